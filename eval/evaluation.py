@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import UNFIT, Collection, NamedDocuments, fits_run, ranked, write_run
+from quiver.retrieval.data.corpus import NO_NAMES, UNFIT, Collection, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
@@ -88,8 +88,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     model: str | Path | DenseModel | TokenModel | Retriever | Index | None = None,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark] = (),
     *,
-    queries: str | Path | None = None,
-    qrels: str | Path | None = None,
+    queries: str | Path | Mapping[str, str] | Iterable[Mapping[str, object]] | None = None,
+    qrels: str | Path | Mapping[str, Mapping[str, int] | Iterable[str]] | Iterable[Mapping[str, object]] | None = None,
+    rename: Mapping[str, str] = NO_NAMES,
     index: str | Path | Index | None = None,
     run: str | Path | None = None,
     fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
@@ -137,8 +138,11 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
             of one collection. A folder needs no corpus if an index or a run is scored: the documents are those that it names.
         queries: File of queries, see `quiver.retrieval.data.corpus.read_queries`, instead of those of the folder; without ``data``,
-            ``queries`` and ``qrels`` are a collection by themselves.
+            ``queries`` and ``qrels`` are a collection by themselves. For an index or a run both can be in memory instead: data
+            frames, data sets or lists of mappings with the fields of such files; or ``{id: text}`` and
+            ``{query id: {document id: grade}}``, or the ids of the relevant documents in place of the inner mapping.
         qrels: File of judgements, see `quiver.retrieval.data.corpus.read_qrels`, instead of a split of the folder.
+        rename: Field of the files of queries and judgements -> name that it is read by, such as ``query`` or ``document``.
         split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
             collection.
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
@@ -198,8 +202,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     given = [data] if isinstance(data, (str, Path, Benchmark)) else list(data)
-    if queries is not None or qrels is not None:
-        given = [_benchmark_of_files(given, queries, qrels, split)]
+    if queries is not None or qrels is not None or rename:
+        given = [_benchmark_of_questions(given, queries, qrels, split, rename)]
     benchmarks = _benchmarks(given, split, in_domain, offline=offline, progress=progress)
     _check_runs((run, *fuse), len(benchmarks))
     named = SystemDocuments.of([*first, *fuse], group_by)
@@ -293,21 +297,25 @@ def _check_runs(given: Sequence[object], collections: int) -> None:
             )
 
 
-def _benchmark_of_files(
-    data: Sequence[str | Path | Benchmark], queries: str | Path | None, qrels: str | Path | None, split: str | None
+def _benchmark_of_questions(
+    data: Sequence[str | Path | Benchmark], queries: Any, qrels: Any, split: str | None, rename: Mapping[str, str]
 ) -> Benchmark:
-    """The collection of files of queries and judgements, and of a folder for what is not given."""
-    for name, given in (("queries", queries), ("qrels", qrels)):
-        if not isinstance(given, str | Path | None):
-            raise InputError(f"{name} must be a file, got a {type(given).__name__}; write it to one, such as a CSV or Parquet file")
+    """The collection of queries and judgements in files or in memory, and of a folder for what is not given."""
+    if queries is None and qrels is None:
+        raise InputError("rename (--rename) names fields of queries (--queries) and judgements (--qrels); pass them too")
+    in_memory = [each is not None and not isinstance(each, str | Path) for each in (queries, qrels)]
+    if any(in_memory):
+        if data or not all(in_memory):
+            raise InputError("queries and qrels in memory go together, and without data: they judge an index or a run")
+        return Benchmark.of_questions(queries, qrels, rename)
     asked, judged = (None if file is None else Path(file) for file in (queries, qrels))
     if judged is not None and split is not None:
         raise InputError(f"{judged}: judgements from a file (--qrels) have no split; leave out the split (--split)")
     for file in (asked, judged):
-        if file is not None and not file.is_file():
+        if file is not None and not file.exists():
             raise InputError(f"{file}: no such file")
     if not data and asked is not None and judged is not None:
-        return Benchmark.of_files(asked, judged)
+        return Benchmark.of_files(asked, judged, rename)
     if not data:
         raise InputError("queries (--queries) and judgements (--qrels) go together; pass both, or a folder with the other as data (--data)")
     if len(data) > 1 or isinstance(data[0], Benchmark) or not expand_home(data[0]).is_dir():
@@ -315,7 +323,7 @@ def _benchmark_of_files(
             f"{data[-1]}: beside queries (--queries) and judgements (--qrels), data (--data) is one local collection folder; for "
             "documents in other files, build an index of them and leave out data: quiver evaluate --index DIR --queries FILE --qrels FILE"
         )
-    return Benchmark.of_folder(expand_home(data[0]), split, queries=asked, qrels=judged)
+    return Benchmark.of_folder(expand_home(data[0]), split, queries=asked, qrels=judged, rename=rename)
 
 
 def _benchmarks(

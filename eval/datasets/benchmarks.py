@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
@@ -21,7 +21,24 @@ from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offli
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source
 from quiver.eval.metrics import Part
-from quiver.retrieval.data.corpus import Collection, has_corpus, load_collection, name_of, ranked, stem
+from quiver.retrieval.data.corpus import (
+    NO_NAMES,
+    Collection,
+    EntryPosition,
+    Judgement,
+    assemble,
+    check_names,
+    has_corpus,
+    have_ids,
+    load_collection,
+    name_of,
+    ranked,
+    stem,
+    table_judgements,
+    table_queries,
+    with_numbers,
+)
+from quiver.retrieval.data.tables import rows_of_frame
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)
@@ -145,12 +162,14 @@ class LocalFolder:
         split: Name of the judgements.
         queries: File of queries instead of the folder's.
         qrels: File of judgements instead of the folder's.
+        rename: Field of these files -> name that it is read by.
     """
 
     folder: Path | None
     split: str
     queries: Path | None = None
     qrels: Path | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, *, needs_corpus: bool = True) -> Collection:
         """Read and check the collection.
@@ -161,7 +180,9 @@ class LocalFolder:
         if needs_corpus and self.folder is None:
             raise InputError(f"{self.queries}: {_NEEDS_CORPUS}")
         try:
-            return load_collection(self.folder, self.split, queries=self.queries, qrels=self.qrels, needs_corpus=needs_corpus)
+            check_names(self.rename, [file for file in (self.queries, self.qrels) if file is not None])
+            files = {"queries": self.queries, "qrels": self.qrels}
+            return load_collection(self.folder, self.split, **files, rename=self.rename, needs_corpus=needs_corpus)
         except InputError as error:
             if needs_corpus and self.folder is not None and self.folder.is_dir() and not has_corpus(self.folder):
                 raise InputError(f"{error}; {_NEEDS_CORPUS}") from error
@@ -169,6 +190,66 @@ class LocalFolder:
 
     def __str__(self) -> str:
         return str(self.folder or self.queries)
+
+
+@dataclass(frozen=True)
+class GivenQuestions:
+    """Queries and judgements in memory, without a corpus.
+
+    Attributes:
+        queries: Query id -> text; or rows as `quiver.retrieval.data.corpus.read_queries` reads them: a data frame, a data set or mappings.
+        qrels: Query id -> document id -> grade, or the ids of the relevant documents; or rows as `read_qrels` reads them.
+        rename: Field of rows -> name that it is read by.
+    """
+
+    queries: Any
+    qrels: Any
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, *, needs_corpus: bool = True) -> Collection:
+        """Check the collection.
+
+        Raises:
+            InputError: A field is missing or has the wrong type, an id is repeated, or a judged query has no text.
+        """
+        if needs_corpus:
+            raise InputError(f"queries: {_NEEDS_CORPUS}")
+        queries, qrels = self._rows(_QUERIES, _query_rows(self.queries)), self._rows(_QRELS, _judgement_rows(self.qrels))
+        judgements: Iterable[Judgement] = table_judgements(_QRELS, qrels)
+        if not have_ids(queries):
+            judgements = with_numbers(judgements, _QUERIES, table_queries(_QUERIES, queries))
+        return assemble("queries", "", documents=None, queries=lambda: table_queries(_QUERIES, queries), judgements=judgements)
+
+    def _rows(self, what: Path, given: Any) -> Sequence[tuple[EntryPosition, Mapping[str, object]]]:
+        rows = []
+        for number, row in enumerate(rows_of_frame(given, str(what)), start=1):
+            if not isinstance(row, Mapping):
+                raise InputError(f"{what}:{number}: must be a mapping from field to value, got a {type(row).__name__}")
+            rows.append((EntryPosition(what, number), {self.rename.get(name, name): value for name, value in row.items()}))
+        return rows
+
+    def __str__(self) -> str:
+        return "queries"
+
+
+_QUERIES, _QRELS = Path("queries"), Path("qrels")
+
+
+def _query_rows(given: Any) -> Any:
+    """Rows of ``{id: text}``; other values are returned unchanged."""
+    texts = isinstance(given, Mapping) and all(isinstance(text, str) for text in given.values())
+    return [{"_id": key, "text": text} for key, text in given.items()] if texts else given
+
+
+def _judgement_rows(given: Any) -> Any:
+    """Rows of ``{query id: {document id: grade}}`` or ``{query id: [document id]}``; other values are returned unchanged."""
+    if not isinstance(given, Mapping) or any(hasattr(split, "column_names") for split in given.values()):
+        return given
+    rows = []
+    for query, judged in given.items():
+        grades = judged if isinstance(judged, Mapping) else dict.fromkeys([judged] if isinstance(judged, str) else judged, 1)
+        rows += [{"query_id": query, "document_id": document, "grade": grade} for document, grade in grades.items()]
+    return rows
 
 
 _NEEDS_CORPUS = (
@@ -205,6 +286,7 @@ class Benchmark:
         policy: Policy | None = None,
         queries: Path | None = None,
         qrels: Path | None = None,
+        rename: Mapping[str, str] = NO_NAMES,
     ) -> Benchmark:
         """The benchmark of a local BEIR folder.
 
@@ -220,24 +302,31 @@ class Benchmark:
             policy: Policy to use instead of the collection's.
             queries: File of queries to use instead of the folder's.
             qrels: File of judgements to use instead of the folder's; the split has its name.
+            rename: Field of these files -> name that it is read by.
         """
+        files = queries, qrels, rename
         split = split if qrels is None else stem(qrels)
         # Use the path as given: a link called arguana may point to a folder with any name, and the policy belongs to the collection.
         own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the link
         entry = _beir_entry(own)
         if entry is None:
             split = "test" if split is None else split
-            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split, queries, qrels))
+            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split, *files))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
             logger.info("%s: has the name of the collection %s and is evaluated as such; split %s", folder, entry.key, split)
         metadata = Metadata(entry.metadata.licence, group=entry.metadata.group, group_size=entry.metadata.group_size)
-        return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split, queries, qrels))
+        return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split, *files))
 
     @classmethod
-    def of_files(cls, queries: Path, qrels: Path) -> Benchmark:
+    def of_files(cls, queries: Path, qrels: Path, rename: Mapping[str, str] = NO_NAMES) -> Benchmark:
         """The benchmark of a file of queries, which names it, and a file of judgements. It has no split and no corpus."""
-        return cls(name_of(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
+        return cls(name_of(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels, rename))
+
+    @classmethod
+    def of_questions(cls, queries: Any, qrels: Any, rename: Mapping[str, str] = NO_NAMES) -> Benchmark:
+        """The benchmark of queries and judgements in memory, see `GivenQuestions`."""
+        return cls("queries", "", Policy(), Metadata(), GivenQuestions(queries, qrels, rename))
 
     @property
     def key(self) -> str:

@@ -172,6 +172,7 @@ def evaluate(
             " document_id and grade (without one, all are relevant). With --queries instead of --data for --index and --run.",
         ),
     ] = None,
+    rename: options.Rename = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
     index: options.SearchedIndex = None,
     run: Annotated[
@@ -237,6 +238,8 @@ def evaluate(
     quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
 
     quiver evaluate --index indexes/manual --queries questions.csv --qrels answers.csv --group-by file --out results/manual
+
+    quiver evaluate --index indexes/shop --queries clicks.csv --qrels clicks.csv --rename search=query,sku=document --out results/shop
     """
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
     from quiver.cli.hits import make_fusion
@@ -259,6 +262,7 @@ def evaluate(
         data or (),
         queries=queries,
         qrels=qrels,
+        rename=options.names_of(rename),
         index=index,
         run=run,
         fuse=fuse or (),

@@ -9,7 +9,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target
-from quiver.retrieval.data.corpus import UNFIT, fits_run, ranked, read_queries
+from quiver.retrieval.data.corpus import UNFIT, check_names, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.records import Query
@@ -21,9 +21,11 @@ QUERY = "query"
 """Id of a query that is given as a text."""
 
 
-def queries_of(text: str | None, queries: Path | None) -> list[Query]:
+def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]) -> list[Query]:
     """Return the query that was given as a text, or read a file of queries."""
-    return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path()))
+    if rename:
+        check_names(rename, [] if queries is None else [queries])
+    return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path(), rename))
 
 
 def make_fusion(

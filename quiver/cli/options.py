@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+from quiver.encoder.errors import InputError
+
 # Arguments.
 IndexFolder: TypeAlias = Annotated[Path, typer.Argument(help="Index folder.")]
 CorpusSource: TypeAlias = Annotated[
@@ -240,6 +242,14 @@ Address: TypeAlias = Annotated[
 ]
 
 # Runs and output.
+Rename: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        help="Fields of --queries and --qrels that have other names than query_id, query, document and grade: FIELD=NAME, FIELD=NAME."
+        " Repeatable.",
+    ),
+]
 QueryFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -268,3 +278,19 @@ Progress: TypeAlias = Annotated[
     bool, typer.Option("--progress/--no-progress", help="Show progress on standard error: bars on a terminal, elsewhere a line a minute.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def names_of(rename: list[str] | None) -> dict[str, str]:
+    """Read ``FIELD=NAME,FIELD=NAME``: field -> name that it is read by.
+
+    Raises:
+        InputError: A part has another form.
+
+    Example:
+        >>> names_of(["search=query,sku=document", "clicks=grade"])
+        {'search': 'query', 'sku': 'document', 'clicks': 'grade'}
+    """
+    parts = [part.partition("=") for given in rename or () for part in given.split(",")]
+    if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
+        raise InputError(f"--rename {wrong!r}: expected FIELD=NAME,FIELD=NAME such as search=query,sku=document")
+    return {field.strip(): name.strip() for field, _, name in parts}

@@ -52,6 +52,7 @@ def search(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     queries: options.QueryFile = None,
+    rename: options.Rename = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
     conditions: Annotated[
         list[str] | None,
@@ -120,7 +121,7 @@ def search(
 
     condition = _condition(conditions or [], ids)
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
-    query_list = queries_of(text, queries)
+    query_list = queries_of(text, queries, options.names_of(rename))
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
     opened = OpenIndexes(device=device, verify=verify, progress=progress)

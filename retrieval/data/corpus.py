@@ -14,6 +14,7 @@ Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cel
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from array import array
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -29,6 +31,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, read_json_lines, read_lines, write_json_lines
 from quiver.retrieval.records import Document, Metadata, Query, Run, Value
+
+logger = logging.getLogger(__name__)
 
 # Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")
@@ -310,7 +314,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz")
 QUERY_IDS = ("_id", "id", "query-id", "query_id", "qid", "question_id")
 """Names of the id in a table of queries, in order of preference; capitals do not matter."""
 
-QUERY_TEXTS = ("text", "query", "question")
+QUERY_TEXTS = ("text", "query", "question", "query_text")
 """Names of the text in a table of queries."""
 
 JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
@@ -318,13 +322,35 @@ JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "questi
 
 JUDGED_DOCUMENTS = (
     *("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file"),
-    *("documents", "passages", "files", "relevant"),
+    *("documents", "passages", "files", "relevant", "doc_ids", "relevant_documents", "positives"),
 )
 """Names of the document's id in a table of judgements."""
 
 # A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
 GRADES = ("score", "relevance", "rel", "grade", "label")
 """Names of the grade in a table of judgements."""
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+"""Fields are read by their own names."""
+
+
+def check_names(rename: Mapping[str, str], files: Iterable[Path]) -> None:
+    """Check that fields to rename exist in one of the tables, and get a name by which queries and judgements are read.
+
+    Raises:
+        InputError: They do not.
+    """
+    known = dict.fromkeys((*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES))
+    there: dict[str, None] = {}
+    for file in files if rename else ():
+        if _is_table(file):
+            there |= dict.fromkeys(next(_rows(file, NO_NAMES), (None, {}))[1])
+    for old, new in rename.items():
+        if new not in known:
+            raise InputError(f"--rename {old}={new}: a field of queries and judgements is called {', '.join(known)}, not {new!r}")
+        if old not in there:
+            raise InputError(f"--rename {old}={new}: no such field; the fields are {', '.join(there) or 'none'}")
+
 
 _OF_QUERIES = (QUERY_IDS, QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)
 _OF_JUDGEMENTS = (JUDGED_QUERIES, JUDGED_DOCUMENTS, GRADES)
@@ -413,7 +439,13 @@ class NamedDocuments:
 
 
 def load_collection(
-    folder: Path | None, split: str, *, queries: Path | None = None, qrels: Path | None = None, needs_corpus: bool = True
+    folder: Path | None,
+    split: str,
+    *,
+    queries: Path | None = None,
+    qrels: Path | None = None,
+    rename: Mapping[str, str] = NO_NAMES,
+    needs_corpus: bool = True,
 ) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
 
@@ -424,6 +456,7 @@ def load_collection(
         split: Name of the judgements, such as ``test``.
         queries: File of queries instead of the folder's, see `read_queries`.
         qrels: File of judgements instead of the folder's, see `read_qrels`.
+        rename: Field of these tables -> name that it is read by.
         needs_corpus: Refuse a collection without a corpus.
 
     Raises:
@@ -447,24 +480,27 @@ def load_collection(
         name_of(queries) if folder is None else folder.resolve().name,
         split,
         documents=None if folder is None or without_corpus else partial(_documents, folder),
-        queries=partial(_queries, queries),
-        judgements=_with_numbers(read_judgements(qrels), queries),
+        queries=partial(_queries, queries, rename),
+        judgements=_with_numbers(read_judgements(qrels, rename), queries, rename),
     )
 
 
-def _with_numbers(judgements: Iterable[Judgement], queries: Path) -> Iterable[Judgement]:
-    """The judgements; if the queries have no ids, the judgements name their texts, and get their numbers.
+def _with_numbers(judgements: Iterable[Judgement], queries: Path, rename: Mapping[str, str]) -> Iterable[Judgement]:
+    """The judgements; if the queries have no ids, the judgements name their texts, and get their numbers."""
+    return judgements if _has_ids(queries, rename) else with_numbers(judgements, queries, _queries(queries, rename))
+
+
+def with_numbers(judgements: Iterable[Judgement], path: Path, queries: Iterable[tuple[EntryPosition, Query]]) -> Iterator[Judgement]:
+    """Replace the texts that judgements name by the numbers of the queries.
 
     Raises:
-        InputError: The queries have no ids, and no judgement names the text of one.
+        InputError: No judgement names the text of a query.
     """
-    if _has_ids(queries):
-        return judgements
-    numbers = {query.text: query.id for _, query in _queries(queries)}
+    numbers = {query.text: query.id for _, query in queries}
     judged = list(judgements)
     if judged and not any(judgement.query in numbers for judgement in judged):
         raise InputError(
-            f"{queries}: no field for the id of the queries, and {judged[0].position.file} does not name their texts; call the field of the"
+            f"{path}: no field for the id of the queries, and {judged[0].position.file} does not name their texts; call the field of the"
             f" id {', '.join(QUERY_IDS[:-1])} or {QUERY_IDS[-1]}"
         )
     return (judgement._replace(query=numbers.get(judgement.query, judgement.query)) for judgement in judged)
@@ -606,16 +642,22 @@ def read_documents(path: Path) -> Iterator[Document]:
     return (document for _, document in unique(partial(_documents, path)))
 
 
-def read_queries(path: Path) -> Iterator[Query]:
-    """Stream queries from a table: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
+def read_queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[Query]:
+    """Stream queries from a table, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
+
+    A table is a file of JSON Lines, JSON, CSV, TSV, Parquet or Arrow, or a folder that a data set was saved in.
 
     A single field of another name beside the id is the text. A table of texts alone, or of texts and documents that answer them, needs no
     ids: its different texts are numbered from 1. A TSV file without such a header has two columns, id and text.
 
+    Args:
+        path: The table.
+        rename: Field of the table -> name that it is read by.
+
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
     """
-    return (query for _, query in unique(partial(_queries, path)))
+    return (query for _, query in unique(partial(_queries, path, rename)))
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
@@ -669,16 +711,18 @@ def find_split(folder: Path, split: str) -> Path:
     return file
 
 
-def read_judgements(path: Path) -> Iterator[Judgement]:
+def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[Judgement]:
     """Stream the judgements of a file that `read_qrels` can read, with their positions; repeated pairs are not checked.
+
+    Args:
+        path: The file, or the folder of a saved data set.
+        rename: Field of a table -> name that it is read by.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if there is only a header.
     """
-    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
-
-    if is_table(path) and not (path.name.endswith(_TABS) and _is_of_beir(path)):
-        yield from _judgement_rows(path, read_rows(path))
+    if _is_table(path) and not (path.name.endswith(_TABS) and _is_of_beir(path, rename)):
+        yield from table_judgements(path, _rows(path, rename))
         return
     split: str | None = "\t"
     found = False
@@ -701,9 +745,24 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         raise InputError(f"{path}: no judgements, only a header")
 
 
-def _is_of_beir(path: Path) -> bool:
+def _is_table(path: Path) -> bool:
+    from quiver.retrieval.data.tables import is_table  # imports this module
+
+    return is_table(path) or path.is_dir()
+
+
+def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
+    """The rows of a table, by the names that its fields are read by."""
+    from quiver.retrieval.data.tables import read_rows, tables_of  # imports this module
+
+    for file in tables_of(path):
+        for position, row in read_rows(file):
+            yield position, {rename.get(name, name): value for name, value in row.items()} if rename else row
+
+
+def _is_of_beir(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether a TSV file has BEIR's or TREC's layout, and no header that names two other columns or more than three."""
-    cells: dict[str, object] = dict.fromkeys(next(read_lines(path))[1].split("\t"))
+    cells: dict[str, object] = {rename.get(name, name): None for name in next(read_lines(path))[1].split("\t")}
     return len(cells) == 3 or _named(cells, JUDGED_QUERIES) is None or _named(cells, JUDGED_DOCUMENTS) is None
 
 
@@ -717,7 +776,7 @@ def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
 _TABS = (".tsv", ".tsv.gz")
 
 
-def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[Judgement]:
+def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[Judgement]:
     """The judgements of a table whose columns have names."""
     names: tuple[str, str, str | None] | None = None
     for position, row in rows:
@@ -727,11 +786,26 @@ def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str,
                 _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
                 _named(row, GRADES),
             )
+            if names[2] is None:
+                _tell_possible_grade(path, row, names[:2])
         query, found, grade = key_of(row.get(names[0])) or "", row.get(names[1]), 1 if names[2] is None else row.get(names[2])
         for document in found if isinstance(found, list) else [found]:
             yield to_judgement(position, query, key_of(document) or "", grade)
     if names is None:
         raise InputError(f"{path}: no judgements, only a header")
+
+
+def _tell_possible_grade(path: Path, row: Mapping[str, object], taken: Sequence[str | None]) -> None:
+    """Warn of whole numbers that could be grades but are not called so."""
+    found = [name for name, value in row.items() if name not in taken and _is_unknown(name, _OF_QUERIES) and str(value).strip().isdecimal()]
+    if found:
+        logger.warning(
+            "%s: no field is called %s, so that every document named is relevant; if '%s' holds the grades, pass --rename %s=grade",
+            path,
+            " or ".join((", ".join(GRADES[:-1]), GRADES[-1])),
+            found[0],
+            found[0],
+        )
 
 
 def _judged_query(position: EntryPosition, row: Mapping[str, object]) -> str:
@@ -757,18 +831,18 @@ def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[
         unknown = [name for name in row if _is_unknown(name, known)]
         if len(unknown) == 1:
             return unknown[0]
+        plain = next(name for name in ("query_id", "document", "query") if name in names)
         raise InputError(
-            f"{position}: no field for {what}; call it {', '.join(names[:-1])} or {names[-1]}; the fields are {', '.join(row)}"
+            f"{position}: no field for {what}; call it {', '.join(names[:-1])} or {names[-1]} (--rename FIELD={plain}); the fields are"
+            f" {', '.join(row)}"
         )
     return field
 
 
-def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
-    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
-
-    if not is_table(path):
+def _queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[tuple[EntryPosition, Query]]:
+    if not _is_table(path):
         raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .json, .csv, .tsv, .parquet or .arrow files")
-    if path.name.endswith(_TABS) and not _has_header(path):
+    if path.name.endswith(_TABS) and not _has_header(path, rename):
         for number, line in read_lines(path):
             position = EntryPosition(path, number)
             columns = line.split("\t")
@@ -776,10 +850,11 @@ def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
                 raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
             yield position, Query(check_id(position, columns[0]), columns[1])
         return
-    yield from _queries_of_table(path, read_rows(path))
+    yield from table_queries(path, _rows(path, rename))
 
 
-def _queries_of_table(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[tuple[EntryPosition, Query]]:
+def table_queries(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[tuple[EntryPosition, Query]]:
+    """The queries of rows; see `read_queries`."""
     fields: FieldNames | None = None
     judged, numbers, seen = False, dict[str, int](), set[Query]()
     for position, row in rows:
@@ -807,19 +882,22 @@ def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNa
     return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
 
 
-def _has_ids(queries: Path) -> bool:
-    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
-
-    if not is_table(queries) or (queries.name.endswith(_TABS) and not _has_header(queries)):
+def _has_ids(queries: Path, rename: Mapping[str, str]) -> bool:
+    if not _is_table(queries) or (queries.name.endswith(_TABS) and not _has_header(queries, rename)):
         return True
-    first = next(read_rows(queries), None)
+    return have_ids(_rows(queries, rename))
+
+
+def have_ids(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> bool:
+    """Whether rows of queries have ids."""
+    first = next(iter(rows), None)
     return first is None or bool(_query_fields(*first).id)
 
 
-def _has_header(path: Path) -> bool:
+def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether the first line of a TSV file names columns of queries, or of their texts and documents."""
     _, line = next(read_lines(path))
-    cells: dict[str, object] = dict.fromkeys(line.split("\t"))
+    cells: dict[str, object] = {rename.get(name, name): None for name in line.split("\t")}
     return _named(cells, QUERY_TEXTS) is not None and _named(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
 
 

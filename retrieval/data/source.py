@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import with_config
 
@@ -26,7 +26,7 @@ from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
 from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
-from quiver.retrieval.data.tables import Columns, is_delimited, is_table, read_tables
+from quiver.retrieval.data.tables import Columns, is_delimited, is_table, read_given, read_tables, tables_of
 from quiver.retrieval.records import DenseModel, Document, Metadata, TokenModel
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,13 @@ logger = logging.getLogger(__name__)
 STANDARD_INPUT = "-"
 """Source that reads JSON lines from standard input."""
 
+MEMORY = ""
+"""Source of rows in memory, which cannot be read again by a name."""
+
 _BY_STRUCTURE = "headings,functions"  # how files are cut
 _TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 # Files that describe a data set saved by the datasets library; its rows are in Arrow files beside them.
-_DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})
 
 
 @with_config(RECORD)
@@ -118,9 +120,7 @@ class Corpus:
         return (document for _, document in unique(self.read))
 
 
-def open_corpus(
-    source: str | Path, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS, *, taken_over: bool = False
-) -> Corpus:
+def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS, *, taken_over: bool = False) -> Corpus:
     """Open a corpus.
 
     Args:
@@ -131,7 +131,8 @@ def open_corpus(
               ``.arrow``, or a folder of such tables, which are read in the order of their names;
             - a folder of Markdown, text, reStructuredText, HTML, PDF, notebooks and source code, or one such file, cut into passages;
             - ``hub://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]``, a data set of the Hugging Face Hub, or ``ir:NAME``, one of ir_datasets;
-            - ``-``: JSON lines from standard input, which are kept in a temporary file.
+            - ``-``: JSON lines from standard input, which are kept in a temporary file;
+            - a data frame of pandas or polars, a data set of the datasets library, or a list of mappings.
         options: Fields of the documents, files and passages.
         tokens: The tokens that passages are measured in, see `tokens_of`.
         taken_over: Whether the options are those of another source of an index; errors then say so.
@@ -141,17 +142,18 @@ def open_corpus(
             found while the corpus is iterated.
 
     Example:
-        >>> from quiver import open_corpus
+        >>> from quiver import SourceOptions, open_corpus
         >>> [document.id for document in open_corpus(tiny_collection())]
         ['owl', 'trout']
+        >>> list(open_corpus([{"sku": 7, "about": "Boils water."}], SourceOptions(id="sku", text="about")))
+        [Document(id='7', text='Boils water.', title='', metadata=None)]
     """
-    if not isinstance(source, str | Path):
-        raise InputError(
-            f"open_corpus opens a source by its name, not a {type(source).__name__}; pass documents in memory to build_index, with fields"
-            " called id, title and text"
-        )
     rules = _rules(options, tokens)
     columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists)
+    if not isinstance(source, str | Path):
+        _refuse("documents", "they have no files to choose and no columns without names", options.include, options.exclude, options.columns)
+        given = partial(read_given, source, columns)
+        return Corpus(MEMORY, options, _rows_or_passages("documents", given, options, rules, tokens))
     if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:
@@ -264,14 +266,8 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
     if path.is_dir():
         if any((path / name).is_file() for name in _BEIR):
             return [find_jsonl(path, "corpus")]
-        if (path / "dataset_dict.json").is_file():
-            splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
-            if len(splits) == 1:
-                return _tables(path / splits[0], options, files)
-            raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
-        found = [file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS]
         choice = FileChoice(options.include, options.exclude)
-        found = sorted(file for file in found if choice.has(file.name))
+        found = [file for file in tables_of(path) if choice.has(file.name)]
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:

@@ -41,6 +41,7 @@ TEXT_FIELDS = ("text", "contents", "content", "body", "passage", "document")
 TITLE_FIELD = "title"
 """Field that holds the title if none is named."""
 
+_DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})  # of a saved data set
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
@@ -120,6 +121,22 @@ def is_table(path: Path) -> bool:
     return _suffix(path) in _READERS
 
 
+def tables_of(path: Path) -> Sequence[Path]:
+    """The tables of a path: the file itself, or those of a folder that a data set was saved in.
+
+    Raises:
+        InputError: The data set has several splits.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+        if len(splits) != 1:
+            raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
+        path = path / splits[0]
+    return sorted(file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS)
+
+
 def is_delimited(path: Path) -> bool:
     """Whether the suffix of a file is that of CSV or TSV, whose columns have names only if the first line is a header."""
     return _suffix(path) in _CELLS
@@ -183,7 +200,7 @@ class GivenDocuments:
         Raises:
             InputError: While iterating: an item is neither text, mapping nor document, or of another kind than the first, or as `table_of`.
         """
-        return documents_among(_rows_of_frame(self._given))
+        return documents_among(rows_of_frame(self._given))
 
 
 def documents_among(items: Iterable[Any]) -> Iterator[Document]:
@@ -201,6 +218,24 @@ def documents_among(items: Iterable[Any]) -> Iterator[Document]:
     return (document for _, document in table_of(checked, "documents", Columns(by_options=False)))
 
 
+def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
+    """The documents of rows in memory: a data frame, a data set or mappings.
+
+    Raises:
+        InputError: They are something else, or as `table_of`.
+    """
+    if isinstance(given, Iterator | Document) or not isinstance(given, Iterable):
+        raise InputError(f"documents: must be a data frame, a data set or a list of mappings, got a {type(given).__name__}")
+
+    def checked() -> Iterator[Row]:
+        for row in rows_of_frame(given):
+            if not isinstance(row, Mapping):
+                raise InputError(f"documents: must be mappings from field to value, got a {type(row).__name__}; pass texts to build_index")
+            yield row
+
+    yield from table_of(checked(), "documents", columns)
+
+
 def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
     for number, item in enumerate(items, start=1):
         if not isinstance(item, kind):
@@ -209,19 +244,23 @@ def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
         yield item
 
 
-def _rows_of_frame(given: Any) -> Iterable[Any]:
+def rows_of_frame(given: Any, what: str = "documents") -> Iterable[Any]:
     """The rows of a data frame as mappings, without pandas' and polars' help to import them, or of the only split of a data set.
 
     Other values are returned unchanged.
 
+    Args:
+        given: The data frame or data set.
+        what: What the rows are, for errors.
+
     Raises:
-        InputError: A data set has several splits, or the documents are a mapping of something else.
+        InputError: A data set has several splits, or a mapping holds something else.
     """
     if isinstance(given, Mapping):
         if not given or not all(hasattr(split, "column_names") for split in given.values()):
-            raise InputError("documents: must be a list, a data frame or a data set, got a mapping; put one document into a list")
+            raise InputError(f"{what}: must be a list, a data frame or a data set, got a mapping; put it into a list")
         if len(given) > 1:
-            raise InputError(f"documents: a data set with several splits; pass one of {', '.join(map(repr, given))}, such as data['train']")
+            raise InputError(f"{what}: a data set with several splits; pass one of {', '.join(map(repr, given))}, such as data['train']")
         rows: Iterable[Any] = next(iter(given.values()))
         return rows
     if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars

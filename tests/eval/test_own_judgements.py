@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas as pd
 import pytest
 
 from quiver.encoder.errors import InputError
@@ -148,8 +150,53 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
         evaluate(index, **files)
     with pytest.raises(InputError, match="nowhere: no such folder"):
         evaluate(index=tmp_path / "nowhere", **files)
-    with pytest.raises(InputError, match="queries must be a file, got a list; write it to one"):
-        evaluate(index, queries=[], qrels=files["qrels"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="queries and qrels in memory go together, and without data: they judge an index or a run"):
+        evaluate(index, queries=[], qrels=files["qrels"])
+    for queries, qrels, message in (
+        ({"q1": "which"}, {"q2": ["a"]}, "qrels:1: query 'q2' is not among the collection's queries"),
+        ({"q1": 3}, {"q1": ["a"]}, "queries: must be a list, a data frame or a data set, got a mapping"),
+        ({"q1": "which"}, {"q1": {"a": "good"}}, "qrels:1: the grade"),
+        (["which"], [{"query": "which", "file": "a"}], "queries:1: must be a mapping from field to value, got a str"),
+        ([{"a": "x", "b": "y"}], [{"query": "which", "file": "a"}], "queries:1: no field for the text of the queries"),
+        ({"q1": "which"}, {}, "qrels: no judgements"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(index, queries=queries, qrels=qrels)  # type: ignore[arg-type]
+    for rename, message in (
+        ({"nowhere": "query"}, "--rename nowhere=query: no such field; the fields are"),
+        ({"id": "key"}, "--rename id=key: a field of queries and judgements is called _id, id, .*, not 'key'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(index, **files, rename=rename)
+    with pytest.raises(InputError, match=r"rename \(--rename\) names fields of queries"):
+        evaluate(index, rename={"a": "query"})
+
+
+def test_fields_of_other_names_and_questions_in_memory(files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = build_index(passages(), "bm25", tmp_path / "words")
+    expected = evaluate(index, **files, group_by="file").collections[0].measures
+    rows = [(ASKED[query], file, grade) for query, grades in JUDGED.items() for file, grade in grades.items()]
+    names, rename = ("Frage", "Datei", "Note"), {"Frage": "query", "Datei": "document", "Note": "grade"}
+    table = write_csv(tmp_path / "asked.csv", names, rows)
+    frame = pd.DataFrame(rows, columns=names)
+    datasets.DatasetDict({"test": datasets.Dataset.from_pandas(frame)}).save_to_disk(tmp_path / "saved")
+    queries = {query: ASKED[query] for query in JUDGED}
+    for asked, judged, others in (
+        (table, table, rename),
+        (tmp_path / "saved", tmp_path / "saved", rename),
+        (frame, frame, rename),
+        (datasets.Dataset.from_pandas(frame), frame.to_dict("records"), rename),
+        (queries, JUDGED, {}),
+    ):
+        assert evaluate(index, queries=asked, qrels=judged, rename=others, group_by="file").collections[0].measures == expected
+    assert not any("grade" in record.getMessage() for record in caplog.records)
+    # A grade of another name is not passed over in silence.
+    evaluate(index, queries=table, qrels=table, rename={"Frage": "query", "Datei": "document"}, group_by="file")
+    assert "every document named is relevant; if 'Note' holds the grades, pass --rename Note=grade" in caplog.text
+    relevant = {query: [file for file, grade in grades.items() if grade] for query, grades in JUDGED.items()}
+    binary = {query: {file: min(grade, 1) for file, grade in grades.items()} for query, grades in JUDGED.items()}
+    found = [evaluate(index, queries=queries, qrels=each, group_by="file").collections[0].measures for each in (relevant, binary)]
+    assert found[0] == found[1]
 
 
 def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dict[str, Path], tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ MUTATIONS = [
     (
         "a passage begins with the white space of the one before it",
         "retrieval/data/files.py",
-        "first = span.start + len(text) - len(text.lstrip())",
-        "first = span.start - 1",
+        "first = start + len(text) - len(text.lstrip())",
+        "first = start - 1",
         [FILES],
     ),
     (
@@ -168,8 +168,8 @@ MUTATIONS = [
     (
         "workers choose their own batch size",
         "retrieval/models/loading.py",
-        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options)",
-        "load_model(card.source, dtype=card.dtype, options=options)",
+        "load_described_model(card, card.source, batch_tokens=self.batch_tokens)",
+        "load_described_model(card, card.source)",
         ["tests/retrieval/models/test_loading.py"],
     ),
     (
@@ -465,7 +465,7 @@ MUTATIONS = [
     ),
     (
         "a document without tokens has the vectors of the next one",
-        "retrieval/models/maxsim.py",
+        "retrieval/models/packed_maxsim.py",
         "filled = np.flatnonzero(np.diff(offsets))",
         "filled = np.flatnonzero(offsets[:-1] < offsets[-1])",
         [f"{MAXSIM}::test_packed_maxsim_is_the_sum_of_maxima_with_empty_documents_anywhere"],

@@ -10,7 +10,7 @@ import pytest
 
 from quiver.cli.main import main
 
-pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow]
+pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.exhaustive]  # Cranfield is scored in CI: tests/eval/test_rankers.py
 
 
 def test_minilm_reaches_its_published_score(

@@ -196,7 +196,7 @@ def test_one_table_of_questions_and_answering_files_needs_no_ids(tmp_path: Path,
         (
             "q.csv",
             ["number,lang,topic", "1,en,owls"],
-            "q.csv:2: no field for the text of the queries; call it text, query or question; the fields are",
+            "q.csv:2: no field for the text of the queries; call it text, query, question or query_text (--rename FIELD=query); the fields",
         ),
         ("q.csv", ["number,lang,text", "1,en,owls"], "q.csv:2: no field for the id of the queries; call it _id, id, query-id, "),
         ("q.csv", ["id,text"], "q.csv: no queries, only a header"),

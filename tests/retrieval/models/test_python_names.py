@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.data.source import SourceOptions, open_corpus
-from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.index import build_index, open_index, refresh_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.index_model import load_index_model
@@ -138,7 +139,7 @@ def test_an_index_keeps_the_name_of_a_linked_model(folder: Path, tmp_path: Path)
     assert index.manifest.model.source == str(tmp_path / "minilm")
 
 
-def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
+def test_an_index_is_built_of_a_data_set(folder: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"id": "a", "text": "wings", "year": 2012}, {"id": "b", "text": "fins", "year": 2008}])
     index = build_index(rows, BiEncoder(folder, device="cpu"))
@@ -146,8 +147,18 @@ def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
     assert list(build_index(datasets.DatasetDict({"train": rows}), "bm25").documents) == list(index.documents)
     with pytest.raises(InputError, match="a data set with several splits; pass one of 'train', 'test'"):
         build_index(datasets.DatasetDict({"train": rows, "test": rows}), "bm25")
-    with pytest.raises(InputError, match="open_corpus opens a source by its name, not a Dataset; pass documents in memory to build_index"):
-        open_corpus(rows)
+    # With other names of fields.
+    named = datasets.Dataset.from_list([{"sku": 7, "about": "wings", "price": 3.5}])
+    options = SourceOptions(id="sku", text="about")  # type: ignore[arg-type]
+    for given in (named, list(named), pd.DataFrame(named)):
+        again = build_index(open_corpus(given, options), "bm25", tmp_path / type(given).__name__)
+        assert list(again.documents) == [Document("7", "wings", "", {"price": 3.5})]
+        with pytest.raises(InputError, match="the sources of this index are not known; pass the source"):
+            refresh_index(again.path, again.model)
+    with pytest.raises(InputError, match="documents: must be mappings from field to value, got a str; pass texts to build_index"):
+        list(open_corpus(["wings"], options))
+    with pytest.raises(InputError, match=r"documents:1: no field 'sku' \(--id\); the fields are id, text, year"):
+        list(open_corpus(rows, options))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +168,7 @@ def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
         ([3], "documents:1: must be a string, a mapping or a Document, got int"),
         ([{"id": "a", "body_of": "x"}], "no field 'text'; the fields are id, body_of; rename the field of the text to 'text'"),
         ([], "there are no documents to index"),
-        ({"id": "a", "text": "x"}, "documents: must be a list, a data frame or a data set, got a mapping; put one document into a list"),
+        ({"id": "a", "text": "x"}, "documents: must be a list, a data frame or a data set, got a mapping; put it into a list"),
     ],
 )
 def test_mistakes_in_documents_are_named(folder: Path, given: Any, message: str) -> None:
