@@ -9,6 +9,7 @@ later value of another type, and does not know the line of an error. Here each v
 
 from __future__ import annotations
 
+import ast
 import csv
 import datetime
 import difflib
@@ -359,8 +360,20 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
 
 
 def _listed(value: object) -> object:
-    """The values that a text holds, none if it is blank; other values are returned unchanged."""
-    return [_typed(part) for part in map(str.strip, _SEPARATORS.split(value)) if part] or None if isinstance(value, str) else value
+    """The values that a text holds, none if it is blank: separated, or as a list of JSON or Python, as pandas writes it to CSV.
+
+    Other values are returned unchanged.
+
+    Example:
+        >>> _listed("new; sale"), _listed('["new", 7]'), _listed("['new', None]"), _listed("[a], b"), _listed("[]")
+        (['new', 'sale'], ['new', 7], ['new', None], ['[a]', 'b'], None)
+    """
+    if not isinstance(value, str):
+        return value
+    for read in (json.loads, ast.literal_eval) if value.startswith("[") and value.endswith("]") else ():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(value) or None
+    return [_typed(part) for part in map(str.strip, _SEPARATORS.split(value)) if part] or None
 
 
 def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:
