@@ -218,9 +218,9 @@ def refresh(
         print_json({"folder": str(folder), "generation": done.index.manifest.generation, "dry_run": dry_run, **counts})
         return
     would = "would be: " if dry_run else ""
-    say(
-        f"{folder}: {would}{', '.join(f'{count:,} {name}' for name, count in counts.items())} (generation {done.index.manifest.generation})"
-    )
+    passages = " passages" if {"file", "start"} <= done.index.fields.keys() else ""  # of files, which have several each
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    say(f"{folder}: {would}{listed}{passages} (generation {done.index.manifest.generation})")
 
 
 @app.command("delete")

@@ -415,6 +415,7 @@ GRAMMAR = "field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'"
 _QUOTING = 'put a field or value that has spaces or any of " = ! < > , ( ) & | in double quotes, such as city="New York"'
 _BARE = "in a shell put the condition in single quotes, such as 'year>=2020', because > writes to a file there"
 _ALONE = "give each condition by itself, all of them must hold; for alternatives of one field write 'field in a,b'"
+_DECIMAL = "write a decimal with a point, such as price<50.5, and several values as 'field in a,b'"
 # A text without white space at its end is split in time linear in its length: reading stops at the first character that fits nowhere.
 _TOKENS = re.compile(
     r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"\*?)"""
@@ -611,7 +612,8 @@ def _split(text: str) -> list[_Token]:
 
 def _malformed(text: str, *, combined: bool) -> InputError:
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-    advice = _ALONE if combined else _BARE if re.fullmatch(r"\w+", text) else _QUOTING
+    decimal = re.search(r"[=<>]\s*-?\d+,\d+\s*$", text)
+    advice = _ALONE if combined else _BARE if re.fullmatch(r"\w+", text) else _DECIMAL if decimal else _QUOTING
     return InputError(f"filter {shown!r}: expected {GRAMMAR}; {advice}")
 
 

@@ -371,14 +371,15 @@ def changed_params(params: Params, changes: Mapping[str, Setting], *, engine: st
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Suffix for an error about an unknown name: the closest known name, or an empty string if none is close.
+    """Suffix for an error about an unknown name: the closest known name in any case, or an empty string if none is close.
 
     Example:
         >>> did_you_mean("nlst", ["nlist", "bits"]), did_you_mean("x", ["nlist", "bits"])
         (" (did you mean 'nlist'?)", '')
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
 def _parsed_value(text: str) -> Setting:

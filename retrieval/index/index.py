@@ -48,6 +48,7 @@ from quiver.retrieval.index.engines import (
     Setting,
     check_k,
     check_preset,
+    did_you_mean,
     find_engine,
     in_order,
     open_codec,
@@ -1061,14 +1062,19 @@ class Index:
         chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
             if condition.field not in self.fields:
-                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
-                raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
+                raise InputError(
+                    f"{self.path}: no document has the field '{condition.field}' to filter by{self._fields_for(condition.field)}"
+                )
             prefix = next((value.text for value in condition.values if isinstance(value, Prefix)), None)
             if prefix is not None and "string" not in self.fields[condition.field]:
                 kind, asked = self.fields[condition.field][0], f"{condition.field}={prefix}*"
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
             self._check_order(condition)
         return chosen
+
+    def _fields_for(self, wanted: str) -> str:
+        """The end of an error about an unknown field: the closest field, and all that there are."""
+        return f"{did_you_mean(wanted, self.fields)}; " + (f"there are {', '.join(self.fields)}" if self.fields else "they have none")
 
     def _check_order(self, condition: Condition) -> None:
         """Refuse to order text by a number or a date, unless it is text of dates with the year first, which sorts.
@@ -1130,8 +1136,7 @@ class Index:
         chosen = self.check_filter(filter)
         for field in fields:
             if field not in self.fields:
-                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
-                raise InputError(f"{self.path}: no document has the field '{field}' to count; {there}")
+                raise InputError(f"{self.path}: no document has the field '{field}' to count{self._fields_for(field)}")
         known = self._facets if chosen is None else {}  # the documents of an open index do not change
         if wanted := [field for field in fields if (field, most) not in known]:
             bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)

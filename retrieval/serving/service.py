@@ -313,8 +313,8 @@ def open_service(
     service = Service(retrievers, limits, access or Access(None), metrics, threads)
     warned = {name: warning for name, retriever in retrievers.items() if (warning := service.compared_warning(retriever)) is not None}
     if warned:
-        others = ", ".join(repr(name) for name in list(warned)[1:])
-        logger.warning("%s%s", next(iter(warned.values())), f" (and neither {others})" if others else "")
+        others = " and ".join(repr(name) for name in list(warned)[1:])
+        logger.warning("%s%s", next(iter(warned.values())), f"; the same holds for {others}" if others else "")
     return service
 
 

@@ -123,12 +123,14 @@ def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], ind
         "tags=air land",
         "tags in air search",
         "tags='air'",
+        "year<=2005,5",
     ],
 )
 def test_a_filter_that_cannot_be_parsed_is_refused_with_the_grammar(quiver: Callable[..., Any], index: Path, condition: str) -> None:
     done = quiver("search", index, "wings", "--filter", condition)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert f"filter {condition!r}: expected field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'" in done.err
+    assert ("write a decimal with a point" in done.err) == condition.endswith(",5")
 
 
 def test_filters_take_two_equals_signs_and_quotes(quiver: Callable[..., Any], index: Path) -> None:

@@ -11,17 +11,20 @@ function drawFacets() {
   const host = byId("facets");
   const [retriever] = shownRetrievers();
   const answer = state.together ? null : shown.get(retriever?.name);
-  const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever)).filter(Boolean);
+  const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever, answer.matching ?? retriever.documents)).filter(Boolean);
   host.hidden = rows.length === 0 || (answer.hits.length === 0 && state.filters.length === 0);
   host.querySelector("dl").replaceChildren(...rows);
 }
 
 const NUMBERS = 30; // distinct numbers, such as years; more, such as line numbers, are for the form of filters
 
-// A field that has another value in every document, such as a file name, is nothing to choose from.
-function facetRow(field, facet, retriever) {
+const SHARE = 0.05; // of the documents, that the values shown have at least
+
+// A field that has another value in nearly every document, such as a name, a price or a date, is nothing to choose from.
+function facetRow(field, facet, retriever, documents) {
   const values = facet.values.slice(0, VALUES);
-  if (!values.length || (facet.distinct > VALUES && values[0].count < 2)) return null;
+  const held = values.reduce((sum, { count }) => sum + count, 0);
+  if (!values.length || (facet.distinct > VALUES && (values[0].count < 2 || held < SHARE * documents))) return null;
   const types = retriever.fields[field];
   if (facet.distinct > NUMBERS && types.every((type) => type === "integer" || type === "number")) return null;
   const buttons = values.filter(({ value }) => String(value).trim() !== "").map(({ value, count }) => {

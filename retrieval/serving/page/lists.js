@@ -100,7 +100,7 @@ function score(value, best) {
 const valueText = (value) => (Array.isArray(value) ? value.map(String).join(", ") : String(value));
 
 function facts(hit) {
-  const known = Object.entries(hit.metadata ?? {}).slice(0, 4);
+  const known = Object.entries(hit.metadata ?? {}).filter(([, value]) => value !== hit.title).slice(0, 4);
   const name = element("span", { class: "id" }, others(hit.id));
   return element("p", { class: "facts" }, name, known.map(([field, value]) => element("span", {},
     element("span", { class: "field" }, `${visible(field)} `), others(cut(valueText(value), 80)))));

@@ -300,6 +300,22 @@ def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> N
     assert all("group_by" not in search for search in service.searches[-len(KINDS) :]), "ranks side by side are those of passages"
 
 
+def test_what_the_heading_says_and_what_nearly_every_document_has_alone_are_left_out(
+    browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TITLES, "birds", "animals")
+    dates = [{"value": f"2026-01-{day:02}", "count": 3} for day in range(1, 21)]
+    found, many = service.found, {"values": dates, "distinct": 160}
+    facets = {"kind": many, "places": {"values": [{"value": "sea", "count": 25}], "distinct": 160}}
+    service.found = lambda body: {**found(body), "matching": 481, "facets": facets}  # type: ignore[method-assign]
+    browser.open(f"{service.url}#q=sea+birds", DESK)
+    browser.until(f"{FOUND}.length")
+    facts = browser.run("[...document.querySelectorAll('.card[data-document=birds] .field')].map(each => each.textContent.trim())")
+    assert facts == ["year", "open", "places"], "its kind is its title"
+    fields = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
+    assert fields == ["places"], "eight dates of three documents each are less than a twentieth of 481"
+
+
 def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
     service.delays["sea"] = 0.6
     browser.open(service.url, DESK)
