@@ -18,6 +18,7 @@ from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
+    from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan, Rates
@@ -49,6 +50,14 @@ def estimate(
     sample: Annotated[
         str | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document.")
     ] = None,
+    id_field: options.IdField = None,
+    title_field: options.TitleField = None,
+    text_fields: options.TextFields = None,
+    lists: options.ListFields = None,
+    columns: options.ColumnNames = None,
+    passages: options.Passages = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     words: Annotated[
         float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
     ] = None,
@@ -92,15 +101,21 @@ def estimate(
 
     Examples: quiver estimate --docs 8.8e6 --model MODEL --sample data/scifact --measure
 
+    quiver estimate --model MODEL --sample products.csv --title name --text description
+
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
+    from quiver.retrieval.data.source import DEFAULTS
     from quiver.retrieval.index.engines import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
     loaded = _load(model, kind, dim, length, dtype, device)
     if measured and sample is None:
         raise InputError("--measure needs real texts; pass --sample CORPUS")
-    texts, count = _sampled(sample) if sample is not None else ([], 0)
+    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
+    if sample is None and given != DEFAULTS:
+        raise InputError("--id, --text and the other options of a source need one; pass --sample CORPUS")
+    texts, count = _sampled(sample, given, loaded) if sample is not None else ([], 0)
     corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
     spec = parse_engine(engine)
     machine = Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
@@ -146,11 +161,11 @@ def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtyp
     return _Loaded(ModelSize(name, model.card, weights), model.encoder.config, model)
 
 
-def _sampled(source: str, size: int = 512) -> tuple[list[Document], int]:
-    from quiver.retrieval.data.source import open_corpus
+def _sampled(source: str, given: SourceOptions, loaded: _Loaded, size: int = 512) -> tuple[list[Document], int]:
+    from quiver.retrieval.data.source import open_corpus, tokens_of
     from quiver.retrieval.planning import spread_over
 
-    corpus = open_corpus(source)
+    corpus = open_corpus(source, given) if loaded.model is None else open_corpus(source, given, tokens_of(loaded.model))
     count = sum(1 for _ in corpus)
     return spread_over(corpus, count, size), count
 

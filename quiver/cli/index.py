@@ -18,7 +18,6 @@ from quiver.encoder.progress import progress_bar
 from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
-    from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.index import Index
     from quiver.retrieval.index.engines import Setting
     from quiver.retrieval.index.recall_table import GridPoint
@@ -90,17 +89,17 @@ def build(
     from quiver.retrieval.models.options import ModelOptions
 
     chosen = parse_engine(engine)
-    options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
+    layout = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting = parse_duration(wait)
     encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
-    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
+    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
     loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
     begun = time.monotonic()
-    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=progress)
+    index = build_index(corpus, loaded, out, options=layout, executor=encoding, overwrite=overwrite, wait=waiting, progress=progress)
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
@@ -139,7 +138,7 @@ def add(
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.index_model import load_index_model
 
-    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
+    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     opened = open_index(folder)
     loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
     index = add_documents(
@@ -160,23 +159,6 @@ def _describe_change(index: Index, before: Index, as_json: bool) -> None:
         return
     change = len(index) - len(before)
     say(f"{index.path}: {len(index):,} documents, {abs(change):,} {'fewer' if change < 0 else 'more'} than before")
-
-
-def _source_options(
-    id_field: str | None,
-    title_field: str | None,
-    text_fields: list[str] | None,
-    lists: list[str] | None,
-    columns: str | None,
-    passages: str | None,
-    include: list[str] | None,
-    exclude: list[str] | None,
-) -> SourceOptions:
-    from quiver.retrieval.data.source import SourceOptions
-
-    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
-    texts, kept, left_out = (tuple(each or ()) for each in (text_fields, include, exclude))
-    return SourceOptions(id_field, title_field, texts, names, passages or "", kept, left_out, tuple(lists or ()))
 
 
 @app.command("refresh")
@@ -216,7 +198,7 @@ def refresh(
     from quiver.retrieval.index import open_index, refresh_index
     from quiver.retrieval.models.index_model import load_index_model
 
-    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
+    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     changed = given != type(given)()
     if changed and source is None:
         raise InputError("options of a source need the source: quiver index refresh DIR SOURCE --include ...")

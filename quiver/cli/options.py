@@ -6,11 +6,14 @@ Use them as annotations, such as ``overwrite: options.Overwrite = False``. Nothi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
 from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from quiver.retrieval.data.source import SourceOptions
 
 # Arguments.
 IndexFolder: TypeAlias = Annotated[Path, typer.Argument(help="Index folder.")]
@@ -294,3 +297,21 @@ def names_of(rename: list[str] | None) -> dict[str, str]:
     if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
         raise InputError(f"--rename {wrong!r}: expected FIELD=NAME,FIELD=NAME such as search=query,sku=document")
     return {field.strip(): name.strip() for field, _, name in parts}
+
+
+def source_options(
+    id_field: str | None,
+    title_field: str | None,
+    text_fields: list[str] | None,
+    lists: list[str] | None,
+    columns: str | None,
+    passages: str | None,
+    include: list[str] | None,
+    exclude: list[str] | None,
+) -> SourceOptions:
+    """The options of a source as one value."""
+    from quiver.retrieval.data.source import SourceOptions
+
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    texts, kept, left_out = (tuple(each or ()) for each in (text_fields, include, exclude))
+    return SourceOptions(id_field, title_field, texts, names, passages or "", kept, left_out, tuple(lists or ()))

@@ -327,7 +327,11 @@ def _with_random(name: str) -> tuple[Rule, Rule]:
     fields = (f"model.{name}", "model.init")
     return (
         Rule(fields, lambda value, init: init == "random" and value is None, "required for init: random"),
-        Rule(fields, lambda value, init: init != "random" and value is not None, "only for init: random; {1!r} brings its own"),
+        Rule(
+            fields,
+            lambda value, init: init != "random" and value is not None,
+            f"only for init: random; {{1!r}} brings its own: add model.{name}=null, or take a recipe of a trained model (docstrings-dense)",
+        ),
     )
 
 

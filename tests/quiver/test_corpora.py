@@ -163,7 +163,9 @@ def test_a_wrong_field_is_one_line_before_the_model_is_loaded(quiver: Callable[.
 
 
 def test_a_corpus_of_any_kind_can_be_estimated(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,text\n1,birds\n2,salt\n")
-    done = quiver("estimate", "--model", model, "--sample", tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("sku,about\n1,birds\n2,salt\n")
+    done = quiver("estimate", "--model", model, "--sample", tmp_path / "a.csv", "--id", "sku", "--text", "about")
     assert done.code == 0, done.err
     assert "2 documents" in done.out
+    done = quiver("estimate", "--model", model, "--docs", "5", "--text", "about")
+    assert (done.code, done.err) == (2, "quiver: error: --id, --text and the other options of a source need one; pass --sample CORPUS\n")

@@ -10,6 +10,7 @@ const state = {
   filters: [], // as the service reads them, such as year>=2015
   effort: null,
   heat: true,
+  grouped: false, // one hit per file
   from: 0, // results before this page
   open: null, // id of the document that is read
 };
@@ -22,6 +23,7 @@ function readAddress() {
   state.filters = given.getAll("filter");
   state.effort = given.get("effort");
   state.heat = given.get("heat") !== "off";
+  state.grouped = given.get("group") === "on";
   state.from = Math.max(0, Number.parseInt(given.get("from"), 10) || 0);
   state.open = given.get("document");
 }
@@ -35,6 +37,7 @@ function writeAddress({ entry = false } = {}) {
   state.filters.forEach((each) => kept.append("filter", each));
   if (state.effort !== null) kept.set("effort", state.effort);
   if (!state.heat) kept.set("heat", "off");
+  if (state.grouped) kept.set("group", "on");
   if (state.from) kept.set("from", state.from);
   if (state.open !== null) kept.set("document", state.open);
   const fragment = kept.toString();

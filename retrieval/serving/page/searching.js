@@ -130,7 +130,7 @@ function counted(answer, retriever) {
   // A list may end before the documents do: BM25 ranks those that share a word with the query.
   const ends = answer.hits.length < FIRST && last < all ? `${plural(last, "result")} in ` : "";
   const documents = `${plural(all, "document")}${state.filters.length ? ` that ${all === 1 ? "passes" : "pass"} the filters` : ""}`;
-  return `${shownHere} of ${ends}${documents}`;
+  return `${shownHere} of ${ends}${documents}${groupedBy(retriever) ? `, one per ${groupedBy(retriever)}` : ""}`;
 }
 
 function notice(kind, words, button = null) {
@@ -150,7 +150,7 @@ function drawNotices(faults) {
   }
   const refused = new Set(faults.filter((fault) => fault !== lost && fault.status !== 401 && !(fault instanceof Unreachable)).map((fault) => fault.message));
   for (const message of refused) made.push(notice("fault", visible(message), state.filters.length ? unfiltered() : again()));
-  if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
+  if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index was not searched: documents may be missing."));
   // Side by side only: one ranking is compared with nothing.
   if (state.together) for (const { warning } of retrievers) if (warning) made.push(notice("part", `${visible(warning)}.`));
   byId("notices").replaceChildren(...made);

@@ -90,6 +90,11 @@ const WAYS = { dense: "One vector per text", colbert: "One vector per token", bm
 
 const kindOf = (retriever) => KINDS[retriever.kind] ?? retriever.kind;
 
+// The field that hits are grouped by: passages name the file, or the row of a table, that they were cut from. Side by side nothing is grouped.
+const groupField = (retriever) => (state.together ? null : ["file", "document"].find((field) => retriever?.fields?.[field]) ?? null);
+
+const groupedBy = (retriever) => (state.grouped ? groupField(retriever) : null);
+
 // A few answers are kept, for letters that are taken back; not for long, because an index changes.
 const KEPT = 60;
 const FRESH = 30_000;
@@ -98,6 +103,7 @@ const answers = new Map();
 async function search(retriever, k, { explain = false, facets = false, signal = null } = {}) {
   const body = { query: state.query, k, retriever: retriever.name, filter: state.filters.length ? state.filters : null, explain };
   if (!state.together) body.offset = state.from;
+  if (groupedBy(retriever)) body.group_by = groupedBy(retriever);
   if (facets) body.facets = facetFields(retriever);
   if (state.effort !== null && retriever.efforts?.includes(state.effort)) body.effort = state.effort;
   const key = JSON.stringify(body);

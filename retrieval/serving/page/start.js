@@ -8,6 +8,10 @@ function drawControls() {
   drawEfforts();
   byId("heat").hidden = !shownRetrievers().some((each) => ["colbert", "reranked"].includes(each.kind) && each.explains);
   byId("heat").setAttribute("aria-pressed", String(state.heat));
+  const field = groupField(shownRetrievers()[0]);
+  byId("group").hidden = field === null;
+  byId("group").textContent = `One hit per ${field}`;
+  byId("group").setAttribute("aria-pressed", String(state.grouped));
   drawFilters();
 }
 
@@ -131,10 +135,15 @@ function toggleHeat() {
   explainSoon(0);
 }
 
+function toggleGroup() {
+  state.grouped = !state.grouped;
+  changed({ entry: true });
+}
+
 const KEYS = {
   "/": toQuery, j: () => step(1), k: () => step(-1), ArrowDown: () => step(1), ArrowUp: () => step(-1), ArrowLeft: () => across(-1),
   ArrowRight: () => across(1), c: () => byId("retrievers").querySelector("[value=together]")?.click(), h: () => byId("heat").hidden || toggleHeat(),
-  f: openFilter, t: switchTheme, "?": () => byId("keys").showModal(),
+  g: () => byId("group").hidden || toggleGroup(), f: openFilter, t: switchTheme, "?": () => byId("keys").showModal(),
 };
 
 function onKey(event) {
@@ -185,6 +194,7 @@ byId("effort").addEventListener("change", (event) => {
   changed({ entry: true });
 });
 byId("heat").addEventListener("click", toggleHeat);
+byId("group").addEventListener("click", toggleGroup);
 byId("add-filter").addEventListener("click", () => (byId("filter").hidden ? openFilter() : closeFilter()));
 byId("filter-field").addEventListener("change", drawRelations);
 byId("filter-operator").addEventListener("change", () => drawValueHint(fieldsOf(shownRetrievers()).get(byId("filter-field").value) ?? []));

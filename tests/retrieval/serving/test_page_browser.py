@@ -282,6 +282,24 @@ def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service
     assert "stone" not in browser.run(FOUND)
 
 
+def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until(f"{FOUND}.length")
+    assert browser.run("document.getElementById('group').hidden"), "no document names a file"
+    service.fields = {**FIELDS, "file": ["string"]}
+    browser.open(f"{service.url}#q=sea&in=bm25", DESK)
+    browser.until(f"{FOUND}.length")
+    assert "group_by" not in service.searches[-1]
+    browser.run("document.getElementById('group').click()")
+    browser.until("location.hash === '#q=sea&in=bm25&group=on' && document.getElementById('figures').innerText.includes(', one per file')")
+    assert service.searches[-1]["group_by"] == "file"
+    assert browser.run("document.getElementById('group').textContent") == "One hit per file"
+    browser.open(f"{service.url}#q=sea&view=together&group=on", DESK)
+    browser.until("document.querySelector('.columns .card')")
+    assert browser.run("document.getElementById('group').hidden")
+    assert all("group_by" not in search for search in service.searches[-len(KINDS) :]), "ranks side by side are those of passages"
+
+
 def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
     service.delays["sea"] = 0.6
     browser.open(service.url, DESK)

@@ -171,6 +171,8 @@ def test_numbers_that_yaml_parses_as_text_are_read_as_numbers(tmp_path: Path) ->
     assert (recipe.training.learning_rate, recipe.training.seed, recipe.data.limit) == (8e-5, 12, 100)
 
 
+RANDOM_ONLY = "only for init: random; 'a/b' brings its own: add model.{}=null, or take a recipe of a trained model (docstrings-dense)"
+
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.architecture.heads": 3}, "model.architecture.heads: must divide hidden_size 64, got 3"),
     ({"model.architecture.heads": 64}, "model.architecture.heads: RoPE needs an even head width, got hidden_size / heads = 64 / 64"),
@@ -179,8 +181,8 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.architecture.family": "bert"}, "model.architecture.family: must be one of modernbert; got 'bert'"),
     ({"model.architecture": ...}, "model.architecture: required for init: random"),
     ({"model.tokenizer": ...}, "model.tokenizer: required for init: random"),
-    ({"model.init": "a/b", "model.tokenizer": None}, "model.architecture: only for init: random; 'a/b' brings its own"),
-    ({"model.init": "a/b", "model.architecture": None}, "model.tokenizer: only for init: random; 'a/b' brings its own"),
+    ({"model.init": "a/b", "model.tokenizer": None}, f"model.architecture: {RANDOM_ONLY.format('architecture')}"),
+    ({"model.init": "a/b", "model.architecture": None}, f"model.tokenizer: {RANDOM_ONLY.format('tokenizer')}"),
     ({"model.max_length": 129}, "model.max_length: must be <= architecture.max_positions 128, got 129"),
     (COLBERT | {"model.colbert.query_length": 129}, "model.colbert.query_length: must be <= architecture.max_positions 128, got 129"),
     (COLBERT | {"model.colbert": {}}, "model.colbert.document_length: must be <= architecture.max_positions 128, got 180"),
