@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quiver.encoder import InputError
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import own_hosts
+from quiver.retrieval.serving.schemas import Problem, problem_body
 from quiver.retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,12 @@ class Address:
     drain_seconds: float = 30.0
 
 
+_MALFORMED = Problem(
+    "malformed_http",
+    "this is not HTTP/1.1; an address holds ASCII without spaces: curl -G --data-urlencode 'q=größe' ADDRESS encodes the other characters",
+)
+
+
 class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
     """HTTP/1.1 with time limits for clients: to send a header, and to read a part of a response.
 
@@ -74,6 +82,15 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
             self._stop_header_timer()
         elif self._header_timer is None and not self.transport.is_closing():
             self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP as other requests are refused; Uvicorn's own answer is plain text."""
+        del msg
+        body = problem_body(_MALFORMED)
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Start the write timer: the client is not reading."""

@@ -236,7 +236,7 @@ MUTATIONS = [
     (
         "measures deeper than the run are reported",
         "eval/evaluation.py",
-        "if name == HEADLINE or measure.cut is None or measure.cut <= kept]",
+        "if name == HEADLINE or (measure.cut or self.settings.k) <= kept]",
         "]",
         [f"{EVALUATION}::test_measures_that_look_below_what_was_kept_are_left_out"],
     ),

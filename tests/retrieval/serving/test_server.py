@@ -229,10 +229,16 @@ def test_a_service_on_all_interfaces_answers_to_addresses_and_its_machine(indexe
         assert asked_as(child, "evil.example")[0] == 200
 
 
-def test_bytes_that_are_not_http_are_refused(child: Child) -> None:
+@pytest.mark.parametrize(
+    "sent", ["\x16\x03\x01 hello", "GET /v1/search?q=größe HTTP/1.1\r\nhost: localhost", "GET /v1/search?q=a b HTTP/1.1"]
+)
+def test_what_is_not_http_is_refused(child: Child, sent: str) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
-        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+        connection.sendall(f"{sent}\r\n\r\n".encode())
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "malformed_http"
+    assert "--data-urlencode" in json.loads(body)["error"]["message"]
     assert query(child).status_code == 200
 
 
