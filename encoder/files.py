@@ -239,12 +239,14 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
     Raises:
         InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
     """
-    number, encoding, only_ascii = 0, "utf-8", True  # lines are decoded one by one, so that an error can name the line
+    number, first_bad, encoding, only_ascii = 0, 0, "utf-8", True  # lines are decoded one by one, so that an error can name the line
     try:
         with open_binary(path) as file:
             buffered: Any = file
             if legacy and buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                yield from enumerate(io.TextIOWrapper(buffered, "utf-16", newline="\n"), start=1)
+                encoding = "utf-16"
+                for number, text in enumerate(io.TextIOWrapper(buffered, encoding, newline="\n"), start=1):
+                    yield number, text
                 return
             for number, raw in enumerate(file, start=1):
                 try:
@@ -252,14 +254,27 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
                 except UnicodeDecodeError:
                     if not legacy or not only_ascii or encoding != "utf-8":
                         raise
-                    encoding, text = "cp1252", raw.decode("cp1252")
+                    first_bad, encoding = number, "cp1252"
+                    text = raw.decode(encoding)
                     _warn_once(f"{path}: not UTF-8; read as Windows-1252")
+                else:
+                    if encoding == "cp1252" and not raw.isascii() and _is_utf_8(raw):
+                        raise InputError(f"{path}:{first_bad}: not UTF-8, while other lines are; repair the line")
                 only_ascii = only_ascii and raw.isascii()
                 yield number, text.removeprefix(_BOM) if number == 1 else text
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert the file") from error
+        found = f"not {encoding.upper()} ({error.reason} at byte {error.start} of the line)"
+        raise InputError(f"{path}:{number}: {found}; convert the file") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: damaged gzip after line {number} ({error}); download the file again") from error
+
+
+def _is_utf_8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @cache

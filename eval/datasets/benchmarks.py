@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,11 +28,13 @@ from quiver.retrieval.data.corpus import (
     Judgement,
     assemble,
     check_names,
+    check_names_of,
     has_corpus,
     have_ids,
     load_collection,
     name_of,
     ranked,
+    renamed,
     stem,
     table_judgements,
     table_queries,
@@ -180,7 +182,7 @@ class LocalFolder:
         if needs_corpus and self.folder is None:
             raise InputError(f"{self.queries}: {_NEEDS_CORPUS}")
         try:
-            check_names(self.rename, [file for file in (self.queries, self.qrels) if file is not None])
+            check_names_of(self.rename, (self.queries, self.qrels))
             files = {"queries": self.queries, "qrels": self.qrels}
             return load_collection(self.folder, self.split, **files, rename=self.rename, needs_corpus=needs_corpus)
         except InputError as error:
@@ -214,18 +216,21 @@ class GivenQuestions:
         """
         if needs_corpus:
             raise InputError(f"queries: {_NEEDS_CORPUS}")
-        queries, qrels = self._rows(_QUERIES, _query_rows(self.queries)), self._rows(_QRELS, _judgement_rows(self.qrels))
+        given = self._rows(_QUERIES, _query_rows(self.queries)), self._rows(_QRELS, _judgement_rows(self.qrels))
+        check_names(self.rename, given)
+        queries, qrels = ([(position, renamed(row, self.rename)) for position, row in rows] for rows in given)
         judgements: Iterable[Judgement] = table_judgements(_QRELS, qrels)
         if not have_ids(queries):
             judgements = with_numbers(judgements, _QUERIES, table_queries(_QUERIES, queries))
         return assemble("queries", "", documents=None, queries=lambda: table_queries(_QUERIES, queries), judgements=judgements)
 
-    def _rows(self, what: Path, given: Any) -> Sequence[tuple[EntryPosition, Mapping[str, object]]]:
+    @staticmethod
+    def _rows(what: Path, given: Any) -> Sequence[tuple[EntryPosition, Mapping[str, object]]]:
         rows = []
         for number, row in enumerate(rows_of_frame(given, str(what)), start=1):
             if not isinstance(row, Mapping):
                 raise InputError(f"{what}:{number}: must be a mapping from field to value, got a {type(row).__name__}")
-            rows.append((EntryPosition(what, number), {self.rename.get(name, name): value for name, value in row.items()}))
+            rows.append((EntryPosition(what, number), row))
         return rows
 
     def __str__(self) -> str:
@@ -247,6 +252,8 @@ def _judgement_rows(given: Any) -> Any:
         return given
     rows = []
     for query, judged in given.items():
+        if not isinstance(judged, Mapping | str | Sequence | Set) or any(isinstance(each, Mapping) for each in judged):
+            raise InputError(f"qrels: {query!r} must have {{document id: grade}} or ids of relevant documents, got {judged!r}")
         grades = judged if isinstance(judged, Mapping) else dict.fromkeys([judged] if isinstance(judged, str) else judged, 1)
         rows += [{"query_id": query, "document_id": document, "grade": grade} for document, grade in grades.items()]
     return rows

@@ -9,7 +9,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target
-from quiver.retrieval.data.corpus import UNFIT, check_names, fits_run, ranked, read_queries
+from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.records import Query
@@ -23,8 +23,9 @@ QUERY = "query"
 
 def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]) -> list[Query]:
     """Return the query that was given as a text, or read a file of queries."""
-    if rename:
-        check_names(rename, [] if queries is None else [queries])
+    if rename and queries is None:
+        raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
+    check_names_of(rename, [queries])
     return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path(), rename))
 
 

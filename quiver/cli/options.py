@@ -42,7 +42,8 @@ IndexModel: TypeAlias = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Folder or hub id of the model, or its ONNX export, which searches without PyTorch. Default: the model that built the index.",
+        help="Folder or hub id of the model, or folder of its ONNX export, which searches without PyTorch."
+        " Default: the model that built the index.",
     ),
 ]
 Dtype: TypeAlias = Annotated[

@@ -13,12 +13,14 @@ Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cel
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -29,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import atomic_file, read_json_lines, read_lines, write_json_lines
+from quiver.encoder.files import atomic_file, decoded_lines, read_json_lines, read_lines, write_json_lines
 from quiver.retrieval.records import Document, Metadata, Query, Run, Value
 
 logger = logging.getLogger(__name__)
@@ -334,22 +336,44 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 """Fields are read by their own names."""
 
 
-def check_names(rename: Mapping[str, str], files: Iterable[Path]) -> None:
+def check_names(rename: Mapping[str, str], tables: Iterable[Iterable[tuple[EntryPosition, Mapping[str, object]]]]) -> None:
     """Check that fields to rename exist in one of the tables, and get a name by which queries and judgements are read.
+
+    Args:
+        rename: Field -> name that it is read by.
+        tables: Rows of each table; only the first of each is looked at.
 
     Raises:
         InputError: They do not.
     """
     known = dict.fromkeys((*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES))
-    there: dict[str, None] = {}
-    for file in files if rename else ():
-        if _is_table(file):
-            there |= dict.fromkeys(next(_rows(file, NO_NAMES), (None, {}))[1])
+    first = [row for rows in tables if rename for _, row in itertools.islice(rows, 1)]
+    there = dict.fromkeys(name for row in first for name in row)
     for old, new in rename.items():
         if new not in known:
             raise InputError(f"--rename {old}={new}: a field of queries and judgements is called {', '.join(known)}, not {new!r}")
         if old not in there:
             raise InputError(f"--rename {old}={new}: no such field; the fields are {', '.join(there) or 'none'}")
+
+
+def renamed(row: Mapping[str, object], rename: Mapping[str, str]) -> Mapping[str, object]:
+    """A row by the names that its fields are read by; a field that is renamed takes the place of others with such a name.
+
+    Example:
+        >>> renamed({"id": 1, "text": "not asked", "search": "owls"}, {"search": "query"})
+        {'id': 1, 'query': 'owls'}
+    """
+    if not rename:
+        return row
+    groups = [names for names in _OF_QUERIES if any(new in names for old, new in rename.items() if old in row)]
+    return {
+        rename.get(name, name): value for name, value in row.items() if name in rename or not any(name.lower() in names for names in groups)
+    }
+
+
+def check_names_of(rename: Mapping[str, str], files: Iterable[Path | None]) -> None:
+    """Check fields of files as `check_names` does."""
+    check_names(rename, [_rows(file, NO_NAMES) for file in files if file is not None and _is_table(file)])
 
 
 _OF_QUERIES = (QUERY_IDS, QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)
@@ -748,7 +772,7 @@ def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterato
 def _is_table(path: Path) -> bool:
     from quiver.retrieval.data.tables import is_table  # imports this module
 
-    return is_table(path) or path.is_dir()
+    return is_table(path) or any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
@@ -757,12 +781,12 @@ def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition
 
     for file in tables_of(path):
         for position, row in read_rows(file):
-            yield position, {rename.get(name, name): value for name, value in row.items()} if rename else row
+            yield position, renamed(row, rename)
 
 
 def _is_of_beir(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether a TSV file has BEIR's or TREC's layout, and no header that names two other columns or more than three."""
-    cells: dict[str, object] = {rename.get(name, name): None for name in next(read_lines(path))[1].split("\t")}
+    cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
     return len(cells) == 3 or _named(cells, JUDGED_QUERIES) is None or _named(cells, JUDGED_DOCUMENTS) is None
 
 
@@ -839,10 +863,13 @@ def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[
     return field
 
 
+_TABLES = ".jsonl, .json, .csv, .tsv, .parquet or .arrow files, and saved data sets"
+
+
 def _queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[tuple[EntryPosition, Query]]:
-    if not _is_table(path):
-        raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .json, .csv, .tsv, .parquet or .arrow files")
-    if path.name.endswith(_TABS) and not _has_header(path, rename):
+    if path.is_dir() and not _is_table(path):
+        raise InputError(f"{path}: unsupported type; queries are read from {_TABLES}")
+    if not _is_table(path) or (path.name.endswith(_TABS) and not _has_header(path, rename)):
         for number, line in read_lines(path):
             position = EntryPosition(path, number)
             columns = line.split("\t")
@@ -894,10 +921,15 @@ def have_ids(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> bool
     return first is None or bool(_query_fields(*first).id)
 
 
+def _first_line(path: Path) -> str:
+    """The first line of a table of text that is not blank; empty if there is none."""
+    with closing(decoded_lines(path, legacy=True)) as lines:
+        return next((line.rstrip("\r\n") for _, line in lines if line.strip()), "")
+
+
 def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether the first line of a TSV file names columns of queries, or of their texts and documents."""
-    _, line = next(read_lines(path))
-    cells: dict[str, object] = {rename.get(name, name): None for name in line.split("\t")}
+    cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
     return _named(cells, QUERY_TEXTS) is not None and _named(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
 
 

@@ -8,7 +8,6 @@ notebook is its Markdown and its code, without outputs.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import io
 import json
@@ -20,6 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -87,6 +87,7 @@ class FileText(NamedTuple):
         encoding: Encoding that the text was read in.
         begin: First character of what passages are cut from; what is before it is front matter.
         metadata: Fields of the front matter.
+        remark: What the output should count, such as front matter that is not read.
     """
 
     text: str
@@ -96,6 +97,7 @@ class FileText(NamedTuple):
     encoding: str = "utf-8"
     begin: int = 0
     metadata: Metadata = MappingProxyType({})
+    remark: str = ""
 
 
 class UnreadableFileError(InputError):
@@ -142,44 +144,69 @@ def read_file(path: Path, content: bytes, kind: str) -> FileText:
     return _with_front_matter(file) if kind == "markdown" else file
 
 
+# Versions of readers, part of the checksum of a file: after a change a refresh reads files again that have not changed.
+_READERS = {"markdown": b"front matter 1\0"}
 # Fields that every passage of a file has.
 _OF_PASSAGES = ("file", "type", "line", "end_line", "start", "end")
 # YAML between two lines of three dashes at the start of a file, as Jekyll, Hugo, Obsidian, Quarto and Pandoc read it.
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*$\s*", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*\r?$\s*", re.DOTALL | re.MULTILINE)
 
 
 def _with_front_matter(file: FileText) -> FileText:
-    """Take the title and the metadata of a file from its front matter; unchanged if there is none, or what is there is not such YAML."""
+    """Take the title and the metadata of a file from its front matter; what is not such YAML stays text."""
     front = _FRONT_MATTER.match(file.text)
     if front is None:
         return file
     import yaml
 
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    unread = file._replace(remark="front matter left in the text, because it is no YAML of fields")
+    loader = _front_matter_loader()
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(front[1], loader)):
-            return file  # a few lines of aliases can stand for gigabytes
+            return unread  # a few lines of aliases can stand for gigabytes
         fields = _plain(yaml.load(front[1], loader))
         if not isinstance(fields, dict):
-            return file
-        title = fields.pop("title", None)
+            return unread
+        title = fields.get("title")
         fields = {f"front_matter.{name}" if name in _OF_PASSAGES else name: value for name, value in fields.items()}
         metadata = flat_metadata(fields, where="front matter")
-    except (yaml.YAMLError, InputError, ValueError, RecursionError):
-        return file
+    except (yaml.YAMLError, InputError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return unread  # explicit tags such as !!int raise what the library's constructors raise
+    title = title if isinstance(title, str | int | float) else ""
     begin = front.end() if file.text[front.end() :].strip() else 0  # a note of front matter alone is found by it
-    return file._replace(title=" ".join(str(title or "").split()), begin=begin, metadata=metadata or {})
+    return file._replace(title=" ".join(str(title).split()), begin=begin, metadata=metadata or {})
+
+
+@cache
+def _front_matter_loader() -> Any:
+    """A safe loader with the numbers and truth values of YAML 1.2: ``no`` is text, and so are ``01234``, ``12:30`` and dates."""
+    import yaml
+
+    class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    ours = {
+        "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        "int": (r"-?(?:0|[1-9][0-9]{0,17})", "-0123456789"),
+        "float": (r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
+    }
+    replaced = {f"tag:yaml.org,2002:{name}" for name in (*ours, "timestamp")}
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in replaced]
+        for first, resolvers in Loader.yaml_implicit_resolvers.items()
+    }
+    for name, (pattern, first) in ours.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), list(first))
+    return Loader
 
 
 def _plain(value: object) -> Any:
-    """The value of YAML with dates as text of ISO 8601, and without what no index stores."""
+    """The value of YAML without what no index stores."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | set):
-        return [_plain(each) for each in value if each is not None]
-    if isinstance(value, datetime.datetime):
-        return value.isoformat(" ", "seconds")
-    return value.isoformat() if isinstance(value, datetime.date) else value
+        return [_plain(each) for each in (value if isinstance(value, list) else sorted(value, key=str)) if each is not None]
+    return value
 
 
 def _decode(path: Path, content: bytes) -> tuple[str, str]:
@@ -431,7 +458,7 @@ class FolderFiles:
             kind = type_of(path) or "text"
             try:
                 content = _bytes_of(path)
-                digests[name] = hashlib.sha256(content).hexdigest()
+                digests[name] = hashlib.sha256(_READERS.get(kind, b"") + content).hexdigest()
                 file = None if unchanged(name, digests[name]) else read_file(path, content, kind)
             except UnreadableFileError as error:
                 if self.root.is_file():
@@ -444,6 +471,9 @@ class FolderFiles:
             read += 1
             if file is not None:
                 skipped.note_encoding(name, file.encoding)
+                if file.remark:
+                    skipped.add(file.remark, name)
+                    logger.info("%s: %s", path, file.remark)
                 for number, document in enumerate(to_passages(name, kind, file, self._rules, self._token_spans), start=1):
                     yield EntryPosition(path, number), document
         self.digests = digests

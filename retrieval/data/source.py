@@ -34,13 +34,12 @@ logger = logging.getLogger(__name__)
 STANDARD_INPUT = "-"
 """Source that reads JSON lines from standard input."""
 
-MEMORY = ""
+IN_MEMORY = ""
 """Source of rows in memory, which cannot be read again by a name."""
 
 _BY_STRUCTURE = "headings,functions"  # how files are cut
 _TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
-# Files that describe a data set saved by the datasets library; its rows are in Arrow files beside them.
 
 
 @with_config(RECORD)
@@ -153,7 +152,7 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
     if not isinstance(source, str | Path):
         _refuse("documents", "they have no files to choose and no columns without names", options.include, options.exclude, options.columns)
         given = partial(read_given, source, columns)
-        return Corpus(MEMORY, options, _rows_or_passages("documents", given, options, rules, tokens))
+        return Corpus(IN_MEMORY, options, _rows_or_passages("documents", given, options, rules, tokens))
     if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:

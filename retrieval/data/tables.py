@@ -15,12 +15,13 @@ import datetime
 import difflib
 import json
 import logging
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from decimal import Decimal
-from functools import cache
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,7 @@ from quiver.retrieval.records import Document
 logger = logging.getLogger(__name__)
 
 Row: TypeAlias = Mapping[str, object]
+Cell: TypeAlias = Callable[[object], object]  # reads the text of a cell
 
 ID_FIELDS = ("_id", "id", "doc_id", "docid", "document_id")
 """Fields that hold the id if none is named, in order of preference."""
@@ -46,8 +48,12 @@ _DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})  # of a saved dat
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
-_DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+),[0-9]+")
-_DAY_FIRST = re.compile(r"([0-9]{1,2})\.([0-9]{1,2})\.([0-9]{4})((?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)")
+_DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+)(?:,[0-9]+)?")
+_DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
+_CURRENCIES = "$€£¥"
+_LOOKED_AT = 100  # rows that decide whether the cells of a table are looked at before it is read
+_DAY_FIRST = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([12][0-9]{3})((?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)")
+_SEPARATOR_LINE = re.compile("sep=([,;|])")
 _SEPARATORS = re.compile(r"[,;|]")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -79,12 +85,12 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields of a table: of the id (none: numbers), texts, title, lists; what separates cells; whether the title is metadata."""
+    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     title: str
-    cells: str = ""
+    cells: Mapping[str, Cell] | None = None
     lists: tuple[str, ...] = ()
     keeps_title: bool = False
 
@@ -100,7 +106,7 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    opened = ((_separator(file), _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
+    opened = ((_cells(file, columns.names), _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
     yield from _documents(opened, columns)
 
 
@@ -154,20 +160,21 @@ def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> It
     Raises:
         InputError: As `read_tables`.
     """
-    yield from _documents([("", _plain_rows(Path(source), rows))], columns)
+    yield from _documents([(None, _plain_rows(Path(source), rows))], columns)
 
 
 def _documents(
-    tables: Iterable[tuple[str, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
+    tables: Iterable[tuple[Mapping[str, Cell] | None, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
 ) -> Iterator[tuple[EntryPosition, Document]]:
-    """The documents of tables, each with what separates its cells, whose values are text; empty for a table of typed values."""
+    """The documents of tables, each with how its cells are read; None for a table of typed values."""
     number, missing = 0, [("--list", name) for name in columns.lists]
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
     row: Row = {}
+    named = [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
     for cells, rows in tables:
         chosen = None
-        for position, row in rows:
+        for position, row in rows if not named else ((position, _with_nested(row, named)) for position, row in rows):
             number += 1
             if chosen is None:
                 chosen = _choose(position, row, columns)._replace(cells=cells)
@@ -176,6 +183,39 @@ def _documents(
             yield position, _document(position, row, chosen, number)
     if position is not None and missing:
         raise _no_field(position.file, *missing[0], row, columns)
+
+
+def _with_nested(row: Row, names: Sequence[str]) -> Row:
+    """A row with what is called ``object.field`` as a field of its own; of objects in a list a list.
+
+    Example:
+        >>> _with_nested({"meta": {"title": "A", "year": 7}, "parts": [{"body": "x"}, {"body": "y"}]}, ["meta.title", "parts.body"])
+        {'meta': {'year': 7}, 'parts': [{}, {}], 'meta.title': 'A', 'parts.body': ['x', 'y']}
+    """
+    taken = dict(row)
+    for name in names:
+        top, *path = name.split(".")
+        if name in row or top not in row:
+            continue
+        found: list[object] = []
+        rest = _without(taken[top], path, found)
+        if found:
+            taken[top] = rest
+            taken[name] = found if isinstance(row[top], list) or len(found) > 1 else found[0]
+    return taken
+
+
+def _without(value: object, path: Sequence[str], found: list[object]) -> object:
+    """A value without what is at a path of it, which is added to ``found``."""
+    if isinstance(value, list):
+        return [_without(each, path, found) for each in value]
+    if not isinstance(value, Mapping) or path[0] not in value:
+        return value
+    if len(path) > 1:
+        return {**value, path[0]: _without(value[path[0]], path[1:], found)}
+    inner = value[path[0]]
+    found += inner if isinstance(inner, list) else [inner]
+    return {name: each for name, each in value.items() if name != path[0]}
 
 
 class GivenDocuments:
@@ -350,7 +390,7 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
         given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
     document = to_document(position, given, names)
     rest = {
-        name: _listed(value) if name in chosen.lists else _typed(value, chosen.cells) if chosen.cells else value
+        name: _listed(value) if name in chosen.lists else value if chosen.cells is None else chosen.cells.get(name, _typed)(value)
         for name, value in row.items()
         if name not in chosen.texts[1:]
     }
@@ -372,7 +412,9 @@ def _listed(value: object) -> object:
         return value
     for read in (json.loads, ast.literal_eval) if value.startswith("[") and value.endswith("]") else ():
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(value) or None
+            found = read(value)
+            if all(each is None or isinstance(each, str | int) or (isinstance(each, float) and math.isfinite(each)) for each in found):
+                return found or None
     return [_typed(part) for part in map(str.strip, _SEPARATORS.split(value)) if part] or None
 
 
@@ -458,14 +500,16 @@ def _past_space(text: str, place: int) -> int:
     return place
 
 
-def _delimited_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[EntryPosition, Row], None, None]:
     """Read CSV, quoted as RFC 4180 says, or TSV, which has no quoting.
 
     Raises:
         InputError: A row has another number of columns than the header, a column's name is repeated, or the file is no text or empty.
     """
     csv.field_size_limit((1 << 31) - 1)  # the default, 128 KiB, is less than a long article; the limit belongs to the process
-    lines, separator = (line for _, line in decoded_lines(file, legacy=True)), _separator(file)
+    separator = _separator(file)
+    # Excel's first line may name the separator.
+    lines = (line for number, line in decoded_lines(file, legacy=True) if number > 1 or not _SEPARATOR_LINE.fullmatch(line.strip()))
     if separator == "\t":
         reader = csv.reader(lines, csv.excel_tab, quoting=csv.QUOTE_NONE)
     else:
@@ -495,7 +539,10 @@ def _separator(file: Path) -> str:
     if _suffix(file) == ".tsv":
         return "\t"
     with closing(decoded_lines(file, legacy=True)) as lines:
-        first = next((line for _, line in lines), "")
+        first = next((line for _, line in lines if line.strip()), "")
+    if named := _SEPARATOR_LINE.fullmatch(first.strip()):
+        return named[1]
+    first = re.sub('"[^"]*"', "", first)
     return ";" if ";" in first and "," not in first else ","
 
 
@@ -507,17 +554,97 @@ def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
     return header
 
 
-def _typed(value: object, separator: str = ",") -> object:
-    """The value of a cell: missing, an integer, a number, a boolean or a string; leading zeros make a string.
+def _cells(file: Path, names: tuple[str, ...]) -> Mapping[str, Cell] | None:
+    """How cells of CSV or TSV are read, by column; columns that are not named by `_typed`. None for a table of typed values.
 
-    Spreadsheets separate cells by semicolons where a comma begins decimals. There ``1.250,50`` is a number, and ``19.02.2017`` becomes the
-    date of ISO 8601, which sorts.
+    A column of amounts in one currency, such as ``$1,299.50``, holds numbers. Spreadsheets separate cells by semicolons where a comma
+    begins decimals: there a column of numbers such as ``1.250,50`` holds numbers, and one of dates with the day first holds those of ISO
+    8601, which sort. All cells of a column decide: if one of the first rows looks so, the file is read once more.
+    """
+    separator = _separator(file)
+    if not separator:
+        return None
+    comma = separator == ";"
+    with closing(_delimited_rows(file, names)) as rows:
+        columns = _candidates((row for _, row in islice(rows, _LOOKED_AT)), comma=comma)
+    if columns:
+        with closing(_delimited_rows(file, names)) as rows:
+            columns = _candidates((row for _, row in rows), comma=comma, among=columns)
+    return columns
+
+
+def _candidates(rows: Iterable[Row], *, comma: bool, among: Collection[str] | None = None) -> Mapping[str, Cell]:
+    """The columns whose cells are all amounts, numbers with a decimal comma, or dates with the day first; and how they are read.
+
+    Args:
+        rows: The rows.
+        comma: Whether a comma begins decimals, and dates have the day first.
+        among: Columns that are looked at; None for all.
+    """
+    number = _DECIMAL_COMMA if comma else _DECIMAL_POINT
+    signs: dict[str, set[str]] = {}
+    numbers: dict[str, bool] = {}  # whether one of the cells is no plain number
+    dates: dict[str, bool] = {}  # whether there is a cell
+    for count, row in enumerate(rows):
+        if not count:
+            numbers = dict.fromkeys(row if among is None else among, False)
+            dates, signs = (numbers.copy() if comma else {}), {name: set() for name in numbers}
+        for name in [name for name in signs if row[name]]:
+            cell = str(row[name]).strip()
+            sign, bare = _split_sign(cell)
+            signs[name].add(sign)
+            if name in numbers and (not number.fullmatch(bare) or len(signs[name]) > 1):
+                del numbers[name]
+            elif name in numbers:
+                numbers[name] = numbers[name] or bool(sign) or (comma and "," in bare)
+            if name in dates:
+                dates[name] = True
+                if _year_first(cell) is None:
+                    del dates[name]
+    read = partial(_amount, comma=comma)
+    found: dict[str, Cell] = dict.fromkeys((name for name, other in numbers.items() if other), read)
+    return found | dict.fromkeys((name for name, filled in dates.items() if filled), _year_first)
+
+
+def _split_sign(cell: str) -> tuple[str, str]:
+    """The sign of a currency before or behind a number, and the number."""
+    bare = cell.strip(_CURRENCIES).strip()
+    return cell.replace(bare, "", 1).strip(), bare
+
+
+def _amount(value: object, *, comma: bool) -> object:
+    """A number without the sign of its currency; missing if it is blank.
+
+    Example:
+        >>> [_amount(cell, comma=True) for cell in ("0,5", "1.250", "-1.250,50 €", "")]
+        [0.5, 1250.0, -1250.5, None]
+        >>> _amount("$1,299.50", comma=False)
+        1299.5
+    """
+    _, bare = _split_sign(str(value).strip())
+    thousands, point = (".", ",") if comma else (",", ".")
+    return float(bare.replace(thousands, "").replace(point, ".")) if bare else None
+
+
+def _year_first(value: object) -> object:
+    """A date with the day first as that of ISO 8601; None if it is blank or no such date.
+
+    Example:
+        >>> [_year_first(cell) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19", "")]
+        ['2017-02-09', '2017-02-19 08:30', None, None, None]
+    """
+    date = _DAY_FIRST.fullmatch(str(value).strip())
+    with suppress(ValueError):  # no such day
+        return date and f"{datetime.date(int(date[4]), int(date[3]), int(date[1]))}{date[5]}"
+    return None
+
+
+def _typed(value: object) -> object:
+    """The value of a cell: missing, an integer, a number, a boolean or a string; leading zeros make a string.
 
     Example:
         >>> [_typed(cell) for cell in ("", "12", "-0.5", "true", "007", "1e5", "x", "0,5")]
         [None, 12, -0.5, True, '007', '1e5', 'x', '0,5']
-        >>> [_typed(cell, ";") for cell in ("0,5", "1.250,50", "0.5", "1,2,3", "9.2.2017", "19.02.2017 08:30", "31.31.2017")]
-        [0.5, 1250.5, 0.5, '1,2,3', '2017-02-09', '2017-02-19 08:30', '31.31.2017']
     """
     if not isinstance(value, str) or not value:
         return None
@@ -525,12 +652,6 @@ def _typed(value: object, separator: str = ",") -> object:
         return _BOOLEANS[value]
     if _INTEGER.fullmatch(value):
         return int(value)
-    if separator == ";":
-        if _DECIMAL_COMMA.fullmatch(value):
-            return float(value.replace(".", "").replace(",", "."))
-        if date := _DAY_FIRST.fullmatch(value):
-            with suppress(ValueError):  # no such day
-                return f"{datetime.date(int(date[3]), int(date[2]), int(date[1]))}{date[4]}"
     return float(value) if _NUMBER.fullmatch(value) else value
 
 

@@ -90,8 +90,9 @@ if TYPE_CHECKING:
     from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
 
 
-_DATE = re.compile(r"[12][0-9]{3}-[0-9]{2}(?![0-9])")
-_YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/. T])")
+_DATE = re.compile(r"[12][0-9]{3}-[0-9]{2}(?:-.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\1[12][0-9]{3}(?: .*)?")
+_PRICE = re.compile(r"[$€£¥]\s?[0-9]")
+_YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
 _COMBINING = Lock()
 """Held while an index opens what it is fused with, so that several threads open it once."""
 
@@ -1048,8 +1049,8 @@ class Index:
         """Parse a filter and check that its fields exist.
 
         Raises:
-            InputError: The filter is malformed, no document has one of its fields (names the fields that exist), or a field that holds no
-                text is asked for a beginning.
+            InputError: The filter is malformed, no document has one of its fields (names the fields that exist), a field that holds no
+                text is asked for a beginning, or text for its order among numbers or dates that it does not have.
 
         Example:
             >>> index = open_index(tiny_index())
@@ -1069,33 +1070,47 @@ class Index:
             if prefix is not None and "string" not in self.fields[condition.field]:
                 kind, asked = self.fields[condition.field][0], f"{condition.field}={prefix}*"
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
-            self._check_order(condition)
-        return chosen
+        if chosen is None or not self.segments:
+            return chosen
+        return replace(chosen, conditions=tuple(map(self._ordered, chosen.conditions)))
 
     def _fields_for(self, wanted: str) -> str:
         """The end of an error about an unknown field: the closest field, and all that there are."""
         return f"{did_you_mean(wanted, self.fields)}; " + (f"there are {', '.join(self.fields)}" if self.fields else "they have none")
 
-    def _check_order(self, condition: Condition) -> None:
-        """Refuse to order text by a number or a date, unless it is text of dates with the year first, which sorts.
+    def _ordered(self, condition: Condition) -> Condition:
+        """The condition; with ``<`` to ``>=``, a number is compared with the numbers of a field that has some.
 
         Raises:
-            InputError: It is other text; shows two values.
+            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, which sorts.
         """
         asked, field = condition.values[-1], condition.field  # the last is the value as text
-        if condition.operator in ("=", "!=") or self.fields[field] != ("string",) or not isinstance(asked, str):
-            return
+        if condition.operator in ("=", "!=") or not isinstance(asked, str) or "string" not in self.fields[field]:
+            return condition
         number = len(condition.values) > 1
-        if not number and not _DATE.match(asked):
-            return
+        if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
+            return replace(condition, values=condition.values[:1])
+        if number or _PRICE.match(asked) or _DATE.fullmatch(asked):
+            self._check_order(condition, asked, number=number)
+        return condition
+
+    def _check_order(self, condition: Condition, asked: str, *, number: bool) -> None:
+        field, date = condition.field, _DATE.fullmatch(asked) is not None
         columns = [each for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
         ends = [
             column.values[place] for column in columns if isinstance(column.values, StringColumn) for place in (0, len(column.values) - 1)
         ]
-        if not any(map(_YEAR_FIRST.match, ends)):
+        years = [bool(_YEAR_FIRST.match(end)) for end in ends]
+        day_first = date and not _YEAR_FIRST.match(asked)
+        if day_first and any(years):
+            raise InputError(f"filter: {field}{condition.operator}{asked}: dates of {field} begin with the year, such as '{min(ends)}'")
+        # Words such as unknown may stand among dates; codes of one length sort as their numbers do.
+        dates = any(years) and all(year or not end[:1].isdigit() for year, end in zip(years, ends, strict=True))
+        codes = number and len({len(end) for end in ends}) == 1 and all(end.isalnum() and end[0].isdigit() for end in ends)
+        if day_first or not (dates or codes):
             shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
             quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
-            wanted = "numbers" if number else "dates with the year first"
+            wanted = "dates with the year first" if date else "numbers"
             raise InputError(
                 f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
             )

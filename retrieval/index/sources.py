@@ -17,7 +17,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
-from quiver.retrieval.data.source import MEMORY, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
+from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.index.files import Disk, put_file
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def describe_source(corpus: Corpus) -> IndexSource:
 
 def is_rereadable(corpus: object) -> bool:
     """Whether a corpus can be read again by its name."""
-    return isinstance(corpus, Corpus) and corpus.source not in (STANDARD_INPUT, MEMORY)
+    return isinstance(corpus, Corpus) and corpus.source not in (STANDARD_INPUT, IN_MEMORY)
 
 
 def forget_sources(root: Path, disk: Disk) -> None:

@@ -203,7 +203,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     from quiver.retrieval.models.export.stanford import read_stanford
 
     if is_onnx_export(folder):
-        raise InputError(f"{folder}: an ONNX export, which encodes for indexes only (quiver search --model); pass the model it came from")
+        raise InputError(f"{folder}: an ONNX export, which only searches indexes; here pass the model that it was exported from")
 
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")

@@ -46,6 +46,12 @@ class _RoleSettings(NamedTuple):
     prompt_tokens: int = 0
 
 
+def _role_settings(prompt: object, max_length: object, prompt_tokens: object = 0) -> _RoleSettings:
+    if not isinstance(prompt, str) or not isinstance(max_length, int) or not isinstance(prompt_tokens, int):
+        raise TypeError("a prompt is text, and numbers of tokens are integers")
+    return _RoleSettings(prompt, max_length, prompt_tokens)
+
+
 class OnnxModel:
     """A bi-encoder that was exported by ``quiver export --layout onnx``; encodes texts for indexes.
 
@@ -67,7 +73,7 @@ class OnnxModel:
         if settings.get("kind") == "colbert":
             raise InputError(f"{folder}: the export of a ColBERT model is for other programs; here use the model that it was exported from")
         try:
-            self._roles: dict[Role, _RoleSettings] = {role: _RoleSettings(**settings[role]) for role in ("query", "document")}
+            self._roles: dict[Role, _RoleSettings] = {role: _role_settings(**settings[role]) for role in ("query", "document")}
             query, document = self._roles["query"], self._roles["document"]
             self.card = ModelCard(
                 source=str(folder),

@@ -159,15 +159,23 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
         (["which"], [{"query": "which", "file": "a"}], "queries:1: must be a mapping from field to value, got a str"),
         ([{"a": "x", "b": "y"}], [{"query": "which", "file": "a"}], "queries:1: no field for the text of the queries"),
         ({"q1": "which"}, {}, "qrels: no judgements"),
+        ({"q1": "which"}, {"q1": 1}, "qrels: 'q1' must have {document id: grade} or ids of relevant documents, got 1"),
+        ({"q1": "which"}, {"q1": [{"id": "a"}]}, "qrels: 'q1' must have"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(index, queries=queries, qrels=qrels)  # type: ignore[arg-type]
     for rename, message in (
         ({"nowhere": "query"}, "--rename nowhere=query: no such field; the fields are"),
-        ({"id": "key"}, "--rename id=key: a field of queries and judgements is called _id, id, .*, not 'key'"),
+        ({"id": "kye"}, "--rename id=kye: a field of queries and judgements is called _id, id, .*, not 'kye'"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(index, **files, rename=rename)
+    with pytest.raises(InputError, match="--rename nowhere=grade: no such field"):
+        evaluate(index, queries=[{"id": 1, "text": "a"}], qrels=[{"query_id": 1, "file": "a"}], rename={"nowhere": "grade"})
+    (tmp_path / "tables").mkdir()
+    write_csv(tmp_path / "tables" / "a.csv", ("id", "text"), [("1", "a")])
+    with pytest.raises(InputError, match=r"tables: unsupported type; queries are read from .* and saved data sets"):
+        evaluate(index, queries=tmp_path / "tables", qrels=files["qrels"])
     with pytest.raises(InputError, match=r"rename \(--rename\) names fields of queries"):
         evaluate(index, rename={"a": "query"})
 

@@ -75,7 +75,8 @@ def source_files(source: str) -> list[Path]:
         files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES) and file.is_file())
         if not files:
             raise InputError(f"{path}: the folder contains no file with the suffix {', '.join(SUFFIXES)}")
-        return files
+        # CSV beside rows of another kind is often the same rows, or something about them.
+        return [file for file in files if not is_delimited(file)] or files
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if not is_table(path):

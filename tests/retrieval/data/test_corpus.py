@@ -122,8 +122,9 @@ def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message:
         list(read_queries(path))
 
 
-def test_queries_of_another_suffix_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"are read from \.jsonl"):
+def test_queries_of_another_suffix_have_two_columns(tmp_path: Path) -> None:
+    assert list(read_queries(lines(tmp_path / "topics.txt", "q1\towls"))) == [Query("q1", "owls")]
+    with pytest.raises(InputError, match=r"q\.txt:1: expected 2 columns \(id, tab, text\), got 1"):
         list(read_queries(lines(tmp_path / "q.txt", "q1,a")))
 
 

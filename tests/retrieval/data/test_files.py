@@ -100,9 +100,8 @@ def test_passages_of_text_name_file_lines_and_characters(tmp_path: Path) -> None
 
 
 def test_front_matter_is_title_and_metadata_and_no_text(tmp_path: Path) -> None:
-    fields = (
-        "title: Größe\ntags: [a, 7]\ncreated: 2022-03-01\nat: 2022-03-01 08:30:00\nauthor: {name: Bo}\ndraft: true\ntype: note\nnone:\n"
-    )
+    fields = "title: Größe\ntags: [a, 7]\ncreated: 2022-03-01\nat: 2022-03-01T08:30:00Z\nauthor: {name: Bo}\ndraft: true\ntype: note\n"
+    fields += "none:\nlang: no\nzip: 01234\n"
     front = f"---\n{fields}---\n\n"
     body = "# Größe\nfirst\n## B\nsecond\n"
     (tmp_path / "a.md").write_text(front + body)
@@ -111,8 +110,9 @@ def test_front_matter_is_title_and_metadata_and_no_text(tmp_path: Path) -> None:
         ("a.md > Größe", "# Größe\nfirst\n"),
         ("a.md > Größe > B", "## B\nsecond\n"),
     ]
-    own = {"tags": ["a", 7], "created": "2022-03-01", "at": "2022-03-01 08:30:00", "author.name": "Bo", "draft": True}
-    for document, line in zip(found, (12, 14), strict=True):
+    own = {"title": "Größe", "tags": ["a", 7], "created": "2022-03-01", "at": "2022-03-01T08:30:00Z", "author.name": "Bo", "draft": True}
+    own |= {"lang": "no", "zip": "01234"}
+    for document, line in zip(found, (14, 16), strict=True):
         assert document.metadata is not None
         places = {"file": "a.md", "type": "markdown", "line": line, "end_line": line + 1}
         assert document.metadata.items() >= {**own, **places, "front_matter.type": "note"}.items()
@@ -128,14 +128,20 @@ def test_front_matter_is_title_and_metadata_and_no_text(tmp_path: Path) -> None:
         "tags: &a [x]\nmore: [*a, *a]\n",
         "a: !!binary aGk=\n",
         "a: {b: 1}\na.b: 2\n",
-        "? [x]\n: y\n" + "[" * 5000,
+        "? [x]\n: y\n" + "[" * 5000 + "\n",
     ],
 )
-def test_what_is_no_front_matter_stays_text(tmp_path: Path, front: str) -> None:
+def test_what_is_no_front_matter_stays_text_and_is_told(tmp_path: Path, front: str, caplog: pytest.LogCaptureFixture) -> None:
     text = f"---\n{front}---\nbody\n"
     (tmp_path / "a.md").write_text(text)
     found = documents(tmp_path, SourceOptions(passages="whole"))
     assert [(document.title, document.text) for document in found] == [("a.md", text)]
+    assert "front matter left in the text, because it is no YAML of fields: 1 (such as a.md)" in caplog.text
+
+
+def test_front_matter_may_have_the_line_ends_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(b"---\r\ntags: [x]\r\n---\r\nbody\r\n")
+    assert [(document.text, where(document, "tags")) for document in documents(tmp_path)] == [("body\r\n", (["x"],))]
 
 
 def test_a_note_of_front_matter_alone_is_found_by_it(tmp_path: Path) -> None:

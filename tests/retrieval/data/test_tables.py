@@ -110,14 +110,43 @@ def test_semicolons_separate_columns_where_the_header_has_no_comma(tmp_path: Pat
 
 
 def test_semicolons_come_with_decimal_commas_and_dates_with_the_day_first(tmp_path: Path) -> None:
-    cells = "id;text;price;on;size\n1;3,5;1.299,90;9.2.2017;S,M\n2;x;-0,5;31.02.2017;7.5\n"
+    """All cells of a column decide: lists, versions and what is no date stay as they are."""
+    cells = (
+        "id;text;price;on;size;list;version\n1;3,5;1.299,90;9.2.2017;S,M;7,9;1.250\n2;x;1.250;31/12/2017;7.5;12,15,18;9.9.9999\n3;y;;;;;\n"
+    )
     (tmp_path / "a.csv").write_text(cells)
-    assert list(open_corpus(tmp_path / "a.csv")) == [
-        Document("1", "3,5", "", {"price": 1299.9, "on": "2017-02-09", "size": "S,M"}),
-        Document("2", "x", "", {"price": -0.5, "on": "31.02.2017", "size": 7.5}),
+    expected = [
+        Document("1", "3,5", "", {"price": 1299.9, "on": "2017-02-09", "size": "S,M", "list": "7,9", "version": 1.25}),
+        Document("2", "x", "", {"price": 1250.0, "on": "2017-12-31", "size": 7.5, "list": "12,15,18", "version": "9.9.9999"}),
+        Document("3", "y"),
     ]
-    (tmp_path / "b.tsv").write_text(cells.replace(";", "\t"))  # of another custom
-    assert next(iter(open_corpus(tmp_path / "b.tsv"))).metadata == {"price": "1.299,90", "on": "9.2.2017", "size": "S,M"}
+    assert list(open_corpus(tmp_path / "a.csv")) == expected
+    (tmp_path / "b.csv").write_text("sep=;\n\n" + cells.replace("id;", 'id;"', 1).replace("text;", 'text";', 1))  # as Excel marks it
+    assert list(open_corpus(tmp_path / "b.csv")) == expected
+    (tmp_path / "c.tsv").write_text(cells.replace(";", "\t"))  # of another custom
+    assert next(iter(open_corpus(tmp_path / "c.tsv"))).metadata == {
+        "price": "1.299,90", "on": "9.2.2017", "size": "S,M", "list": "7,9", "version": 1.25
+    }  # fmt: skip
+
+
+def test_amounts_of_one_currency_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text,price,mixed\n1,x,"$1,299.50",$5\n2,y,,\n3,z,$7,€3\n')
+    prices = [(document.metadata or {}) for document in open_corpus(tmp_path / "a.csv")]
+    assert prices == [{"price": 1299.5, "mixed": "$5"}, {}, {"price": 7.0, "mixed": "€3"}]
+    (tmp_path / "b.csv").write_text("id;text;price\n1;x;1.299,50 €\n2;y;7 €\n")
+    assert [document.metadata for document in open_corpus(tmp_path / "b.csv")] == [{"price": 1299.5}, {"price": 7.0}]
+
+
+def test_fields_of_objects_can_be_id_title_and_text(tmp_path: Path) -> None:
+    rows = [{"meta": {"uid": 7, "title": "A", "lang": "ko"}, "sections": [{"head": "1", "body": "x"}, {"head": "2", "body": "y"}]}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    options = SourceOptions(id="meta.uid", title="meta.title", text="sections.body")  # type: ignore[arg-type]
+    expected = [Document("7", "x\ny", "A", {"meta.lang": "ko", "meta.title": "A", "sections.head": ["1", "2"]})]
+    for source in (tmp_path / "a.jsonl", tmp_path / "a.parquet", rows):
+        assert list(open_corpus(source, options)) == expected
+    with pytest.raises(InputError, match=r"no field 'sections.title' \(--text\)"):
+        list(open_corpus(rows, SourceOptions(text="sections.title")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv"])
@@ -229,7 +258,9 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
         ("a.csv", "id,text\n,x\n", SourceOptions(), "a.csv:2: the id is blank"),
         ("a.csv", "", SourceOptions(), "a.csv: the file is empty"),
         ("a.csv", b"id,text\n1,\xc3\xa9\n2,\xe9\n", SourceOptions(), "a.csv:3: not UTF-8"),  # damaged, and not Windows-1252
-        ("a.csv", b"id,text\n1,\x81\n", SourceOptions(), "a.csv:2: not UTF-8"),
+        ("a.csv", b"id,text\n1,\x81\n", SourceOptions(), "a.csv:2: not CP1252"),
+        ("a.csv", b"id,text\n1,\xff\n2,\xc3\xbc\n", SourceOptions(), "a.csv:2: not UTF-8, while other lines are; repair the line"),
+        ("a.csv", "id,text\n1,x\n".encode("utf-16")[:-1], SourceOptions(), "not UTF-16"),
         (
             "a.jsonl",
             '{"text": "x"}\n{"id": 3, "text": "y"}\n',

@@ -226,29 +226,37 @@ def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document
         index.search(queries, 3, effort={"nprobe": 3})
 
 
-def test_text_is_not_compared_with_numbers_and_dates_unless_it_begins_with_the_year() -> None:
-    texts = [{"price": "9,50", "day": "19.02.2017", "on": "2017-02-19"}, {"price": "10,00", "day": "01.05.2020", "on": "unknown"}]
+def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do() -> None:
+    texts: list[dict[str, Any]] = [
+        {"price": "9,50", "day": "19.02.2017", "on": "2017-02-19", "size": "30 mm", "month": "202303", "labels": ["runbook", 2023]},
+        {"price": "10,00", "day": "01.05.2020", "on": "unknown", "size": "1500 mm", "month": "202411", "labels": ["proposal", 2024]},
+    ]
     index = quiver.build_index([Document(str(number), "words", metadata=fields) for number, fields in enumerate(texts)], "bm25")
     for condition, message in (
         (
             "price < 50",
             "filter: price<50: the values of price are text such as '10,00' and '9,50', not numbers; \"50\" in double quotes asks",
         ),
+        ("price < $50", "the values of price are text such as '10,00' and '9,50', not numbers"),
+        ("size >= 200", "the values of size are text such as '1500 mm' and '30 mm', not numbers"),
         ("day >= 2018", "filter: day>=2018: the values of day are text such as '01.05.2020' and '19.02.2017', not numbers"),
         ("day >= 2018-01-01", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
+        ("day >= 01.01.2018", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
+        ("on >= 01.01.2018", "filter: on>=01.01.2018: dates of on begin with the year, such as '2017-02-19'"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             index.count(condition)
-    conditions = (
-        "on >= 2017",
-        "on > 2017-02",
-        "on < 2017-12-31",
-        'price < "50"',
-        'price < "9"',
-        "price = 50",
-        "price != 50",
-    )
-    assert [index.count(condition) for condition in conditions] == [2, 2, 1, 1, 1, 0, 2]
+    counts = {
+        "on >= 2017": 2,
+        "on > 2017-02": 2,
+        "on < 2017-12-31": 1,
+        'price < "50"': 1,
+        'price < "9"': 1,
+        "price = 50": 0,
+        "price != 50": 2,
+    }
+    counts |= {"month >= 202401": 1, "labels >= 2024": 1, "labels > beta": 2, "labels = 2024": 1}
+    assert {condition: index.count(condition) for condition in counts} == counts
 
 
 def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:

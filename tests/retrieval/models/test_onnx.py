@@ -213,7 +213,7 @@ def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.Mo
 
 def check_mistakes(out: Path) -> None:
     """Mistakes with an export are one line; the last of them damage it."""
-    with pytest.raises(InputError, match=r"an ONNX export, which encodes for indexes only .* pass the model it came from"):
+    with pytest.raises(InputError, match=r"an ONNX export, which only searches indexes; here pass the model that it was exported from"):
         BiEncoder(out)
     with pytest.raises(
         InputError, match=r"an ONNX export has the settings it was exported with and runs on the CPU; remove the other options"
@@ -228,6 +228,7 @@ def check_mistakes(out: Path) -> None:
         ({"kind": "colbert"}, "the export of a ColBERT model is for other programs"),
         ({"query": {"prompt": ""}}, "not the settings of an ONNX export"),
         ({"query": None}, "not the settings of an ONNX export"),
+        ({"query": {"prompt": "", "max_length": "x"}}, "not the settings of an ONNX export"),
     ):
         settings.write_text(json.dumps(content | change))
         with pytest.raises(InputError, match=message):
