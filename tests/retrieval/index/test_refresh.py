@@ -297,6 +297,6 @@ def test_the_command_reports_what_it_did(quiver: Callable[..., Any], minilm: Pat
         "folder": "", "generation": 1, "dry_run": True, "added": 0, "changed": 1, "deleted": 1, "unchanged": 38,
     }  # fmt: skip
     done = quiver("index", "refresh", index)
-    assert (done.code, "0 added, 1 changed, 1 deleted, 38 unchanged (generation 2)" in done.out) == (0, True)
+    assert (done.code, "0 added, 1 changed, 1 deleted, 38 unchanged passages (generation 2)" in done.out) == (0, True)
     done = quiver("index", "refresh", index, "--include", "*.md")
     assert (done.code, done.err.count("\n")) == (2, 1)
