@@ -1082,10 +1082,16 @@ class Index:
         """The condition; with ``<`` to ``>=``, a number is compared with the numbers of a field that has some.
 
         Raises:
-            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, which sorts.
+            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, which sorts; or
+                numbers by text.
         """
         asked, field = condition.values[-1], condition.field  # the last is the value as text
-        if condition.operator in ("=", "!=") or not isinstance(asked, str) or "string" not in self.fields[field]:
+        if condition.operator in ("=", "!=") or not isinstance(asked, str):
+            return condition
+        if "string" not in self.fields[field]:
+            if len(condition.values) == 1:
+                held = " and ".join(f"{kind} values" for kind in self.fields[field])
+                raise InputError(f"filter: {field}{condition.operator}{asked}: {field} holds {held}, and {asked} is no number")
             return condition
         number = len(condition.values) > 1
         if number and not {"integer", "number"}.isdisjoint(self.fields[field]):

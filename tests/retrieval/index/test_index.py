@@ -228,8 +228,24 @@ def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document
 
 def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do() -> None:
     texts: list[dict[str, Any]] = [
-        {"price": "9,50", "day": "19.02.2017", "on": "2017-02-19", "size": "30 mm", "month": "202303", "labels": ["runbook", 2023]},
-        {"price": "10,00", "day": "01.05.2020", "on": "unknown", "size": "1500 mm", "month": "202411", "labels": ["proposal", 2024]},
+        {
+            "price": "9,50",
+            "day": "19.02.2017",
+            "on": "2017-02-19",
+            "size": "30 mm",
+            "month": "202303",
+            "stock": 3,
+            "labels": ["runbook", 2023],
+        },
+        {
+            "price": "10,00",
+            "day": "01.05.2020",
+            "on": "unknown",
+            "size": "1500 mm",
+            "month": "202411",
+            "labels": ["proposal", 2024],
+            "n": 3,
+        },
     ]
     index = quiver.build_index([Document(str(number), "words", metadata=fields) for number, fields in enumerate(texts)], "bm25")
     for condition, message in (
@@ -237,6 +253,7 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
             "price < 50",
             "filter: price<50: the values of price are text such as '10,00' and '9,50', not numbers; \"50\" in double quotes asks",
         ),
+        ("n < $50", "filter: n<$50: n holds integer values, and $50 is no number"),
         ("price < $50", "the values of price are text such as '10,00' and '9,50', not numbers"),
         ("size >= 200", "the values of size are text such as '1500 mm' and '30 mm', not numbers"),
         ("day >= 2018", "filter: day>=2018: the values of day are text such as '01.05.2020' and '19.02.2017', not numbers"),
