@@ -70,7 +70,7 @@ TIE = 1e-6
 """Relative tolerance for equal scores: float32 sums in another order differ by about this much."""
 
 
-BM25 = System(source="bm25", kind="bm25", library="bm25s")
+BM25 = System(source="bm25", kind="bm25", library="quiver")
 """System record of ``model="bm25"``."""
 
 

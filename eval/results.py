@@ -45,7 +45,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"),
     "tokenizers": ("tokenizers",),
     "safetensors": ("safetensors",),
-    "bm25s": ("bm25s",),
 }
 """Packages whose versions are recorded, see `provenance`."""
 

@@ -1,8 +1,8 @@
 """BM25 as a model: the words of texts, and the parameters of the scores.
 
-Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Words and scores are those of bm25s. Its
-index is not used: its scores include the document frequencies of the whole corpus, so adding one document would change all of them, and it
-needs the corpus in memory. `quiver.retrieval.index.words` counts the words of documents and scores them.
+Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Words and scores are those of bm25s, whose
+import alone takes longer than a search. Its index stores scores, which include the document frequencies of the whole corpus, so that adding
+one document would change all of them. `quiver.retrieval.index.words` counts the words of documents and scores them.
 
 Shapes: B texts, n words of all texts.
 Source: Robertson and Zaragoza 2009, doi 10.1561/1500000019; bm25s, arXiv:2407.03618; k1 and b are Anserini's for BEIR,
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,29 +53,33 @@ class Words(NamedTuple):
     vocabulary: Mapping[str, int]
 
 
+_WORD = re.compile(r"\b\w\w+\b")
+_STOP_WORDS = frozenset(
+    (
+        *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or"),
+        *("such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with"),
+    )
+)
+
+
 def split_words(texts: Iterable[str], advance: Advance = lambda texts: None) -> Words:
-    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
+    """Split texts into words: lower case, runs of two or more letters, digits and underscores, without Lucene's English stop words.
 
     Args:
         texts: The texts.
         advance: Called with 1 after each text.
+
+    Example:
+        >>> split_words(["The owl, and an owl_2", "I x"])
+        Words(texts=[[0, 1], []], vocabulary={'owl': 0, 'owl_2': 1})
     """
-
-    def taken() -> Iterator[str]:
-        for text in texts:
-            yield text
-            advance(1)
-
-    found = _bm25s().tokenize(taken(), stopwords=STOP_WORDS, stemmer=None, show_progress=False)
-    return Words(found.ids, found.vocab)
-
-
-def _bm25s() -> Any:
-    import bm25s
-
-    # On import, bm25s sets its logger to DEBUG.
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    return bm25s
+    found: list[list[int]] = []
+    numbers: dict[str, int] = {}
+    for text in texts:
+        words = (word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS)
+        found.append([numbers.setdefault(word, len(numbers)) for word in words])
+        advance(1)
+    return Words(found, numbers)
 
 
 class BM25:

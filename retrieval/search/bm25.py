@@ -30,7 +30,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.progress import Advance, progress_bar
@@ -227,7 +226,6 @@ def word_tables(
     rule = {
         "layout": 4,
         "texts": texts_sha256,
-        "bm25s": installed_version("bm25s"),
         **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
     }
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quiver.eval.metrics import score
 from quiver.eval.rankers import bm25_run
 from quiver.retrieval.data.corpus import Collection, load_collection
+from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import BlockLimits
 
@@ -78,6 +81,20 @@ def test_a_collection_without_words_finds_nothing(texts: list[str]) -> None:
 def test_k_must_be_positive() -> None:
     with pytest.raises(ValueError, match="k must be >= 1"):
         bm25_run(ANIMALS, k=0)
+
+
+@pytest.mark.parity
+@given(st.lists(st.text() | st.lists(st.sampled_from(["The", "owl", "_", "a_1", "22", "x", "İ", "ß", "n't", "東京", "\n"])).map(" ".join)))
+def test_words_are_those_of_bm25s(texts: list[str]) -> None:
+    bm25s = pytest.importorskip("bm25s")
+    theirs = bm25s.tokenize(texts, stopwords="english", stemmer=None, show_progress=False)
+    assert split_words(texts) == (theirs.ids, theirs.vocab)
+
+
+@pytest.mark.parity
+def test_the_stop_words_are_those_of_bm25s() -> None:
+    stopwords = pytest.importorskip("bm25s.stopwords").STOPWORDS_EN
+    assert split_words([" ".join(stopwords), "owl"]).vocabulary == {"owl": 0}
 
 
 @pytest.mark.parity

@@ -534,7 +534,7 @@ def mine_negatives(
             },
             "result": result,
         }
-        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s"))
+        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "faiss-cpu"))
 
 
 def _remove_texts(out: Path) -> None:
