@@ -256,7 +256,7 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
                         raise
                     first_bad, encoding = number, "cp1252"
                     text = raw.decode(encoding)
-                    _warn_once(f"{path}: not UTF-8; read as Windows-1252")
+                    warn_once(f"{path}: not UTF-8; read as Windows-1252")
                 else:
                     if encoding == "cp1252" and not raw.isascii() and _is_utf_8(raw):
                         raise InputError(f"{path}:{first_bad}: not UTF-8, while other lines are; repair the line")
@@ -278,7 +278,7 @@ def _is_utf_8(raw: bytes) -> bool:
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     """Log a warning at the first of several passes over a file."""
     logger.warning("%s", message)
 

@@ -29,6 +29,7 @@ from quiver.retrieval.data.corpus import (
     assemble,
     check_names,
     check_names_of,
+    check_one_table,
     has_corpus,
     have_ids,
     load_collection,
@@ -219,6 +220,8 @@ class GivenQuestions:
         given = self._rows(_QUERIES, _query_rows(self.queries)), self._rows(_QRELS, _judgement_rows(self.qrels))
         check_names(self.rename, given)
         queries, qrels = ([(position, renamed(row, self.rename)) for position, row in rows] for rows in given)
+        if self.queries is self.qrels:
+            check_one_table(queries)
         judgements: Iterable[Judgement] = table_judgements(_QRELS, qrels)
         if not have_ids(queries):
             judgements = with_numbers(judgements, _QUERIES, table_queries(_QUERIES, queries))

@@ -347,7 +347,9 @@ def check_names(rename: Mapping[str, str], tables: Iterable[Iterable[tuple[Entry
         InputError: They do not.
     """
     known = dict.fromkeys((*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES))
-    first = [row for rows in tables if rename for _, row in itertools.islice(rows, 1)]
+    if not rename:
+        return
+    first = [row for rows in tables for _, row in itertools.islice(rows, 1)]
     there = dict.fromkeys(name for row in first for name in row)
     for old, new in rename.items():
         if new not in known:
@@ -500,6 +502,8 @@ def load_collection(
             raise InputError("; ".join([problems[0], *(each.removeprefix(f"{folder}: ") for each in problems[1:])]))
     if queries is None or qrels is None:
         raise ValueError("without a folder, queries and qrels must be given")
+    if queries == qrels and _has_fields(queries, rename):
+        check_one_table(_rows(queries, rename))
     return assemble(
         name_of(queries) if folder is None else folder.resolve().name,
         split,
@@ -869,7 +873,7 @@ _TABLES = ".jsonl, .json, .csv, .tsv, .parquet or .arrow files, and saved data s
 def _queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[tuple[EntryPosition, Query]]:
     if path.is_dir() and not _is_table(path):
         raise InputError(f"{path}: unsupported type; queries are read from {_TABLES}")
-    if not _is_table(path) or (path.name.endswith(_TABS) and not _has_header(path, rename)):
+    if not _has_fields(path, rename):
         for number, line in read_lines(path):
             position = EntryPosition(path, number)
             columns = line.split("\t")
@@ -905,20 +909,44 @@ def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNa
     judged, has_id = _named(row, JUDGED_DOCUMENTS) is not None, _named(row, QUERY_IDS) is not None
     if not has_id and (judged or not any(_is_unknown(name, (QUERY_TEXTS, GRADES)) and name != text for name in row)):
         return FieldNames((), text)
-    key = _column(position, row, QUERY_IDS, "the id of the queries", (tuple(map(str.lower, row)),))
+    if not has_id:
+        raise InputError(
+            f"{position}: no field for the id of the queries; call it {', '.join(QUERY_IDS[:-1])} or {QUERY_IDS[-1]} (--rename"
+            f" FIELD=query_id); queries need none beside the documents that answer them (--rename FIELD=document); the fields are"
+            f" {', '.join(row)}"
+        )
+    key = _named(row, QUERY_IDS) or ""
     return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
 
 
 def _has_ids(queries: Path, rename: Mapping[str, str]) -> bool:
-    if not _is_table(queries) or (queries.name.endswith(_TABS) and not _has_header(queries, rename)):
-        return True
-    return have_ids(_rows(queries, rename))
+    return not _has_fields(queries, rename) or have_ids(_rows(queries, rename))
 
 
 def have_ids(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> bool:
     """Whether rows of queries have ids."""
     first = next(iter(rows), None)
     return first is None or bool(_query_fields(*first).id)
+
+
+def check_one_table(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> None:
+    """Check that in a table of queries with their documents a field is not taken for both.
+
+    Raises:
+        InputError: It is: the only field without a known name could be either.
+    """
+    for position, row in itertools.islice(rows, 1):
+        text = _query_fields(position, row).text
+        if text == _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS):
+            raise InputError(
+                f"{position}: '{text}' would be the text of the queries and the document that answers them; name both fields, such as"
+                f" --rename question=query,{text}=document; the fields are {', '.join(row)}"
+            )
+
+
+def _has_fields(path: Path, rename: Mapping[str, str]) -> bool:
+    """Whether a file of queries is a table whose fields have names; other files have two columns, id and text."""
+    return _is_table(path) and (not path.name.endswith(_TABS) or _has_header(path, rename))
 
 
 def _first_line(path: Path) -> str:

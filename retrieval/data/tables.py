@@ -4,7 +4,8 @@ The first row decides which fields are id, title and text, unless they are named
 All other fields become metadata. Every error names file and line (Parquet and Arrow: row).
 
 CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
-later value of another type, and does not know the line of an error. Here each value has its own type, as in JSON Lines.
+later value of another type, and does not know the line of an error. Here each value has its own type, as in JSON Lines; only numbers and
+dates as spreadsheets write them are told by their whole column, see `_cells`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from decimal import Decimal
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import decoded_lines, read_json_lines, read_whole
+from quiver.encoder.files import decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
 
@@ -362,13 +363,7 @@ def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Ch
         return
     made = f"id: {chosen.ids[0] if chosen.ids else 'number of the row'}, title: {title or 'none'}, text: {', '.join(chosen.texts)}"
     how = "choose with --id, --title and --text" if columns.by_options else "rename fields to id, title and text to choose"
-    _log_once(f"{position.file}: {made}; other fields: {', '.join(others)} ({how})")
-
-
-@cache
-def _log_once(message: str) -> None:
-    """Log a warning at the first of several passes over a table."""
-    logger.warning("%s", message)
+    warn_once(f"{position.file}: {made}; other fields: {', '.join(others)} ({how})")
 
 
 def _known(name: str, row: Row) -> str:

@@ -124,7 +124,9 @@ def search_dense(  # noqa: PLR0913 - one option for each choice
     for start in range(0, len(queries), limits.dense_queries):
         group = queries[start : start + limits.dense_queries]
         if placed is not None:
-            scorer = _device_scorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
+            from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
+
+            scorer = DeviceScorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
             ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
             continue
         with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
@@ -139,12 +141,6 @@ def _streamed(rows: Rows, device: torch.device) -> Streamed:
     from quiver.retrieval.index.on_device import Streamed  # imports PyTorch, which a search on the CPU does not need
 
     return Streamed(rows, device)
-
-
-def _device_scorer(placed: Resident | Streamed, *arguments: Any, **options: Any) -> DeviceScorer:
-    from quiver.retrieval.index.on_device import DeviceScorer
-
-    return DeviceScorer(placed, *arguments, **options)
 
 
 def _ranked(scorer: DeviceScorer, k: int, *, findable: int, ids: NDArray[Any], all_exact: bool, limits: SearchLimits) -> list[Ranked]:
@@ -255,7 +251,9 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
     for start in range(0, len(queries), limits.token_queries):
         group = queries[start : start + limits.token_queries]
         if placed is not None:
-            scorer = _device_scorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
+            from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
+
+            scorer = DeviceScorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
             ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
             continue
         errors = np.array([_error(query, largest_norm) for query in group])
@@ -361,7 +359,7 @@ def _placement(rows: Rows, device: torch.device | None) -> Callable[[], Resident
         return lambda: None
     from quiver.retrieval.index.on_device import place  # imports PyTorch, which a search on the CPU does not need
 
-    return partial(Lazy[Any]().get, partial(place, rows, device))
+    return partial(Lazy["Resident | Streamed"]().get, partial(place, rows, device))
 
 
 class ExactDenseSegment:
@@ -506,12 +504,14 @@ class ExactTokenSegment:
 
 def move_search(segments: Sequence[AnySegment], device: torch.device) -> torch.device:
     """Choose where the segments of an index are searched: exact engines on the device, all others on the CPU; return the choice."""
+    import torch
+
     chosen = device
     for segment in segments:
         if isinstance(segment, (ExactDenseSegment, ExactTokenSegment)):
             segment.search_on(device)
         else:
-            chosen = type(device)("cpu")
+            chosen = torch.device("cpu")
     return chosen
 
 

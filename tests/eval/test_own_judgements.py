@@ -176,6 +176,14 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
     write_csv(tmp_path / "tables" / "a.csv", ("id", "text"), [("1", "a")])
     with pytest.raises(InputError, match=r"tables: unsupported type; queries are read from .* and saved data sets"):
         evaluate(index, queries=tmp_path / "tables", qrels=files["qrels"])
+    asked = write_csv(tmp_path / "asked.csv", ("question", "answer"), [("bird wings", "birds.md")])
+    with pytest.raises(InputError, match=r"no field for the id of the queries; .* queries need none beside .*\(--rename FIELD=document\)"):
+        evaluate(index, queries=asked, qrels=asked, group_by="file")
+    rows = [{"question": "bird wings", "answer": "birds.md"}]
+    for table in (asked, rows):
+        with pytest.raises(InputError, match="'answer' would be the text of the queries and the document that answers them"):
+            evaluate(index, queries=table, qrels=table, rename={"question": "query_id"}, group_by="file")
+        assert evaluate(index, queries=table, qrels=table, rename={"answer": "document"}, group_by="file").collections[0].queries == 1
     with pytest.raises(InputError, match=r"rename \(--rename\) names fields of queries"):
         evaluate(index, rename={"a": "query"})
 
