@@ -103,7 +103,12 @@ def build(
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
-        say(f"{len(index):,} documents in {time.monotonic() - begun:,.1f} s")
+        made = (
+            f"{len(index):,} passages of {index.facets(['file'])['file'].distinct:,} files"
+            if "file" in index.fields
+            else f"{len(index):,} documents"
+        )
+        say(f"{made} in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 
 

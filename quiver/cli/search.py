@@ -117,7 +117,6 @@ def search(
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.search.groups import field_of, search_groups
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
-    from quiver.retrieval.search.search import describe_nothing_found
 
     condition = _condition(conditions or [], ids)
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
@@ -150,14 +149,7 @@ def search(
     hits = describe_hits(opened, found, explained)
     for hit, group in zip(hits, next(iter(groups.values()), []), strict=False):
         hit |= {"group": group.key, "passages": dict(group.passages)}
-    if as_json:
-        print_json(hits)
-    elif not hits:
-        say(describe_nothing_found(index, condition))
-    elif explain:
-        _print_explained(text or "", hits, explained)
-    else:
-        _print_hits(hits, found, len(index), group_by, [] if condition is None else [each.field for each in condition.conditions])
+    _print_found(hits, found, index, condition, group_by, explained if explain else None, text=text or "", as_json=as_json)
 
 
 def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
@@ -257,27 +249,57 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
-def _print_hits(
-    hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int, group_by: str | None, filtered: Sequence[str]
+def _print_found(
+    hits: Sequence[Mapping[str, Any]],
+    found: SearchResult,
+    index: Index,
+    condition: Filter | None,
+    group_by: str | None,
+    explained: Mapping[str, Mapping[str, Explained]] | None,
+    *,
+    text: str,
+    as_json: bool,
 ) -> None:
+    """Print hits as JSON, as explanations where some were asked for, or as a table."""
+    from quiver.retrieval.search.search import describe_nothing_found
+
+    if as_json:
+        print_json(hits)
+    if not hits:
+        (logger.warning if as_json else say)(describe_nothing_found(index, condition))
+    elif not as_json:
+        filtered = [] if condition is None else [each.field for each in condition.conditions if each.field not in ("file", group_by)]
+        if explained is not None:
+            _print_explained(text, hits, explained, filtered)
+        else:
+            among = (
+                f"{index.count(condition):,} documents that pass the filters, {len(index):,} in all"
+                if condition is not None
+                else f"{len(index):,} documents"
+            )
+            _print_hits(hits, found, among, group_by, filtered)
+
+
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, among: str, group_by: str | None, filtered: Sequence[str]) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
     # Documents show their file already.
     grouped = [] if group_by is None else ["passages"] if group_by == "file" else [group_by, "passages"]
-    fields = [name for name in dict.fromkeys(filtered) if name not in ("file", group_by)]
     rows = []
     for hit in hits:
         counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
-        values = [_shown_value(hit.get("metadata", {}).get(name)) for name in fields]
-        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *values, *ranks, _shown_text(hit)))
+        text = "\n".join(filter(None, (_shown_fields(hit, filtered), _shown_text(hit))))
+        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, text))
     each = "" if group_by is None else f", one for each {group_by}; passages: number found of each"
     places = f"; {', '.join(origins)}: rank there" if origins else ""
-    print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *fields, *origins, "text"), rows)
+    print_table(f"{len(hits)} of {among}{each}{places}", ("document", "score", *grouped, *origins, "text"), rows)
 
 
-def _shown_value(value: Any) -> str:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return NOT_SHOWN.sub(" ", ", ".join(map(str, values)))[:_VALUE]
+def _shown_fields(hit: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """The fields of a hit that it was filtered by, in a line: as columns, they would leave little room for the text."""
+    given = hit.get("metadata", {})
+    values = {name: given[name] if isinstance(given[name], list) else [given[name]] for name in fields if given.get(name) is not None}
+    return NOT_SHOWN.sub(" ", "; ".join(f"{name}: {', '.join(map(str, value))[:_VALUE]}" for name, value in values.items()))
 
 
 def _where(hit: Mapping[str, Any]) -> str:
@@ -300,7 +322,9 @@ def _shown_text(hit: Mapping[str, Any]) -> str:
     return text[len(file) :].removeprefix(" > ").lstrip() if file and text.startswith(file) else text
 
 
-def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Mapping[str, Mapping[str, Explained]]) -> None:
+def _print_explained(
+    text: str, hits: Sequence[Mapping[str, Any]], explained: Mapping[str, Mapping[str, Explained]], filtered: Sequence[str]
+) -> None:
     console = Console()
     for hit in hits:
         group = f"  {hit['group']}, passages found: {len(hit['passages'])}" if "group" in hit else ""
@@ -308,6 +332,8 @@ def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Ma
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
         origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))
+        if fields := _shown_fields(hit, filtered):
+            console.print(Text(fields, style="dim"))
         for view in explanation_view(text, explained.get(hit["id"], {}), hit.get("text")):
             console.print(view)
         console.print()

@@ -330,7 +330,7 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         advice = (
             "name the field of the text with --text"
             if columns.by_options
-            else "rename the field of the text to 'text' (those of the id and title to 'id' and 'title')"
+            else "rename the field of the text to 'text', or name it: open_corpus(data, SourceOptions(text='...'))"
         )
         raise InputError(f"{position}: no field 'text'; {_known('text', row)}; {advice}")
     if columns.id is not None:
@@ -359,7 +359,7 @@ def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Ch
     title = chosen.title if chosen.title in row else ""
     others = [name for name in row if name not in (*chosen.ids, *chosen.texts, title)]
     standard = bool(chosen.ids or columns.id) and bool(title or chosen.texts[0] == "text")
-    if standard or not others or (columns.id and columns.title and columns.text):
+    if standard or not others or (columns.id and columns.text):
         return
     made = f"id: {chosen.ids[0] if chosen.ids else 'number of the row'}, title: {title or 'none'}, text: {', '.join(chosen.texts)}"
     how = "choose with --id, --title and --text" if columns.by_options else "rename fields to id, title and text to choose"

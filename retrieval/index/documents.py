@@ -630,9 +630,10 @@ def _string(token: _Token) -> str:
 
 def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
     if token.kind == "bare" and "*" in token.text[:-1]:
+        files = f" (files of one type: type={token.text[2:]})" if re.fullmatch(r"\*\.\w+", token.text) else ""
         raise InputError(
-            f"filter: {token.text}: a * stands for any ending, behind a beginning such as guides/*; put the value in double quotes if the"
-            " star is a part of it"
+            f"filter: {token.text}: a * stands for any ending, behind a beginning such as guides/*{files}; put the value in double quotes"
+            " if the star is a part of it"
         )
     if len(token.text) > 1 and token.text.endswith("*"):
         return (Prefix(_string(replace(token, text=token.text[:-1]))),)

@@ -1076,7 +1076,9 @@ class Index:
 
     def _fields_for(self, wanted: str) -> str:
         """The end of an error about an unknown field: the closest field, and all that there are."""
-        return f"{did_you_mean(wanted, self.fields)}; " + (f"there are {', '.join(self.fields)}" if self.fields else "they have none")
+        known = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+        title = "; titles are a field if the build names theirs (--title title)" if wanted == "title" else ""
+        return f"{did_you_mean(wanted, self.fields)}; {known}{title}"
 
     def _ordered(self, condition: Condition) -> Condition:
         """The condition; with ``<`` to ``>=``, a number is compared with the numbers of a field that has some.
