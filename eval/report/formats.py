@@ -430,11 +430,21 @@ def _markdown(block: Block, level: int) -> Iterator[str]:
             yield from (f"![{escape(each.alt)}]({each.file})" for each in figures([block]) if each.file)
         case Examples():
             yield _markdown_examples(block)
-        case Section() | Details():
+        case Section() | Details() if not _only_drawn(block):
             title, note = (block.title, block.note) if isinstance(block, Section) else (block.summary, "")
             yield f"{'#' * min(level, 6)} {escape(title)}" + (f" ({escape(note)})" if note else "")
             for inner in block.blocks:
                 yield from _markdown(inner, level + 1)
+
+
+def _only_drawn(block: Section | Details) -> bool:
+    """Whether it is about charts alone, none of which has a file that Markdown could link to."""
+    drawn = list(figures([block]))
+    return (
+        bool(drawn)
+        and not any(each.file for each in drawn)
+        and all(isinstance(each, Paragraph | Gallery | Details) for each in block.blocks)
+    )
 
 
 def _markdown_text(text: Text) -> str:

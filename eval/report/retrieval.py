@@ -384,7 +384,7 @@ def results_report(results: Sequence[Results], *, title: str = "Retrieval result
     parts = (
         Section("nDCG@10", tuple(_scores(content)), "scores"),
         Section("Bars with intervals", tuple(_charts(content)), "charts"),
-        _latency(content),
+        *_latency(content),
         Section(
             "Collections",
             tuple(_collection(content, position, key) for position, key in enumerate(content.collections, start=1)),
@@ -677,7 +677,8 @@ def _bars(content: _Content, name: str) -> Iterator[Bar]:
             yield Bar(content.keys[row.label], value, *ends)
 
 
-def _latency(content: _Content) -> Section:
+def _latency(content: _Content) -> Iterator[Section]:
+    """Scores over search time, where there are several points to compare."""
     approximate = any(each.index.kind != "exact" and each.index.recall is not None for _, each in content.scored)
     measure = OVERLAPS[0] if approximate else HEADLINE
     timed: dict[str, list[Dot]] = {}
@@ -687,11 +688,9 @@ def _latency(content: _Content) -> Section:
         if value is not None and index.query_milliseconds:
             dot = Dot(key, index.query_milliseconds, value, hollow=approximate and index.kind == "exact")
             timed.setdefault(collection.key, []).append(dot)
-    title = f"{'Overlap with exact search' if approximate else 'nDCG@10'} over search time"
-    if not timed:
-        nothing = "No search was timed apart from the encoding of its queries, so that there is nothing to plot."
-        return Section(title, (Paragraph(nothing),), "latency")
-    return Section(title, tuple(_latency_blocks(content, timed, measure, approximate=approximate)), "latency")
+    if any(len(dots) > 1 for dots in timed.values()):
+        title = f"{'Overlap with exact search' if approximate else 'nDCG@10'} over search time"
+        yield Section(title, tuple(_latency_blocks(content, timed, measure, approximate=approximate)), "latency")
 
 
 def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measure: str, *, approximate: bool) -> Iterator[Block]:

@@ -237,7 +237,7 @@ def _one_line(error: Any) -> str:
 
 def _meant(error: Any) -> str:
     """What other tools call an option, or a command of a group without the group, as what to type."""
-    if getattr(error, "option_name", None) in ("-n", "--top-k", "--topk", "--limit", "--k"):
+    if getattr(error, "option_name", None) in ("-n", "--top", "--top-k", "--topk", "--limit", "--k"):
         return "; the number of results is -k" * any("-k" in each.opts for each in error.ctx.command.params)
     name = re.match(r"No such command '([\w-]+)'", error.message)
     if name is None or error.ctx.parent is not None:

@@ -578,6 +578,8 @@ def _wrong_values(problems: Sequence[Any]) -> list[str]:
         wanted = list(dict.fromkeys(_WANTED[each["type"]] for each in found if each["type"] in _WANTED))
         other = next((each["msg"] for each in found if each["type"] not in _WANTED), None)
         said = other or f"must be {', '.join(wanted[:-1])}{' or ' if len(wanted) > 1 else ''}{wanted[-1]}"
+        if place[0] == "query" and found[0]["type"] == "missing":  # of an address: another name, such as ?query=, is the usual reason
+            said = f"missing; write it in the address, as ?{place[-1]}=..."
         example = "" if other is not None else _EXAMPLES.get(str(place[1]), "") if len(place) > 1 else ""
         messages.append(f"{'.'.join(map(str, place))}: {said}{example}")
     return messages

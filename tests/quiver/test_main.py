@@ -367,7 +367,10 @@ def test_mistakes_on_the_command_line_are_reported_in_one_line(
     [
         (("serch",), "No such command 'serch'"),
         (("refresh", "notes"), "No such command 'refresh'; type quiver index refresh (see quiver --help)"),
-        (("search", "notes", "owls", "--top-k", "3"), "No such option: --top-k; the number of results is -k (see quiver search --help)"),
+        (
+            ("search", "notes", "owls", "--top", "3"),
+            "No such option: --top (Possible options: --out); the number of results is -k (see quiver search --help)",
+        ),
         (("doctor", "--jsn"), "--jsn"),
         (("doctor", "extra"), "extra"),
         (("search",), "(see quiver search --help)"),

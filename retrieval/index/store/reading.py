@@ -523,7 +523,8 @@ def check_format(layout: Layout) -> None:
         if layout.generations():
             raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged, run quiver index repair")
         root = layout.root
-        what = "the folder is not an index" if root.is_dir() else "a file, not an index folder" if root.exists() else "no such folder"
+        what = "the folder is not an index" if root.is_dir() else "a file, not an index folder"
+        what = f"{what}; quiver index build makes one of documents" if root.exists() else "no such folder"
         raise InputError(f"{root}: {what}")
     if version != VERSION:
         raise InputError(f"{layout.root}: {version_problem(version)}")

@@ -15,7 +15,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.report.charts import visible
-from quiver.eval.report.formats import render_html
+from quiver.eval.report.formats import render_html, render_markdown
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import Results, System
 
@@ -199,11 +199,16 @@ def test_exact_search_has_no_recall_plot(evaluated: Evaluated) -> None:
     assert "ring" not in latency.words
 
 
-def test_without_times_a_sentence_replaces_the_chart(evaluated: Evaluated) -> None:
-    bm25 = evaluated()[-1]
-    latency = section(parse(render_html(results_report([bm25]))), "latency")
-    assert "nothing to plot" in latency.words
-    assert not latency.all("svg")
+def test_scores_over_search_time_are_shown_where_there_is_something_to_compare(evaluated: Evaluated) -> None:
+    dense, *_, bm25 = evaluated(forums=False)
+    for results in ([bm25], [dense], [dense, bm25]):  # BM25 has no search time of its own
+        page = parse(render_html(results_report(results)))
+        assert not [each for each in page.all("section") if each.attributes.get("id") == "latency"]
+
+
+def test_markdown_has_no_headings_of_charts(evaluated: Evaluated) -> None:
+    headings = re.findall(r"^## (.+)", render_markdown(results_report(evaluated(forums=False))), re.MULTILINE)
+    assert headings == ["nDCG@10", "Collections", "Protocol", "Indexes", "Time", "Systems and commands"]
 
 
 def test_all_measures_of_a_collection_are_listed(page: Element) -> None:
