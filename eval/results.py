@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -572,7 +573,7 @@ class Results:
 
         Args:
             others: Results of other systems.
-            measure: Name of a measure.
+            measure: Name of a measure, such as ``recall@100`` or, as tables call it, ``R@100``.
 
         Raises:
             InputError: No other results are given, two results for a collection have other data, or none has the measure.
@@ -586,6 +587,7 @@ class Results:
 
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
+        measure = _measure_named(measure)
         keys = list(dict.fromkeys(each.key for results in (self, *others) for each in results.collections))
         scored = [{each.key: each for each in results.collections} for results in (self, *others)]
         rows = []
@@ -607,7 +609,7 @@ class Results:
         """Draw a bar per collection and system as a matplotlib figure, with the confidence intervals of nDCG@10.
 
         Args:
-            measure: Name of a measure.
+            measure: Name of a measure, such as ``recall@100`` or, as tables call it, ``R@100``.
 
         Raises:
             InputError: matplotlib is not installed, or no collection has the measure.
@@ -619,7 +621,7 @@ class Results:
         from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
 
         check_matplotlib()
-        bars = []
+        measure, bars = _measure_named(measure), []
         for each in self.collections:
             systems = [
                 (self.system.label, each.measures, each.interval),
@@ -644,6 +646,11 @@ class Results:
             [1.0]
         """
         return [each.part(each.measures.get(measure)) for each in self.collections]
+
+
+def _measure_named(label: str) -> str:
+    """The measure that a table calls so, such as ``R@10``."""
+    return re.sub(r"^r@", "recall@", label.lower())
 
 
 SCHEMA = "quiver-results/3"

@@ -201,8 +201,9 @@ def _draw_bar(axes: Any, bar: Bar, position: int, top: float) -> None:
     colour = PALETTE[bar.key.colour]
     drawn = axes.barh(position + 0.08, bar.value, 0.42, color=colour, alpha=0.8)
     _describe(drawn[0], f"{bar.key.label}: {100 * bar.value:.2f}")
-    name = f"{bar.key.letter}  {fit(visible(bar.key.label), 0.80 * WIDTH * _POINTS_PER_INCH - 16, 9)}" if bar.key.letter else ""
-    axes.text(0, position - 0.20, name or fit(visible(bar.key.label), 0.80 * WIDTH * _POINTS_PER_INCH, 9), fontsize=9, va="bottom")
+    lettered = f"{bar.key.letter}  " if bar.key.letter else ""
+    name = lettered + fit(visible(bar.key.label), 0.80 * WIDTH * _POINTS_PER_INCH - (20 if lettered else 4), 9)
+    axes.text(0.006 * top, position - 0.20, name, fontsize=9, va="bottom")
     axes.text(1.235 * top, position - 0.20, f"{100 * bar.value:.2f}", fontsize=9, fontweight="bold", ha="right", va="bottom")
     if bar.low is not None and bar.high is not None:
         low, high = max(0.0, bar.low), min(top, bar.high)

@@ -367,7 +367,8 @@ def significance(
         for name, measure, winner, loser in _significant(family, measures, scores, shared):
             for each in same.get(name, [name]):
                 better[each, measure, winner].append(loser)
-    return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=len(averaged)))
+    rule = _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=len(averaged))
+    return Significance(dict(better), rule if better else f"{rule} No difference was significant.")
 
 
 def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[str, dict[str, _Side]]:

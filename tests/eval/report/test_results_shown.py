@@ -58,3 +58,5 @@ def test_a_plot_has_a_bar_per_collection_and_system(make_scored: MakeCollection,
     assert all(name in shown for name in ("model on scifact.test", "bm25 on scifact.test", "model on nfcorpus.test"))
     with pytest.raises(InputError, match="no collection has the measure 'ndcg@7'"):
         results.plot("ndcg@7")
+    named, abbreviated = ([bar.get_width() for bar in results.plot(name).axes[0].patches] for name in ("recall@10", "R@10"))
+    assert named == abbreviated

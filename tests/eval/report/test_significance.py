@@ -171,6 +171,7 @@ def test_a_table_without_significance_has_no_superscripts(make_folder: MakeFolde
         text = (tmp_path / f"report.{suffix}").read_text(encoding="utf-8")
         assert mark not in text
         assert "paired sign-flip test" in text
+        assert "No difference was significant." in text
 
 
 def test_a_wide_latex_table_is_split_and_keeps_its_size() -> None:
