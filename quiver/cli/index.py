@@ -103,11 +103,9 @@ def build(
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
-        made = (
-            f"{len(index):,} passages of {index.facets(['file'])['file'].distinct:,} files"
-            if "file" in index.fields
-            else f"{len(index):,} documents"
-        )
+        made = f"{len(index):,} document{'' if len(index) == 1 else 's'}"
+        if "file" in index.fields:
+            made = f"{len(index):,} passages of {index.facets(['file'])['file'].distinct:,} files"
         say(f"{made} in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 

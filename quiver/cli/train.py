@@ -127,8 +127,12 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         print_json(_dry_run_json(found))
         return
     about = "" if found.exact else "about "
+    left_out = found.rows % recipe.training.batch_size
+    notes = [f"{found.skipped:,} skipped"] * bool(found.skipped) + [f"{left_out:,} left out of each epoch: batches are full"] * bool(
+        left_out
+    )
     rows = [
-        ("rows", f"{found.rows:,}" + (f" ({found.skipped:,} skipped)" if found.skipped else "")),
+        ("rows", f"{found.rows:,}" + (f" ({'; '.join(notes)})" if notes else "")),
         ("documents per row", f"{found.documents_per_row:,}"),
         ("rows per update", f"{found.batch['effective']:,}"),
         ("negatives per query", f"{found.batch['negatives_per_query']:,}"),
