@@ -14,6 +14,9 @@ as written; a quoted value is only compared with strings. A value with an unquot
 beginning of strings. If a field is a list, a document has every value in it. Text that is no date with the year first is not asked
 whether it is greater than a number or a date, unless this is quoted.
 
+In a field of dates (text that begins with the year, such as ISO 8601) a year, month, day or minute is a period: ``=`` holds for all times
+in it, ``<=`` up to its end, ``>`` after it.
+
 Shapes: P documents of a segment.
 """
 
