@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     import torch
 
     from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
+
+    _Combination: TypeAlias = tuple[str | Path | None, ...]
 
 
 _DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
@@ -552,7 +554,7 @@ class Index:
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
-        self._combined: tuple[OpenIndexes, dict[tuple[str | Path | None, ...], Retriever]] | None = None
+        self._combined: tuple[OpenIndexes, dict[_Combination, Retriever]] | None = None
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -694,7 +696,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -707,7 +709,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -719,7 +721,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -737,7 +739,7 @@ class Index:
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
             fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, as folders or opened from
                 one. What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
-            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
+            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents; each by its folder or opened.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
                 queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
@@ -799,7 +801,7 @@ class Index:
         k: int,
         options: SearchOptions,
         others: Sequence[str | Path | Index],
-        rerank: str | Path | None,
+        rerank: str | Path | Index | TokenModel | None,
         group_by: str | None,
     ) -> Hits:
         """Search by a fusion or re-ranking, whose indexes and models are opened at its first use."""
@@ -807,9 +809,11 @@ class Index:
 
         if not all(isinstance(query, str) for query in queries):
             raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
-        given = [each for each in others if isinstance(each, Index)]
+        given = [each for each in (*others, rerank) if isinstance(each, Index)]
         if any(not each.path.is_dir() for each in given):
-            raise InputError("an index in memory cannot be fused with another one; build it in a folder (out=DIR)")
+            raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
+        if isinstance(rerank, Index):
+            rerank = rerank.path
         names = [str(each.path if isinstance(each, Index) else each) for each in others]
         with _COMBINING:
             if self._combined is None:
@@ -819,11 +823,11 @@ class Index:
             opened, retrievers = self._combined
             for index in given:
                 opened.add(index)
-            key = (*names, rerank)
-            if key not in retrievers:
-                fused = opened.fused([self.path, *names])
-                retrievers[key] = fused if rerank is None else opened.reranked(fused, rerank)
-            retriever = retrievers[key]
+            retriever = fused = _kept(retrievers, (*names, None), lambda: opened.fused([self.path, *names]))
+            if isinstance(rerank, str | Path):
+                retriever = _kept(retrievers, (*names, rerank), lambda: opened.reranked(fused, rerank))
+            elif rerank is not None:  # a loaded model is the caller's: the index does not keep it
+                retriever = opened.reranked(fused, rerank)
         asked = [Query(str(number), text) for number, text in enumerate(queries)]
 
         def find(depth: int) -> Hits:
@@ -1351,6 +1355,13 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     if len(segment.vectors) != entry.documents:
         raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
+
+
+def _kept(retrievers: dict[_Combination, Retriever], key: _Combination, make: Callable[[], Retriever]) -> Retriever:
+    """The retriever of a key, made at its first use."""
+    if key not in retrievers:
+        retrievers[key] = make()
+    return retrievers[key]
 
 
 def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COMPARED = 20  # documents of two indexes whose texts are compared
+_ONE_CORPUS = 0.1  # least share of ids in common of two indexes of one corpus
 _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
 
@@ -284,7 +285,7 @@ def check_fusible(first: Index, other: Index) -> None:
             f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
             " document id, so build both indexes from one corpus"
         )
-    difference = _difference(first, other, shared)
+    difference = _difference(first, other, shared, hint="; to fuse one index with BM25 over its own texts: --fuse bm25 (fuse='bm25')")
     if difference is not None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
 
@@ -308,17 +309,15 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     return "; ".join(parts)
 
 
-def _difference(first: Index, other: Index, shared: int) -> str | None:
-    parts = []
+def _difference(first: Index, other: Index, shared: int, *, hint: str = "") -> str | None:
+    parts, share = [], 1.0
     if not len(first) == len(other) == shared:
         share = shared / (len(first) + len(other) - shared)
         parts.append(f"{shared:,} documents are in both, {len(first):,} in one and {len(other):,} in the other ({share:.0%} in common)")
-    compared = list(_same_texts(first, other))
-    if not all(compared):  # such as passages of the same files that are measured in the tokens of two models
-        parts.append(
-            f"of {len(compared)} in both that were compared, {compared.count(False)} have another text (one index with bm25: --fuse bm25,"
-            " fuse='bm25' in Python)"
-        )
+    # Passages of the same files differ if they were measured in the tokens of two models. In two corpora an equal id is a coincidence.
+    compared = list(_same_texts(first, other)) if share > _ONE_CORPUS else []
+    if not all(compared):
+        parts.append(f"of {len(compared)} in both that were compared, {compared.count(False)} have another text{hint}")
     return "; ".join(parts) or None
 
 

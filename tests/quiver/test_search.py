@@ -417,7 +417,7 @@ def test_search_warns_when_fused_indexes_share_only_some_documents(
     assert caplog.text == ""
     build_index([DOCUMENTS[0]._replace(text="another passage"), *DOCUMENTS[1:]], model, tmp_path / "cut")
     assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "cut").code == 0
-    assert "of 4 in both that were compared, 1 have another text" in caplog.text
+    assert "of 4 in both that were compared, 1 have another text; to fuse one index with BM25 over its own texts: " in caplog.text
 
 
 def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
