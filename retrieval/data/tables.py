@@ -92,7 +92,7 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata."""
+    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata too."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
@@ -345,7 +345,9 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         found = _usual(row, ID_FIELDS, texts)
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or next(iter(_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
-    return _Chosen(ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None)
+    return _Chosen(
+        ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None or "_id" not in row
+    )
 
 
 def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:

@@ -78,10 +78,10 @@ def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     assert [document.text for document in open_corpus(tmp_path / "a.tsv")] == ['"so" he said, "', 'a"b']
 
 
-def test_usual_names_are_found_in_any_case_and_a_chosen_title_can_be_filtered_by(tmp_path: Path) -> None:
+def test_usual_names_are_found_in_any_case_and_the_title_can_be_filtered_by(tmp_path: Path) -> None:
     path = tmp_path / "posts.csv"
     path.write_text("Id,Title,Body,Score\n7,On owls,wings,3\n")
-    assert list(open_corpus(path)) == [Document("7", "wings", "On owls", {"Score": 3})]
+    assert list(open_corpus(path)) == [Document("7", "wings", "On owls", {"Title": "On owls", "Score": 3})]
     chosen = SourceOptions(id="Id", title="Title", text="Body")  # type: ignore[arg-type]
     assert list(open_corpus(path, chosen)) == [Document("7", "wings", "On owls", {"Title": "On owls", "Score": 3})]
     with pytest.raises(InputError, match=r"no field 'id' \(--id\); did you mean 'Id'"):
@@ -232,6 +232,7 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"_id": "a", "text": "x", "title": "t", "metadata": {"y": 1}}\n{"id": 7, "text": "", "z": [1, 2]}\n')
     assert list(open_corpus(path)) == list(open_corpus(tmp_path)) == list(read_documents(path))
+    assert next(iter(open_corpus(path, SourceOptions(title="title")))).metadata == {"title": "t", "y": 1}
 
 
 @pytest.mark.parametrize(

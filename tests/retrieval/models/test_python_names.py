@@ -136,7 +136,7 @@ def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
     index = build_index(frame, BiEncoder(folder, device="cpu"))
-    assert list(index.documents) == [Document("7", "wings", "Owls", {"year": 2012.0}), Document("8", "fins")]
+    assert list(index.documents) == [Document("7", "wings", "Owls", {"title": "Owls", "year": 2012.0}), Document("8", "fins")]
 
 
 def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
