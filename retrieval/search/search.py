@@ -11,13 +11,15 @@ MacAvaney and Tonellotto, arXiv:2404.14989, on BM25 candidates.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -28,7 +30,7 @@ from quiver.encoder.progress import progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
-from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.documents import FilterLike, Prefix
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
@@ -296,6 +298,11 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
         parts.append('a * stands for any ending only behind a beginning, outside of quotes: file=guides/* or city="New "*')
+    for each in condition.conditions:
+        for value in each.values if each.operator == "=" and "string" in index.fields[each.field] else ():
+            if isinstance(value, str) and (begun := index.count(Filter((replace(each, values=(Prefix(value),)),)))):
+                bare = re.fullmatch(r"[\w./:+-]+", value)
+                parts.append(f"{each.field} begins so in {begun:,}, for which ask {each.field}={value if bare else json.dumps(value)}*")
     for name, facet in index.facets(names, most=_VALUES).items():
         values = ", ".join(f"{NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
