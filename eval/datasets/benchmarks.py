@@ -352,7 +352,10 @@ class Benchmark:
         Raises:
             InputError: The collection or a file is missing, or a file is malformed; names file and line.
         """
-        return self.source.load(needs_corpus=needs_corpus)
+        found = self.source.load(needs_corpus=needs_corpus)
+        if not any(grade > 0 for grades in found.qrels.values() for grade in grades.values()):
+            logger.warning("%s: no judgement has a grade above 0, so nothing is relevant and every score is 0", self.name)
+        return found
 
 
 def resolve(
@@ -387,7 +390,8 @@ def resolve(
     if not entries:
         raise InputError(
             f"unknown collection {str(data)!r}: it is neither a folder nor a registered name; pass a BEIR folder with corpus.jsonl, "
-            f"queries.jsonl and qrels/{split or 'test'}.tsv, or a registered name ({near(str(data))})"
+            f"queries.jsonl and qrels/{split or 'test'}.tsv, or a registered name ({near(str(data))}); queries and judgements in"
+            " other files or in memory are given as queries= and qrels= (--queries, --qrels)"
         )
     for entry in entries:
         if split is not None and split not in entry.splits:

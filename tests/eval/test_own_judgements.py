@@ -144,7 +144,9 @@ def test_one_table_of_questions_and_files_is_enough(files: dict[str, Path], tmp_
     assert fused.system.kind == "fusion"
 
 
-def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
+    files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     index = build_index(passages(), "bm25", tmp_path / "words")
     with pytest.raises(InputError, match="they are values of the field 'file': add --group-by file"):
         evaluate(index, **files)
@@ -164,6 +166,13 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
     ):
         with pytest.raises(InputError, match=message):
             evaluate(index, queries=queries, qrels=qrels)  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=r"unknown collection 'query': .*in memory are given as queries= and qrels= \(--queries, --qrels\)"
+    ):
+        evaluate(index, pd.DataFrame([{"query": "which", "file": "a"}]))
+    caplog.clear()
+    assert evaluate(index, queries={"q1": "which"}, qrels={"q1": {"birds.md": 0}}, group_by="file").headline == 0
+    assert "queries: no judgement has a grade above 0, so nothing is relevant and every score is 0" in caplog.text
     for rename, message in (
         ({"nowhere": "query"}, "--rename nowhere=query: no such field; the fields are"),
         ({"id": "kye"}, "--rename id=kye: a field of queries and judgements is called _id, id, .*, not 'kye'"),
