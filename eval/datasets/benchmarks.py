@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,12 @@ from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mt
 from quiver.eval.datasets.sources import Source
 from quiver.eval.metrics import Part
 from quiver.retrieval.data.corpus import (
+    GRADES,
+    JUDGED_DOCUMENTS,
+    JUDGED_QUERIES,
     NO_NAMES,
+    QUERY_IDS,
+    QUERY_TEXTS,
     Collection,
     EntryPosition,
     Judgement,
@@ -41,7 +47,7 @@ from quiver.retrieval.data.corpus import (
     table_queries,
     with_numbers,
 )
-from quiver.retrieval.data.tables import rows_of_frame
+from quiver.retrieval.data.tables import read_rows, rows_of_frame
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)
@@ -189,10 +195,23 @@ class LocalFolder:
         except InputError as error:
             if needs_corpus and self.folder is not None and self.folder.is_dir() and not has_corpus(self.folder):
                 raise InputError(f"{error}; {_NEEDS_CORPUS}") from error
+            given = (self.queries, "id,query"), (self.qrels, "query_id,document_id,grade")
+            for file, names in given if not self.rename else ():
+                if file is not None and str(error).startswith(f"{file}:2: ") and not _has_known_field(file):
+                    header = f"the first line of {file.name} is read as the names of its columns"
+                    raise InputError(f"{error}; {header}: if it is data, put a line such as {names} before it") from error
             raise
 
     def __str__(self) -> str:
         return str(self.folder or self.queries)
+
+
+def _has_known_field(file: Path) -> bool:
+    """Whether a column of a CSV file has a name by which queries or judgements are read; True for other files, which have no header."""
+    if not file.name.endswith((".csv", ".csv.gz")):
+        return True
+    known = {*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES}
+    return any(name.lower() in known for _, row in islice(read_rows(file), 1) for name in row)
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,13 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
     asked = write_csv(tmp_path / "asked.csv", ("question", "answer"), [("bird wings", "birds.md")])
     with pytest.raises(InputError, match=r"no field for the id of the queries; .* queries need none beside .*\(--rename FIELD=document\)"):
         evaluate(index, queries=asked, qrels=asked, group_by="file")
+    headless = write_csv(tmp_path / "headless.csv", ("q1", "birds.md", "1"), [("q2", "fish.md", "1")])
+    for given, example in (({"qrels": headless}, "query_id,document_id,grade"), ({"queries": headless}, "id,query")):
+        read_as = f"first line of headless.csv is read as the names of its columns: if it is data, put a line such as {example} before it"
+        with pytest.raises(InputError, match=rf"headless\.csv:2: no field for .* are q1, birds\.md, 1; the {read_as}$"):
+            evaluate(index, **(files | given), group_by="file")
+    with pytest.raises(InputError, match=r"the fields are query, where, when$"):
+        evaluate(index, queries=files["queries"], qrels=write_csv(tmp_path / "w.csv", ("query", "where", "when"), [("q1", "a", "b")]))
     rows = [{"question": "bird wings", "answer": "birds.md"}]
     for table in (asked, rows):
         with pytest.raises(InputError, match="'answer' would be the text of the queries and the document that answers them"):
