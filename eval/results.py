@@ -590,6 +590,11 @@ class Results:
         measure = _measure_named(measure)
         keys = list(dict.fromkeys(each.key for results in (self, *others) for each in results.collections))
         scored = [{each.key: each for each in results.collections} for results in (self, *others)]
+        if not any(scored[0].keys() & by_key.keys() for by_key in scored[1:]):
+            named = "; ".join(
+                f"{results.system.label}: {', '.join(by_key)}" for results, by_key in zip((self, *others), scored, strict=True)
+            )
+            raise InputError(f"nothing to compare: the results have no collection in common ({named})")
         rows = []
         for key in keys:
             if len({by_key[key].data_sha256 for by_key in scored if key in by_key}) > 1:

@@ -196,7 +196,8 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         if whole and len(data_sets) > 1:
             averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, shared, data_sets, 0)))
     if not compared:
-        raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system")
+        sides = dict.fromkeys(f"{side.label} on {', '.join(side.collections)}" for pair in pairs for side in pair)
+        raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system: {'; '.join(sides)}")
     pairings = _corrected(compared)
     return Comparison(
         baseline=pairs[0][0].label,

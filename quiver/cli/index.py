@@ -183,7 +183,7 @@ def refresh(
     exclude: options.Exclude = None,
     dry_run: options.DryRun = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete even more than half of the documents, or any where a source was moved.")
+        bool, typer.Option("--force", help="Delete even more than half of the documents, or any where SOURCE takes the place of another.")
     ] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",

@@ -118,19 +118,23 @@ def serve(
     quiver serve dense=indexes/dense colbert=indexes/colbert --fuse dense+bm25 --rerank colbert --token-file token
     """
     _check_extra("serve", _SERVE)
+    _check_finite(
+        {"--timeout": timeout, "--client-timeout": client_timeout, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain}
+    )
+    body_bytes, folders = _body_size(max_body), named_folders(indexes)
+    if all(folder.is_dir() for folder in folders.values()):
+        # Before the imports, which take seconds, and on standard error: standard output says where the service listens.
+        typer.echo(f"opening {', '.join(map(str, folders.values()))}; this can take some seconds", err=True)
     from quiver.retrieval.serving.middleware import host_name, web_origin
     from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
     from quiver.retrieval.serving.service import READING_VARIABLE, Access, open_service, read_token
 
-    _check_finite(
-        {"--timeout": timeout, "--client-timeout": client_timeout, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain}
-    )
     limits = Limits(
         k=max_k,
         batch=max_batch,
         hits=max_hits,
-        body_bytes=_body_size(max_body),
+        body_bytes=body_bytes,
         queue=max_queue,
         seconds=timeout,
         read_seconds=client_timeout,
@@ -144,7 +148,6 @@ def serve(
         drain_delay=drain_delay,
         drain_seconds=drain,
     )
-    folders = named_folders(indexes)
     access = Access(read_token(token_file), read_token(read_token_file, READING_VARIABLE))
     service = open_service(
         folders,

@@ -140,7 +140,7 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         ("tokens", f"{about}{found.tokens:,} in {found.texts:,} texts"),
         ("truncated texts", f"{about}{found.truncated:.1%}"),
         *_dry_run_rows(found),
-        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batches"),
+        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batch{'es' * (found.measured_batches > 1)}"),
     ]
     print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
 

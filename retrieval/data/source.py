@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -104,11 +104,13 @@ class Corpus:
         source: Its name; paths are absolute.
         options: How documents are made of it.
         read: Function that starts a pass over the documents and their positions.
+        measured: Opens it with passages in the tokens of a model; None if it was opened with those that it has to have.
     """
 
     source: str
     options: SourceOptions
     read: Callable[[], Iterator[tuple[EntryPosition, Document]]] = field(repr=False)
+    measured: Callable[[PassageTokens], Corpus] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Document]:
         """Iterate over the documents.
@@ -119,7 +121,7 @@ class Corpus:
         return (document for _, document in unique(self.read))
 
 
-def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS, *, taken_over: bool = False) -> Corpus:
+def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageTokens | None = None, *, taken_over: bool = False) -> Corpus:
     """Open a corpus.
 
     Args:
@@ -133,7 +135,8 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
             - ``-``: JSON lines from standard input, which are kept in a temporary file;
             - a data frame of pandas or polars, a data set of the datasets library, or a list of mappings.
         options: Fields of the documents, files and passages.
-        tokens: The tokens that passages are measured in, see `tokens_of`.
+        tokens: The tokens that passages are measured in, see `tokens_of`; None for words until an index is built of the corpus, which
+            measures in the tokens of its model.
         taken_over: Whether the options are those of another source of an index; errors then say so.
 
     Raises:
@@ -147,6 +150,13 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
         >>> list(open_corpus([{"sku": 7, "about": "Boils water."}], SourceOptions(id="sku", text="about")))
         [Document(id='7', text='Boils water.', title='', metadata=None)]
     """
+    opened = _open(source, options, tokens or WORDS, taken_over=taken_over)
+    if tokens is not None or opened.source == STANDARD_INPUT:  # which cannot be opened again
+        return opened
+    return replace(opened, measured=partial(open_corpus, source, options, taken_over=taken_over))
+
+
+def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_over: bool) -> Corpus:
     rules = _rules(options, tokens)
     columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists)
     if not isinstance(source, str | Path):

@@ -53,7 +53,13 @@ _DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+)
 _DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _CURRENCIES = "$€£¥"
 _LOOKED_AT = 100  # rows that decide whether the cells of a table are looked at before it is read
-_DAY_FIRST = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([12][0-9]{3})((?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)")
+_DAY_FIRST = re.compile(
+    r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})"
+    r"(?P<time>(?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)"
+)
+_YEAR_FIRST = re.compile(
+    r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})(?P<time>(?:[ T][0-9]{1,2}:[0-9]{2}.*)?)"
+)
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
 _SEPARATORS = re.compile(r"[,;|]")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -552,9 +558,10 @@ def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
 def _cells(file: Path, names: tuple[str, ...]) -> Mapping[str, Cell] | None:
     """How cells of CSV or TSV are read, by column; columns that are not named by `_typed`. None for a table of typed values.
 
-    A column of amounts in one currency, such as ``$1,299.50``, holds numbers. Spreadsheets separate cells by semicolons where a comma
-    begins decimals: there a column of numbers such as ``1.250,50`` holds numbers, and one of dates with the day first holds those of ISO
-    8601, which sort. All cells of a column decide: if one of the first rows looks so, the file is read once more.
+    A column of amounts in one currency, such as ``$1,299.50``, holds numbers, and one of dates such as ``2021/6/1`` those of ISO 8601,
+    which sort. Spreadsheets separate cells by semicolons where a comma begins decimals: there a column of numbers such as ``1.250,50``
+    holds numbers, and dates may have the day first. All cells of a column decide: if one of the first rows looks so, the file is read
+    once more.
     """
     separator = _separator(file)
     if not separator:
@@ -569,21 +576,22 @@ def _cells(file: Path, names: tuple[str, ...]) -> Mapping[str, Cell] | None:
 
 
 def _candidates(rows: Iterable[Row], *, comma: bool, among: Collection[str] | None = None) -> Mapping[str, Cell]:
-    """The columns whose cells are all amounts, numbers with a decimal comma, or dates with the day first; and how they are read.
+    """The columns whose cells are all amounts, numbers with a decimal comma, or dates that are not those of ISO 8601; how they are read.
 
     Args:
         rows: The rows.
-        comma: Whether a comma begins decimals, and dates have the day first.
+        comma: Whether a comma begins decimals, and dates may have the day first.
         among: Columns that are looked at; None for all.
     """
     number = _DECIMAL_COMMA if comma else _DECIMAL_POINT
     signs: dict[str, set[str]] = {}
     numbers: dict[str, bool] = {}  # whether one of the cells is no plain number
-    dates: dict[str, bool] = {}  # whether there is a cell
+    dates: dict[str, bool] = {}  # whether one of the cells is another date than that of ISO 8601
+    iso = partial(_iso_date, day_first=comma)
     for count, row in enumerate(rows):
         if not count:
             numbers = dict.fromkeys(row if among is None else among, False)
-            dates, signs = (numbers.copy() if comma else {}), {name: set() for name in numbers}
+            dates, signs = numbers.copy(), {name: set() for name in numbers}
         for name in [name for name in signs if row[name]]:
             cell = str(row[name]).strip()
             sign, bare = _split_sign(cell)
@@ -593,12 +601,13 @@ def _candidates(rows: Iterable[Row], *, comma: bool, among: Collection[str] | No
             elif name in numbers:
                 numbers[name] = numbers[name] or bool(sign) or (comma and "," in bare)
             if name in dates:
-                dates[name] = True
-                if _year_first(cell) is None:
+                date = iso(cell)
+                dates[name] |= date != cell
+                if date is None:
                     del dates[name]
     read = partial(_amount, comma=comma)
     found: dict[str, Cell] = dict.fromkeys((name for name, other in numbers.items() if other), read)
-    return found | dict.fromkeys((name for name, filled in dates.items() if filled), _year_first)
+    return found | dict.fromkeys((name for name, other in dates.items() if other), iso)
 
 
 def _split_sign(cell: str) -> tuple[str, str]:
@@ -621,16 +630,19 @@ def _amount(value: object, *, comma: bool) -> object:
     return float(bare.replace(thousands, "").replace(point, ".")) if bare else None
 
 
-def _year_first(value: object) -> object:
-    """A date with the day first as that of ISO 8601; None if it is blank or no such date.
+def _iso_date(value: object, *, day_first: bool) -> object:
+    """A date as that of ISO 8601; None if it is blank or no such date.
 
     Example:
-        >>> [_year_first(cell) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19", "")]
+        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9", "2017-02-19 08:30", "2017-02-31", "9/2/2017", "")]
         ['2017-02-09', '2017-02-19 08:30', None, None, None]
+        >>> [_iso_date(cell, day_first=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
+        ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
     """
-    date = _DAY_FIRST.fullmatch(str(value).strip())
+    text = str(value).strip()
+    date = _YEAR_FIRST.fullmatch(text) or (_DAY_FIRST.fullmatch(text) if day_first else None)
     with suppress(ValueError):  # no such day
-        return date and f"{datetime.date(int(date[4]), int(date[3]), int(date[1]))}{date[5]}"
+        return date and f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{date['time']}"
     return None
 
 

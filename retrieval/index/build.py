@@ -447,7 +447,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings})
     engine(engine_name(options.engine, model.card, 0), model.card)
     if out is None:
-        return _build_in_memory(corpus, model, options, executor, begun, progress=progress)
+        return _told(_build_in_memory(corpus, model, options, executor, begun, progress=progress))
     out = Path(out)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
@@ -480,8 +480,22 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
             write_sources(out, committed(writer).generation, [describe_source(corpus)], disk)
         writer.collect_garbage()
-    built = open_index(out)
+    built = _told(open_index(out))
     built.model = model
+    return built
+
+
+def _told(built: Index) -> Index:
+    """Warn if the model did not read all of the documents."""
+    tokens, length = built.manifest.tokens, built.manifest.model.document_length
+    if tokens.truncated:
+        logger.warning(
+            "%s of %s documents are longer than the %d tokens that the model reads, and their ends are not searched; cut them into"
+            " passages: --passages headings, in Python open_corpus(documents, SourceOptions(passages='headings'))",
+            f"{tokens.truncated:,}",
+            f"{tokens.texts:,}",
+            length,
+        )
     return built
 
 
@@ -495,7 +509,9 @@ def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> I
         return open_corpus(corpus, options, tokens_of(model), taken_over=extended is not None)
     if isinstance(corpus, Iterator):  # it can be read only once
         return documents_among(corpus)
-    return corpus if isinstance(corpus, Corpus) else GivenDocuments(corpus)
+    if isinstance(corpus, Corpus):
+        return corpus if corpus.measured is None else corpus.measured(tokens_of(model))
+    return GivenDocuments(corpus)
 
 
 def _build_in_memory(

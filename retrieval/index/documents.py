@@ -14,6 +14,9 @@ as written; a quoted value is only compared with strings. A value with an unquot
 beginning of strings. If a field is a list, a document has every value in it. Text that is no date with the year first is not asked
 whether it is greater than a number or a date, unless this is quoted.
 
+In a field of dates (text that begins with the year, such as ISO 8601) a year, month, day or minute is a period: ``=`` holds for all times
+in it, ``<=`` up to its end, ``>`` after it.
+
 Shapes: P documents of a segment.
 """
 
@@ -434,6 +437,56 @@ class Prefix:
     """The beginning of the strings that a condition asks for, written with a ``*`` behind it."""
 
     text: str
+
+
+_DATE = re.compile(r"[12][0-9]{3}([-/.])[0-9]{2}(?:\1[0-9]{2}(?:([T ])[0-9].*)?)?")
+_DATE_ASKED = re.compile(r"([12][0-9]{3})(?:[-/.]([0-9]{1,2})(?:[-/.]([0-9]{1,2})(?:[T ](.+))?)?)?")
+_MIDNIGHT = re.compile(r"00:00(?::00(?:\.0+)?)?(?:Z|\+00:?00)?")
+
+
+@dataclass(frozen=True)
+class DateFormat:
+    """How a field writes its dates, as text that sorts: the year first, months and days with two digits.
+
+    Attributes:
+        sign: What stands between year, month and day.
+        clock: What stands before the time; empty if there are no times.
+    """
+
+    sign: str
+    clock: str
+
+    @classmethod
+    def of(cls, values: Sequence[str]) -> DateFormat | None:
+        """The format that values have in common, words such as ``unknown`` apart; None if they have none.
+
+        Example:
+            >>> DateFormat.of(["2021-06-01", "2022-01-31T08:30:00", "unknown"])
+            DateFormat(sign='-', clock='T')
+            >>> DateFormat.of(["2021-6-1"]), DateFormat.of(["2021-06-01", "2021/07/01"])
+            (None, None)
+        """
+        dates = [_DATE.fullmatch(value) for value in values if value[:1].isdigit()]
+        found = [date for date in dates if date]
+        if not found or len(found) < len(dates) or len({date[1] for date in found}) > 1:
+            return None
+        return cls(found[0][1], max(date[2] or "" for date in found))
+
+    def beginning(self, asked: str) -> Prefix | None:
+        """How values begin that are a date, or lie in a year, month or day; None if it is none of these.
+
+        Example:
+            >>> DateFormat("-", "T").beginning("2021-6"), DateFormat("-", "T").beginning("2021-06-01 08:30")
+            (Prefix(text='2021-06'), Prefix(text='2021-06-01T08:30'))
+            >>> DateFormat("/", "").beginning("2021-6-1T00:00:00")
+            Prefix(text='2021/06/01')
+        """
+        date = _DATE_ASKED.fullmatch(asked)
+        if date is None:
+            return None
+        day = self.sign.join([date[1], *(part.zfill(2) for part in (date[2], date[3]) if part)])
+        alone = date[4] is None or (not self.clock and _MIDNIGHT.fullmatch(date[4]))
+        return Prefix(day if alone else f"{day}{self.clock or 'T'}{date[4]}")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
 from quiver.retrieval.index.documents import (
     Condition,
+    DateFormat,
     DocumentTable,
     DocumentTableWriter,
     Facet,
@@ -89,8 +90,11 @@ if TYPE_CHECKING:
 
     from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
 
+    _Combination: TypeAlias = tuple[str | Path | None, ...]
 
-_DATE = re.compile(r"[12][0-9]{3}-[0-9]{2}(?:-.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\1[12][0-9]{3}(?: .*)?")
+
+_DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
+_UNPADDED = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}\1[0-9](?![0-9])|[12][0-9]{3}([-/])[0-9](?![0-9])")
 _PRICE = re.compile(r"[$€£¥]\s?[0-9]")
 _YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
 _COMBINING = Lock()
@@ -550,7 +554,7 @@ class Index:
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
-        self._combined: tuple[OpenIndexes, dict[tuple[str | Path | None, ...], Retriever]] | None = None
+        self._combined: tuple[OpenIndexes, dict[_Combination, Retriever]] | None = None
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -692,7 +696,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -705,7 +709,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -717,7 +721,7 @@ class Index:
         *,
         filter: FilterLike = None,
         fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | None = None,
+        rerank: str | Path | Index | TokenModel | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -735,7 +739,7 @@ class Index:
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
             fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, as folders or opened from
                 one. What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
-            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
+            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents; each by its folder or opened.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
                 queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
@@ -797,7 +801,7 @@ class Index:
         k: int,
         options: SearchOptions,
         others: Sequence[str | Path | Index],
-        rerank: str | Path | None,
+        rerank: str | Path | Index | TokenModel | None,
         group_by: str | None,
     ) -> Hits:
         """Search by a fusion or re-ranking, whose indexes and models are opened at its first use."""
@@ -805,9 +809,11 @@ class Index:
 
         if not all(isinstance(query, str) for query in queries):
             raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
-        given = [each for each in others if isinstance(each, Index)]
+        given = [each for each in (*others, rerank) if isinstance(each, Index)]
         if any(not each.path.is_dir() for each in given):
-            raise InputError("an index in memory cannot be fused with another one; build it in a folder (out=DIR)")
+            raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
+        if isinstance(rerank, Index):
+            rerank = rerank.path
         names = [str(each.path if isinstance(each, Index) else each) for each in others]
         with _COMBINING:
             if self._combined is None:
@@ -817,11 +823,11 @@ class Index:
             opened, retrievers = self._combined
             for index in given:
                 opened.add(index)
-            key = (*names, rerank)
-            if key not in retrievers:
-                fused = opened.fused([self.path, *names])
-                retrievers[key] = fused if rerank is None else opened.reranked(fused, rerank)
-            retriever = retrievers[key]
+            retriever = fused = _kept(retrievers, (*names, None), lambda: opened.fused([self.path, *names]))
+            if isinstance(rerank, str | Path):
+                retriever = _kept(retrievers, (*names, rerank), lambda: opened.reranked(fused, rerank))
+            elif rerank is not None:  # a loaded model is the caller's: the index does not keep it
+                retriever = opened.reranked(fused, rerank)
         asked = [Query(str(number), text) for number, text in enumerate(queries)]
 
         def find(depth: int) -> Hits:
@@ -1072,7 +1078,7 @@ class Index:
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
         if chosen is None or not self.segments:
             return chosen
-        return replace(chosen, conditions=tuple(map(self._ordered, chosen.conditions)))
+        return replace(chosen, conditions=tuple(each for condition in chosen.conditions for each in self._conditions(condition)))
 
     def _fields_for(self, wanted: str) -> str:
         """The end of an error about an unknown field: the closest field, and all that there are."""
@@ -1080,48 +1086,44 @@ class Index:
         title = "; titles are a field if the build names theirs (--title title)" if wanted == "title" else ""
         return f"{did_you_mean(wanted, self.fields)}; {known}{title}"
 
-    def _ordered(self, condition: Condition) -> Condition:
-        """The condition; with ``<`` to ``>=``, a number is compared with the numbers of a field that has some.
+    def _conditions(self, condition: Condition) -> tuple[Condition, ...]:
+        """What a condition asks for.
+
+        A number is compared with the numbers of a field that has some. Of a field of dates, a year, month or day is a period: ``=`` holds
+        for all times in it, ``<=`` up to its end, ``>`` after it. Words among dates are neither before nor after one.
 
         Raises:
             InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, which sorts; or
                 numbers by text.
         """
         asked, field = condition.values[-1], condition.field  # the last is the value as text
-        if condition.operator in ("=", "!=") or not isinstance(asked, str):
-            return condition
+        order = condition.operator not in ("=", "!=")
         if "string" not in self.fields[field]:
-            if len(condition.values) == 1:
+            if order and isinstance(asked, str) and len(condition.values) == 1:
                 held = " and ".join(f"{kind} values" for kind in self.fields[field])
                 raise InputError(f"filter: {field}{condition.operator}{asked}: {field} holds {held}, and {asked} is no number")
-            return condition
+            return (condition,)
         number = len(condition.values) > 1
-        if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
-            return replace(condition, values=condition.values[:1])
-        if number or _PRICE.match(asked) or _DATE.fullmatch(asked):
-            self._check_order(condition, asked, number=number)
-        return condition
+        if order and number and not {"integer", "number"}.isdisjoint(self.fields[field]):
+            return (replace(condition, values=condition.values[:1]),)
+        sorts = order and isinstance(asked, str) and bool(number or _PRICE.match(asked) or _DATE.fullmatch(asked))
+        if not sorts and not any(isinstance(value, str) and _YEAR_FIRST.match(value) for value in condition.values):
+            return (condition,)
+        ends = self._ends(field)
+        written = DateFormat.of(ends)
+        if written is not None:
+            values = tuple((isinstance(value, str) and written.beginning(value)) or value for value in condition.values)
+            if values != condition.values:
+                among = Condition(field, "<", (":",)) if condition.operator in (">", ">=") else Condition(field, ">=", ("0",))
+                return (replace(condition, values=values), *([among] if order and not all(end[:1].isdigit() for end in ends) else []))
+        if sorts:
+            _check_order(condition, str(asked), ends, number=number)
+        return (condition,)
 
-    def _check_order(self, condition: Condition, asked: str, *, number: bool) -> None:
-        field, date = condition.field, _DATE.fullmatch(asked) is not None
-        columns = [each for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
-        ends = [
-            column.values[place] for column in columns if isinstance(column.values, StringColumn) for place in (0, len(column.values) - 1)
-        ]
-        years = [bool(_YEAR_FIRST.match(end)) for end in ends]
-        day_first = date and not _YEAR_FIRST.match(asked)
-        if day_first and any(years):
-            raise InputError(f"filter: {field}{condition.operator}{asked}: dates of {field} begin with the year, such as '{min(ends)}'")
-        # Words such as unknown may stand among dates; codes of one length sort as their numbers do.
-        dates = any(years) and all(year or not end[:1].isdigit() for year, end in zip(years, ends, strict=True))
-        codes = number and len({len(end) for end in ends}) == 1 and all(end.isalnum() and end[0].isdigit() for end in ends)
-        if day_first or not (dates or codes):
-            shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
-            quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
-            wanted = "dates with the year first" if date else "numbers"
-            raise InputError(
-                f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
-            )
+    def _ends(self, field: str) -> list[str]:
+        """The first and last text of a field, in alphabetical order, of each segment."""
+        columns = [each.values for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
+        return [values[place] for values in columns if isinstance(values, StringColumn) for place in (0, len(values) - 1)]
 
     def count(self, filter: FilterLike = None) -> int:
         """Number of documents that match a filter.
@@ -1323,6 +1325,29 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         )
 
 
+def _check_order(condition: Condition, asked: str, ends: Sequence[str], *, number: bool) -> None:
+    """Check that texts, of which the ends are given, have the order of the date or number that a condition asks for."""
+    field, date = condition.field, _DATE.fullmatch(asked) is not None
+    years = [bool(_YEAR_FIRST.match(end)) for end in ends]
+    day_first = date and not _YEAR_FIRST.match(asked)
+    if day_first and any(years):
+        raise InputError(f"filter: {field}{condition.operator}{asked}: dates of {field} begin with the year, such as '{min(ends)}'")
+    shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
+    if any(map(_UNPADDED.match, ends)):
+        raise InputError(
+            f"filter: {field}{condition.operator}{asked}: dates such as {shown} do not sort; write them with two digits for month and day"
+        )
+    # Words such as unknown may stand among dates; codes of one length sort as their numbers do.
+    dates = any(years) and all(year or not end[:1].isdigit() for year, end in zip(years, ends, strict=True))
+    codes = number and len({len(end) for end in ends}) == 1 and all(end.isalnum() and end[0].isdigit() for end in ends)
+    if day_first or not (dates or codes):
+        quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
+        wanted = "dates with the year first" if date else "numbers"
+        raise InputError(
+            f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
+        )
+
+
 def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
     folder = layout.segments / entry.name
     files = open_files(folder, entry.files, verify=verify)
@@ -1330,6 +1355,13 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     if len(segment.vectors) != entry.documents:
         raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
+
+
+def _kept(retrievers: dict[_Combination, Retriever], key: _Combination, make: Callable[[], Retriever]) -> Retriever:
+    """The retriever of a key, made at its first use."""
+    if key not in retrievers:
+        retrievers[key] = make()
+    return retrievers[key]
 
 
 def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:

@@ -75,10 +75,11 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         path: Folder of the index, which stores texts.
         model: The model that built the index.
         source: A source as `open_corpus` takes it; None for all sources that the index was built from and extended with. One that the
-            index does not know takes the place of the only one that is no longer there, as after a folder was moved.
+            index does not know takes the place of the only one that is no longer there, as after a folder was moved, or with ``force`` of
+            the only one that there is, as when a copy was edited.
         options: How documents are made of ``source``; None for the options that it was last read with.
         dry_run: Only count.
-        force: Delete even more than half of the documents, or any where a source takes the place of another.
+        force: Delete even more than half of the documents, or any where a source takes the place of another; see ``source``.
         memory: Memory limit in bytes, see `add_documents`.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents that are encoded.
@@ -95,7 +96,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         raise InputError(f"{path}: was built with --no-text, so changed documents cannot be recognized; build it again")
     known = read_sources(path)
     trusted = known.generation == index.manifest.generation
-    sources = _chosen(path, known.sources, source, options)
+    sources = _chosen(path, known.sources, source, options, force=force)
     chosen = [(open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {}) for each in sources]
     # A folder that takes the place of another may be a wrong one, from which all documents are gone.
     moved = bool(known.sources) and not {each.source for each in sources} <= {each.source for each in known.sources}
@@ -128,7 +129,9 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     return Refreshed(changed, work.added, work.changed, len(deleted), len(index) - work.changed - len(deleted))
 
 
-def _chosen(path: Path, known: Sequence[IndexSource], source: str | Path | None, options: SourceOptions | None) -> Sequence[IndexSource]:
+def _chosen(
+    path: Path, known: Sequence[IndexSource], source: str | Path | None, options: SourceOptions | None, *, force: bool
+) -> Sequence[IndexSource]:
     """The sources to read.
 
     Raises:
@@ -144,11 +147,15 @@ def _chosen(path: Path, known: Sequence[IndexSource], source: str | Path | None,
     if not known:
         return [IndexSource(opened.source, opened.options, {})]
     if opened.source not in [each.source for each in known]:
-        moved = [each for each in known if not has_no_path(each.source) and not Path(each.source).exists()]
+        gone = [each for each in known if not has_no_path(each.source) and not Path(each.source).exists()]
+        moved = known if force and len(known) == 1 and not gone else gone
         if len(moved) != 1 or has_no_path(source):
             names = ", ".join(each.source for each in known)
-            raise InputError(f"{path}: was built from {names}, not from {opened.source}; add a source with quiver index add")
-        logger.warning("%s is no longer there; %s takes its place", moved[0].source, opened.source)
+            instead = f"--force reads {opened.source} in place of {names}; " if len(known) == 1 and not has_no_path(source) else ""
+            raise InputError(
+                f"{path}: was built from {names}, not from {opened.source}; {instead}quiver index add adds a source to those it has"
+            )
+        logger.warning("%s takes the place of %s%s", opened.source, moved[0].source, ", which is no longer there" if gone else "")
         known = [replace(each, source=opened.source) if each is moved[0] else each for each in known]
     return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
 

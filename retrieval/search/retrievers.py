@@ -604,26 +604,27 @@ class OpenIndexes:
             return parts[0]
         return FusedRetriever(parts, replace(fusion, weights=tuple(weight for weight in weights if weight)), candidates)
 
-    def reranked(self, first: Retriever, given: str | Path, *, candidates: int = CANDIDATES) -> RerankedRetriever:
-        """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model.
+    def reranked(self, first: Retriever, given: str | Path | TokenModel, *, candidates: int = CANDIDATES) -> RerankedRetriever:
+        """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model, loaded or not.
 
         Raises:
             InputError: It is neither.
         """
-        (name,) = short_names([str(given)])
-        return RerankedRetriever(first, self.scorer(given), name, candidates)
+        scorer = self.scorer(given)
+        (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
+        return RerankedRetriever(first, scorer, name, candidates)
 
-    def scorer(self, given: str | Path, text_of: Callable[[str], str] | None = None) -> CandidateScorer:
+    def scorer(self, given: str | Path | TokenModel, text_of: Callable[[str], str] | None = None) -> CandidateScorer:
         """Open an index of a ColBERT model, or a ColBERT model, to score candidates.
 
         Args:
-            given: Folder or hub id.
+            given: Folder or hub id, or a loaded model.
             text_of: Function from document id to the text to encode; None for the texts of the open indexes.
 
         Raises:
             InputError: It is neither.
         """
-        if format_version(Path(given)) is not None:
+        if isinstance(given, str | Path) and format_version(Path(given)) is not None:
             index = self.index(given)
             if index.manifest.model.kind != "colbert":
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
@@ -633,11 +634,14 @@ class OpenIndexes:
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
         from quiver.retrieval.models.loading import load_model
 
-        model = load_model(str(given), device=self._device)
-        if model.card.kind != "colbert":
+        model = load_model(str(given), device=self._device) if isinstance(given, str | Path) else given
+        card = getattr(model, "card", None)
+        if getattr(card, "kind", None) != "colbert":
+            needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
+            if card is None:
+                raise InputError(f"{needed}, got a {type(given).__name__}")
             raise InputError(
-                f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one;"
-                " this model gives a single vector per text"
+                f"{given if isinstance(given, str | Path) else card.source}: {needed}; this model gives a single vector per text"
             )
         return TextScorer(SharedModel(model), text_of or self.text_of, progress=self._progress)
 

@@ -11,13 +11,15 @@ MacAvaney and Tonellotto, arXiv:2404.14989, on BM25 candidates.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -28,7 +30,7 @@ from quiver.encoder.progress import progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
-from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.documents import FilterLike, Prefix
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COMPARED = 20  # documents of two indexes whose texts are compared
+_ONE_CORPUS = 0.1  # least share of ids in common of two indexes of one corpus
 _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
 
@@ -282,7 +285,7 @@ def check_fusible(first: Index, other: Index) -> None:
             f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
             " document id, so build both indexes from one corpus"
         )
-    difference = _difference(first, other, shared)
+    difference = _difference(first, other, shared, hint="; to fuse one index with BM25 over its own texts: --fuse bm25 (fuse='bm25')")
     if difference is not None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
 
@@ -295,23 +298,26 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
         parts.append('a * stands for any ending only behind a beginning, outside of quotes: file=guides/* or city="New "*')
+    for each in condition.conditions:
+        for value in each.values if each.operator == "=" and "string" in index.fields[each.field] else ():
+            if isinstance(value, str) and (begun := index.count(Filter((replace(each, values=(Prefix(value),)),)))):
+                bare = re.fullmatch(r"[\w./:+-]+", value)
+                parts.append(f"{each.field} begins so in {begun:,}, for which ask {each.field}={value if bare else json.dumps(value)}*")
     for name, facet in index.facets(names, most=_VALUES).items():
         values = ", ".join(f"{NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
     return "; ".join(parts)
 
 
-def _difference(first: Index, other: Index, shared: int) -> str | None:
-    parts = []
+def _difference(first: Index, other: Index, shared: int, *, hint: str = "") -> str | None:
+    parts, share = [], 1.0
     if not len(first) == len(other) == shared:
         share = shared / (len(first) + len(other) - shared)
         parts.append(f"{shared:,} documents are in both, {len(first):,} in one and {len(other):,} in the other ({share:.0%} in common)")
-    compared = list(_same_texts(first, other))
-    if not all(compared):  # such as passages of the same files that are measured in the tokens of two models
-        parts.append(
-            f"of {len(compared)} in both that were compared, {compared.count(False)} have another text (one index with bm25: --fuse bm25,"
-            " fuse='bm25' in Python)"
-        )
+    # Passages of the same files differ if they were measured in the tokens of two models. In two corpora an equal id is a coincidence.
+    compared = list(_same_texts(first, other)) if share > _ONE_CORPUS else []
+    if not all(compared):
+        parts.append(f"of {len(compared)} in both that were compared, {compared.count(False)} have another text{hint}")
     return "; ".join(parts) or None
 
 

@@ -333,7 +333,7 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping
     default = next(iter(parts))
     for name in names:
         if name not in parts and name != NAME:
-            raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
+            raise InputError(_no_ranking(name, names, parts))
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
     chosen = [by_words[_first_index(names, default)] if name == NAME else parts[name] for name in names]
@@ -345,6 +345,16 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping
     for other in others:
         check_fusible(first, other)
     return chosen
+
+
+def _no_ranking(name: str, names: Sequence[str], parts: Mapping[str, Part]) -> str:
+    first = next(iter(parts.values())).served.current.index
+    known = dict.fromkeys([*parts, *([NAME] if first.manifest.policy.store_text and first.kind != NAME else [])])
+    given = " ".join(f"{each}=DIR{number}" for number, each in enumerate((each for each in names if each != NAME), 1))
+    return (
+        f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(known)}; a ranking of another index needs its"
+        f" folder: quiver serve {given} --fuse {'+'.join(names)}"
+    )
 
 
 def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:

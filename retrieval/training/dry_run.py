@@ -151,7 +151,7 @@ def dry_run(
     Args:
         recipe: The recipe.
         device: As `quiver.retrieval.training.run.train`.
-        seconds: After this time no further batch is timed.
+        seconds: After this time no further batch is timed; if the first takes longer, the duration follows from it, and is rather too long.
         progress: Show progress bars.
         say: Receives one line when all is checked and the measurement begins.
 
@@ -186,13 +186,17 @@ def dry_run(
 
         if say is not None:
             say("data, model and settings are valid; training a few batches to measure time and memory")
-        first = DataLoader(order, rows, collator, processes, start=(0, 0), count=1)
+        first = list(DataLoader(order, rows, collator, processes, start=(0, 0), count=1))
         following = DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES)
         timed = _Timed(([batch] for batch in following), seconds, progress=progress)
         try:
-            # The first batch is slower than others, and so is a batch whose memory is counted.
+            # The first batch is slower, and so is one whose memory is counted: its time is taken only if there is none for more.
+            begun = time.perf_counter()
             activations = steps(first, profile_memory=True).activation_bytes
-            steps(chain.from_iterable(timed), timed, profile_memory=False)
+            measured, rate = 1, first[0].tokens / (time.perf_counter() - begun)
+            if first[0].tokens / rate < seconds:
+                steps(chain.from_iterable(timed), timed, profile_memory=False)
+                measured, rate = timed.steps, timed.tokens_per_second
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
         texts, truncated, tokens = counts
@@ -210,8 +214,8 @@ def dry_run(
             device=device,
             dtype=recipe.training.dtype,
             memory=_memory(state.module.parameters(), state.trained().values(), state.optimizer, activations),
-            measured_batches=timed.steps,
-            tokens_per_second=timed.tokens_per_second,
+            measured_batches=measured,
+            tokens_per_second=rate,
         )
 
 

@@ -625,7 +625,7 @@ def test_a_mistake_in_a_command_is_one_line(quiver: Callable[..., Any], unchange
     arguments = shlex.split(line)
     done = quiver(*arguments)
     assert (done.code, done.out) == (2, ""), (done.out, done.err)
-    [message] = done.err.splitlines()
+    [message] = [said for said in done.err.splitlines() if not said.startswith("opening ")]  # quiver serve says first what it opens
     assert message.startswith("quiver: error: ")
     assert is_named(arguments, message.removeprefix("quiver: error: ")), message
 

@@ -362,6 +362,22 @@ def test_values_in_a_message_are_short_and_without_control_characters(quiver: Qu
     assert "\x1b" not in done.out
 
 
+def test_a_value_that_only_begins_others_is_told_with_what_asks_for_them(
+    quiver: Quiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = ({"file": "old/a.md", "city": "New York"}, {"file": "old/b.md", "city": "Newark"})
+    build_index([Document(str(n), "words", metadata=given) for n, given in enumerate(fields)], "bm25", tmp_path / "index")
+    for condition, told in (
+        ("file=old", "file begins so in 2, for which ask file=old*;"),
+        ('city="New Y"', 'in 1, for which ask city="New Y"*;'),
+    ):
+        done = quiver("search", tmp_path / "index", "words", "--filter", condition)
+        assert told in " ".join(done.out.split())
+    done = quiver("search", tmp_path / "index", "words", "--filter", "city=Old", "--json")
+    assert json.loads(done.out) == []
+    assert caplog.messages == ["nothing found: none of 2 documents matches the filter; values of city: New York (1), Newark (1)"]
+
+
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
 def test_search_reports_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
     check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
@@ -401,7 +417,7 @@ def test_search_warns_when_fused_indexes_share_only_some_documents(
     assert caplog.text == ""
     build_index([DOCUMENTS[0]._replace(text="another passage"), *DOCUMENTS[1:]], model, tmp_path / "cut")
     assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "cut").code == 0
-    assert "of 4 in both that were compared, 1 have another text" in caplog.text
+    assert "of 4 in both that were compared, 1 have another text; to fuse one index with BM25 over its own texts: " in caplog.text
 
 
 def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async function explainShown(own) {
       if (own !== running || shown.get(retriever.name) !== answer) return;
       const reasons = new Map(explained.hits.map((hit) => [hit.id, hit.explanation]));
       for (const hit of answer.hits) hit.explanation ??= reasons.get(hit.id) ?? null;
-      drawResults();
+      drawResults({ glides: false });
       if (state.open !== null) drawReader();
       markOpen();
     } catch (fault) {

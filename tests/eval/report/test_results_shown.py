@@ -46,6 +46,8 @@ def test_results_on_other_data_are_not_compared(make_scored: MakeCollection, mak
         first.compare(make_results("second", make_scored("scifact", 0.6, data_sha256="1" * 64)))
     with pytest.raises(InputError, match="at least one other"):
         first.compare()
+    with pytest.raises(InputError, match=r"no collection in common \(.*first: scifact\.test; .*second: nfcorpus\.test\)"):
+        first.compare(make_results("second", make_scored("nfcorpus", 0.6)))
     with pytest.raises(InputError, match="none of the results has the measure 'ndcg@7'"):
         first.compare(first, measure="ndcg@7")
 

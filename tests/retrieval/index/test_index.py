@@ -232,6 +232,7 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
             "price": "9,50",
             "day": "19.02.2017",
             "on": "2017-02-19",
+            "short": "2017-02-19",
             "size": "30 mm",
             "month": "202303",
             "stock": 3,
@@ -241,6 +242,7 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
             "price": "10,00",
             "day": "01.05.2020",
             "on": "unknown",
+            "short": "2021-6-1",
             "size": "1500 mm",
             "month": "202411",
             "labels": ["proposal", 2024],
@@ -260,13 +262,16 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
         ("day >= 2018-01-01", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
         ("day >= 01.01.2018", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
         ("on >= 01.01.2018", "filter: on>=01.01.2018: dates of on begin with the year, such as '2017-02-19'"),
+        ("short > 2020", "filter: short>2020: dates such as '2017-02-19' and '2021-6-1' do not sort; write them with two digits"),
+        ("short >= 2020-06-01", "filter: short>=2020-06-01: dates such as '2017-02-19' and '2021-6-1' do not sort"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             index.count(condition)
     counts = {
-        "on >= 2017": 2,
-        "on > 2017-02": 2,
+        "on >= 2017": 1,
+        "on > 2017-02": 0,
         "on < 2017-12-31": 1,
+        "on != 2017": 1,
         'price < "50"': 1,
         'price < "9"': 1,
         "price = 50": 0,
@@ -274,6 +279,39 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
     }
     counts |= {"month >= 202401": 1, "labels >= 2024": 1, "labels > beta": 2, "labels = 2024": 1}
     assert {condition: index.count(condition) for condition in counts} == counts
+
+
+def test_a_year_month_or_day_is_a_period_as_in_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    days = pandas.Series(pandas.Timestamp("2019-11-05") + pandas.to_timedelta(rng.integers(0, 900, 400), "D"))
+    times = days + pandas.to_timedelta(rng.integers(0, 1440, 400), "min")
+    frame = pandas.DataFrame({"text": "words", "midnight": days, "time": times, "date": days.dt.strftime("%Y-%m-%d")})
+    frame["slashed"], frame["clock"] = days.dt.strftime("%Y/%m/%d"), times.dt.strftime("%Y-%m-%d %H:%M")
+    index = quiver.build_index(frame, "bm25")
+    operators = {"=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+    day = str(days[7].date())
+    asked = {day: "D", day.replace("-0", "-"): "D", day.replace("-", "/"): "D", day[:7]: "M", "2021": "Y"}
+    for field in ("midnight", "time", "date", "slashed", "clock"):
+        for text, length in asked.items():
+            periods, period = days.dt.to_period(length), pandas.Period(text, length)
+            for operator, name in operators.items():
+                assert index.count(f"{field} {operator} {text}") == int(getattr(periods, name)(period).sum()), (field, operator, text)
+        assert index.count(f"{field} in 2020, 2021") == int(days.dt.year.isin([2020, 2021]).sum())
+    minute = times[7].strftime("%Y-%m-%d %H:%M")
+    for field in ("time", "clock"):
+        assert index.count(f'{field} <= "{minute}"') == int((times <= times[7]).sum())
+        assert index.count(f'{field} > "{minute}"') == int((times > times[7]).sum())
+    for operator, name in operators.items():
+        for field in ("midnight", "date"):
+            assert index.count(f"{field} {operator} {day}T00:00:00") == int(getattr(days, name)(days[7]).sum())
+
+
+def test_texts_that_are_no_dates_are_compared_whole() -> None:
+    books = ["1984", "1984 and other stories", "Zebras", "2001: A Space Odyssey"]
+    index = quiver.build_index([{"text": "words", "name": name} for name in books], "bm25")
+    assert [index.count(f"name = {year}") for year in (1984, 2001)] == [1, 0]
+    assert index.count("name = 1984*") == 2
 
 
 def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:

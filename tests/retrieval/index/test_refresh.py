@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +200,19 @@ def test_options_of_the_source_are_remembered_and_can_be_replaced(root: Path, tm
     assert same_as_new(tmp_path / "index", root, tmp_path, WHOLE)
 
 
+def test_an_edited_copy_takes_the_place_of_the_folder_if_forced(root: Path, index: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    (copy / "e.py").unlink()
+    write(copy, {"new.md": "# New\n\nadded to the copy\n"})
+    with pytest.raises(InputError, match=r"was built from .*, not from .*copy; --force reads .*copy in place of .*; quiver index add adds"):
+        refresh_index(index, Counting(), copy)
+    model = Counting()
+    done = refresh_index(index, model, copy, force=True)
+    assert (done.added, done.changed, done.deleted, len(model.encoded)) == (1, 0, 1, 1)
+    assert same_as_new(index, copy, tmp_path)
+    assert refresh_index(index, Counting()).unchanged == len(done.index)  # from now on
+
+
 def test_a_table_is_refreshed_row_by_row(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     table.write_text("id,text,year\n" + "".join(f"{number},row {number},2000\n" for number in range(9)))
@@ -220,7 +234,7 @@ def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path
     done = refresh_index(index, Counting())
     assert (done.added, done.deleted) == (1, 2)
     assert {"1", "3"} <= set(done.index.ids)
-    with pytest.raises(InputError, match=r"was built from .*, not from .*; add a source with quiver index add"):
+    with pytest.raises(InputError, match=r"was built from .*, not from .*; quiver index add adds a source to those it has"):
         refresh_index(index, Counting(), tmp_path)
     moved = root.rename(tmp_path / "moved")
     (tmp_path / "unrelated").mkdir()

@@ -94,6 +94,20 @@ def test_an_index_of_a_truncated_model_is_searched_by_text(folder: Path, tmp_pat
         index.model = BiEncoder(folder, device="cpu")
 
 
+def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("# Birds\n\n" + "wings over the sea, unbelievably far. " * 30)
+    model, rows = BiEncoder(folder, device="cpu"), [{"id": "a", "text": "wings over the sea, unbelievably far. " * 30}]
+    cut = SourceOptions(passages="headings,tokens:20")
+    for given in (tmp_path / "notes", open_corpus(tmp_path / "notes"), open_corpus(rows, cut), open_corpus(pd.DataFrame(rows), cut)):
+        assert build_index(given, model).manifest.tokens.truncated == 0
+    assert not caplog.messages
+    whole = build_index(rows, model)
+    assert whole.manifest.tokens.truncated == 1
+    (message,) = caplog.messages
+    assert message.startswith("1 of 1 documents are longer than the 32 tokens that the model reads, and their ends are not searched;")
+
+
 def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
     from quiver.retrieval.index.build import BuildOptions
 

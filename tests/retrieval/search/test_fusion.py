@@ -16,7 +16,7 @@ from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, VectorRetriever, WordRetriever
-from quiver.retrieval.search.search import Fusion, SearchResult, fuse, fuse_hits, fuse_runs
+from quiver.retrieval.search.search import Fusion, SearchResult, differing_documents, fuse, fuse_hits, fuse_runs
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}
@@ -188,3 +188,13 @@ def test_a_retriever_of_weight_0_is_not_searched() -> None:
     assert (found.lists, second.asked, list(found.run["q"])) == ({"b": {"q": B}}, [200], ["d2", "d4"])
     with pytest.raises(InputError, match="got 1 weights for 2 rankings"):
         FusedRetriever([first, second], Fusion(weights=(1,)))
+
+
+def test_equal_ids_of_two_collections_are_not_taken_for_changed_texts() -> None:
+    one, other = (
+        build_index([Document(f"{name}{number}", name) for number in range(20)] + [Document("1", name)], "bm25")
+        for name in ("owl", "trout")
+    )
+    assert differing_documents(one, other) == "1 documents are in both, 21 in one and 21 in the other (2% in common)"
+    changed = build_index([Document(f"owl{number}", "wings") for number in range(20)], "bm25")
+    assert str(differing_documents(one, changed)).endswith("; of 20 in both that were compared, 20 have another text")

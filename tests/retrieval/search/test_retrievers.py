@@ -79,6 +79,13 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
         assert [hit.text for hit in found[0]] == [retriever.text_of(hit.id) for hit in found[0]]
     reranked = retriever.reranked(retriever.fused([dense.path, tokens.path]), tokens.path).search(QUERIES, 5).run
     assert dense.search(texts, 5, fuse=tokens, rerank=tokens.path).ids == [list(reranked[query.id]) for query in QUERIES]
+    assert dense.search(texts, 5, fuse=tokens, rerank=tokens).ids == [list(reranked[query.id]) for query in QUERIES]
+    by_model = retriever.reranked(retriever.fused([dense.path]), word_by_word).search(QUERIES, 5).run
+    assert dense.search(texts, 5, rerank=word_by_word).ids == [list(by_model[query.id]) for query in QUERIES]
+    with pytest.raises(InputError, match=r"rerank=\) needs a ColBERT model or an index of one; this model gives a single vector"):
+        dense.search(texts, rerank=word_sum)
+    with pytest.raises(InputError, match=r"rerank=\) needs a ColBERT model or an index of one, got a dict"):
+        dense.search(texts, rerank={})  # type: ignore[call-overload]
     assert list(dense.search(texts[0], 3, fuse="bm25")) == list(dense.search(texts, 3, fuse=["bm25"])[0])
     grouped = dense.search(texts[0], 5, fuse="bm25", group_by="part")
     assert [hit.group for hit in grouped] == [str(DOCUMENTS[int(hit.id[1:])].metadata["part"]) for hit in grouped]  # type: ignore[index]

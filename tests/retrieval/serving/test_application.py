@@ -444,6 +444,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     app = create_application(open_service(folders, combined=Combinations(words=True)))
     expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
     assert expected[len(kept)] in caplog.text
+    assert caplog.text.endswith("% in common)\n")
     warnings = {each["name"]: each["warning"] for each in answer(app, "GET", "/v1/info").json()["retrievers"]}
     warning = warnings.pop("other")
     assert warning.startswith(f"'dense' and 'other' rank different documents, so their rankings cannot be compared: {expected[len(kept)]}")

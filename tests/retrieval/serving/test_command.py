@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +31,30 @@ def test_names_of_indexes_are_checked(tmp_path: Path) -> None:
 
 def refused(done: Done) -> str:
     assert done.code == 2
-    assert done.err.count("\n") == 1
-    return done.err
+    _, opening, rest = done.err.rpartition("; this can take some seconds\n")
+    assert rest.count("\n") == 1
+    assert done.err.count("\n") == 1 + bool(opening)
+    return rest
+
+
+def test_the_indexes_are_named_before_anything_slow_is_imported(indexes: Indexes) -> None:
+    code = """
+import os, sys
+import typer
+from quiver.cli.main import app
+
+def echo(message, err=False):
+    print(message, err, sorted({"torch", "faiss", "numba", "fastapi"} & set(sys.modules)))
+    sys.stdout.flush()
+    os._exit(7)
+
+typer.echo = echo
+app(sys.argv[1:])
+"""
+    words = [sys.executable, "-c", code, "serve", f"a={indexes.dense}", str(indexes.colbert)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    expected = f"opening {indexes.dense}, {indexes.colbert}; this can take some seconds True []\n"
+    assert (done.returncode, done.stdout) == (7, expected), done.stderr
 
 
 def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
@@ -38,7 +62,9 @@ def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp
     assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
     assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
     assert "the folder is not an index" in refused(quiver("serve", tmp_path))
-    assert "there is no ranking 'another'; there are dense" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
+    said = refused(quiver("serve", indexes.dense, "--fuse", "another"))
+    assert "there is no ranking 'another'; there are dense, bm25; a ranking of another index needs its folder: " in said
+    assert said.endswith("quiver serve dense=DIR1 another=DIR2 --fuse dense+another\n")
     assert "built without texts" in refused(quiver("serve", indexes.silent, "--fuse", "bm25"))
     assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
