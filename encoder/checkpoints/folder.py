@@ -64,6 +64,11 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     except HFValidationError as error:
         raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if "HF_HUB_OFFLINE" in str(error):  # three sentences of the client, which end with advice to set it to 0
+            raise InputError(
+                f"{source}: no such folder, and the Hugging Face Hub cannot be asked because HF_HUB_OFFLINE is set; pass the folder of a"
+                " model, or unset HF_HUB_OFFLINE"
+            ) from error
         raise InputError(
             f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}; without a network, pass"
             " the folder of a model"

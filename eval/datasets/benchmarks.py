@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,12 @@ from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mt
 from quiver.eval.datasets.sources import Source
 from quiver.eval.metrics import Part
 from quiver.retrieval.data.corpus import (
+    GRADES,
+    JUDGED_DOCUMENTS,
+    JUDGED_QUERIES,
     NO_NAMES,
+    QUERY_IDS,
+    QUERY_TEXTS,
     Collection,
     EntryPosition,
     Judgement,
@@ -41,7 +47,7 @@ from quiver.retrieval.data.corpus import (
     table_queries,
     with_numbers,
 )
-from quiver.retrieval.data.tables import rows_of_frame
+from quiver.retrieval.data.tables import read_rows, rows_of_frame
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)
@@ -189,10 +195,23 @@ class LocalFolder:
         except InputError as error:
             if needs_corpus and self.folder is not None and self.folder.is_dir() and not has_corpus(self.folder):
                 raise InputError(f"{error}; {_NEEDS_CORPUS}") from error
+            given = (self.queries, "id,query"), (self.qrels, "query_id,document_id,grade")
+            for file, names in given if not self.rename else ():
+                if file is not None and str(error).startswith(f"{file}:2: ") and not _has_known_field(file):
+                    header = f"the first line of {file.name} is read as the names of its columns"
+                    raise InputError(f"{error}; {header}: if it is data, put a line such as {names} before it") from error
             raise
 
     def __str__(self) -> str:
         return str(self.folder or self.queries)
+
+
+def _has_known_field(file: Path) -> bool:
+    """Whether a column of a CSV file has a name by which queries or judgements are read; True for other files, which have no header."""
+    if not file.name.endswith((".csv", ".csv.gz")):
+        return True
+    known = {*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES}
+    return any(name.lower() in known for _, row in islice(read_rows(file), 1) for name in row)
 
 
 @dataclass(frozen=True)
@@ -352,7 +371,10 @@ class Benchmark:
         Raises:
             InputError: The collection or a file is missing, or a file is malformed; names file and line.
         """
-        return self.source.load(needs_corpus=needs_corpus)
+        found = self.source.load(needs_corpus=needs_corpus)
+        if not any(grade > 0 for grades in found.qrels.values() for grade in grades.values()):
+            logger.warning("%s: no judgement has a grade above 0, so nothing is relevant and every score is 0", self.name)
+        return found
 
 
 def resolve(
@@ -387,7 +409,8 @@ def resolve(
     if not entries:
         raise InputError(
             f"unknown collection {str(data)!r}: it is neither a folder nor a registered name; pass a BEIR folder with corpus.jsonl, "
-            f"queries.jsonl and qrels/{split or 'test'}.tsv, or a registered name ({near(str(data))})"
+            f"queries.jsonl and qrels/{split or 'test'}.tsv, or a registered name ({near(str(data))}); queries and judgements in"
+            " other files or in memory are given as queries= and qrels= (--queries, --qrels)"
         )
     for entry in entries:
         if split is not None and split not in entry.splits:

@@ -108,6 +108,16 @@ def test_weights_that_the_cache_lacks_offline_are_an_input_error(tmp_path: Path,
         load_encoder("owner/name")
 
 
+def test_an_unknown_name_offline_is_one_plain_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError) as raised:
+        local_folder("no-such-model")
+    assert str(raised.value) == (
+        "no-such-model: no such folder, and the Hugging Face Hub cannot be asked because HF_HUB_OFFLINE is set; pass the folder of a model,"
+        " or unset HF_HUB_OFFLINE"
+    )
+
+
 def test_a_fetched_repository_of_pickled_weights_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EncoderConfig.modernbert(
         vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32

@@ -144,7 +144,9 @@ def test_one_table_of_questions_and_files_is_enough(files: dict[str, Path], tmp_
     assert fused.system.kind == "fusion"
 
 
-def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
+    files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     index = build_index(passages(), "bm25", tmp_path / "words")
     with pytest.raises(InputError, match="they are values of the field 'file': add --group-by file"):
         evaluate(index, **files)
@@ -164,6 +166,13 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
     ):
         with pytest.raises(InputError, match=message):
             evaluate(index, queries=queries, qrels=qrels)  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=r"unknown collection 'query': .*in memory are given as queries= and qrels= \(--queries, --qrels\)"
+    ):
+        evaluate(index, pd.DataFrame([{"query": "which", "file": "a"}]))
+    caplog.clear()
+    assert evaluate(index, queries={"q1": "which"}, qrels={"q1": {"birds.md": 0}}, group_by="file").headline == 0
+    assert "queries: no judgement has a grade above 0, so nothing is relevant and every score is 0" in caplog.text
     for rename, message in (
         ({"nowhere": "query"}, "--rename nowhere=query: no such field; the fields are"),
         ({"id": "kye"}, "--rename id=kye: a field of queries and judgements is called _id, id, .*, not 'kye'"),
@@ -179,6 +188,13 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, 
     asked = write_csv(tmp_path / "asked.csv", ("question", "answer"), [("bird wings", "birds.md")])
     with pytest.raises(InputError, match=r"no field for the id of the queries; .* queries need none beside .*\(--rename FIELD=document\)"):
         evaluate(index, queries=asked, qrels=asked, group_by="file")
+    headless = write_csv(tmp_path / "headless.csv", ("q1", "birds.md", "1"), [("q2", "fish.md", "1")])
+    for given, example in (({"qrels": headless}, "query_id,document_id,grade"), ({"queries": headless}, "id,query")):
+        read_as = f"first line of headless.csv is read as the names of its columns: if it is data, put a line such as {example} before it"
+        with pytest.raises(InputError, match=rf"headless\.csv:2: no field for .* are q1, birds\.md, 1; the {read_as}$"):
+            evaluate(index, **(files | given), group_by="file")
+    with pytest.raises(InputError, match=r"the fields are query, where, when$"):
+        evaluate(index, queries=files["queries"], qrels=write_csv(tmp_path / "w.csv", ("query", "where", "when"), [("q1", "a", "b")]))
     rows = [{"question": "bird wings", "answer": "birds.md"}]
     for table in (asked, rows):
         with pytest.raises(InputError, match="'answer' would be the text of the queries and the document that answers them"):

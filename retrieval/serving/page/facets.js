@@ -16,7 +16,10 @@ function drawFacets() {
   host.querySelector("dl").replaceChildren(...rows);
 }
 
-const NUMBERS = 30; // distinct numbers, such as years; more, such as line numbers, are for the form of filters
+const NUMBERS = 30; // distinct numbers, such as years, or files; more, such as line numbers, are for the form of filters
+
+// Values that are files, or rows of a table: nobody narrows down to one of many. The form of filters asks for a folder: file = guides/*
+const isPlace = (field, values) => GROUPS.includes(field) || values.every(({ value }) => typeof value === "string" && value.includes("/"));
 
 const SHARE = 0.05; // of the documents, that the values shown have at least
 
@@ -25,6 +28,7 @@ function facetRow(field, facet, retriever, documents) {
   const values = facet.values.slice(0, VALUES);
   const held = values.reduce((sum, { count }) => sum + count, 0);
   if (!values.length || (facet.distinct > VALUES && (values[0].count < 2 || held < SHARE * documents))) return null;
+  if (facet.distinct > NUMBERS && isPlace(field, values)) return null;
   const types = retriever.fields[field];
   if (facet.distinct > NUMBERS && types.every((type) => type === "integer" || type === "number")) return null;
   const buttons = values.filter(({ value }) => String(value).trim() !== "").map(({ value, count }) => {
@@ -34,5 +38,5 @@ function facetRow(field, facet, retriever, documents) {
       onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(cut(value, 60)), element("span", { class: "count" }, number(count)));
   });
   const left = facet.distinct - values.length;
-  return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("span", { class: "left" }, `${number(left)} more`) : null));
+  return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("button", { type: "button", class: "left", title: "Filter by another value", onclick: () => openFilter(field) }, `${number(left)} more`) : null));
 }

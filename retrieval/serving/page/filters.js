@@ -54,16 +54,16 @@ function removeFilter(place) {
   (left[Math.min(place, left.length - 1)] ?? byId("add-filter")).focus();
 }
 
-function openFilter() {
+function openFilter(field = null) {
   const fields = fieldsOf(shownRetrievers());
   if (!fields.size) return;
-  const chosen = byId("filter-field").value;
+  const chosen = field ?? byId("filter-field").value;
   byId("filter-field").replaceChildren(...[...fields.keys()].map((name) => element("option", { value: name }, visible(name))));
   if (fields.has(chosen)) byId("filter-field").value = chosen;
   drawRelations();
   byId("filter").hidden = false;
   byId("add-filter").setAttribute("aria-expanded", "true");
-  byId("filter-field").focus();
+  byId(field === null ? "filter-field" : "filter-value").focus();
 }
 
 function closeFilter() {

@@ -12,10 +12,11 @@ const rankOf = (answer, id) => {
   return place < 0 ? null : (answer.offset ?? 0) + place + 1;
 };
 
-function drawResults() {
+// Cards glide where their order has changed, not where the text of those above has grown.
+function drawResults({ glides = true } = {}) {
   const focused = document.activeElement?.closest?.("[data-document]");
   const kept = focused && { id: focused.dataset.document, retriever: focused.dataset.retriever };
-  const before = places();
+  const before = glides ? places() : new Map();
   if (state.together) drawColumns();
   else drawOne();
   byId("layout").classList.toggle("together", state.together);
@@ -41,7 +42,7 @@ function drawOne() {
     byId("results").replaceChildren(nothing(answer), ...pages(answer));
     return;
   }
-  const words = wordsOf(state.query);
+  const words = wordsOf(state.query, retriever);
   const list = element("ol", { class: "list" }, answer.hits.map((hit, place) => element("li", {}, card(hit, (answer.offset ?? 0) + place + 1, retriever, answer, words))));
   byId("results").replaceChildren(list, ...pages(answer));
 }
@@ -135,17 +136,14 @@ function pages(answer) {
 }
 
 function drawColumns() {
-  const words = wordsOf(state.query);
   const chosen = retrievers.find((each) => each.name === state.retriever) ?? retrievers[0];
   const tabs = retrievers.map((each, place) => element("button", { type: "button", role: "tab", id: `tab-${place}`, "data-kind": each.kind,
     "aria-selected": String(each === chosen), "aria-controls": `column-${place}`, tabindex: each === chosen ? 0 : -1,
     onclick: () => chooseColumn(place) }, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)));
-  const columns = retrievers.map((each, place) => column(each, place, each === chosen, words));
-  byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys, onscroll: faded }, tabs),
+  const columns = retrievers.map((each, place) => column(each, place, each === chosen));
+  byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys }, tabs),
     element("div", { class: "columns", onscroll: faded }, columns));
-  const chosenTab = byId("results").querySelector("[aria-selected=true]");
-  if (chosenTab) bringIntoView(chosenTab, chosenTab.parentElement);
-  [...byId("results").children].forEach(fade);
+  fade(byId("results").querySelector(".columns"));
 }
 
 const faded = (event) => fade(event.currentTarget);
@@ -167,7 +165,8 @@ function tabKeys(event) {
   chooseColumn((Math.max(place, 0) + step + retrievers.length) % retrievers.length);
 }
 
-function column(retriever, place, chosen, words) {
+function column(retriever, place, chosen) {
+  const words = wordsOf(state.query, retriever);
   const answer = shown.get(retriever.name);
   const time = answer ? milliseconds(answer.milliseconds.total) : "";
   const head = element("header", {}, element("h2", { id: `head-${place}` }, element("span", { class: "dot", "aria-hidden": "true" }), retrieverName(retriever.name)),

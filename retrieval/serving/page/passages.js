@@ -7,8 +7,18 @@ const HEADING = 120;
 const LITTLE = new Set(("a an and are as at be by can do does for from has have how in into is it its of on or that the their this to was were "
   + "what when where which who why will with").split(" "));
 
-// Words of a query with their endings, so that "infections" marks "infection"; null where there is nothing to mark.
-function wordsOf(query) {
+// The words that BM25 leaves out.
+const STOP_WORDS = new Set(("a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to "
+  + "was will with").split(" "));
+
+// What to mark of a query in the hits of a retriever; null where there is nothing. BM25 matches whole words, with underscores, and these are
+// marked. No other retriever matches by words: there the marks help to find the words of the query, with their endings, so that "infections"
+// marks "infection".
+function wordsOf(query, { kind }) {
+  if (kind === "bm25") {
+    const matched = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}_]{2,}/gu) ?? [])].filter((word) => !STOP_WORDS.has(word)).slice(0, 64);
+    return matched.length ? new RegExp(`(?<![\\p{L}\\p{N}_])(?:${matched.join("|")})(?![\\p{L}\\p{N}_])`, "giu") : null;
+  }
   const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{2,}/gu) ?? [])].filter((word) => !LITTLE.has(word)).slice(0, 64);
   if (!words.length) return null;
   const stems = words.map((word) => (word.length > 5 ? word.replace(/(?:ies|ing|es|ed|s|y)$/, "") : word));

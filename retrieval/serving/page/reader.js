@@ -112,7 +112,7 @@ function readerOf(hit, retriever, answer) {
     element("h2", { tabindex: "-1", dir: "auto" }, visible(heading)),
     element("p", { class: "facts" }, element("span", { class: "id" }, others(hit.id)),
       hit.score === null ? null : element("span", {}, element("span", { class: "field" }, "score "), scoreText(hit.score, 0))),
-    tags(hit), standings(hit), heat ? readerHeat(heat, hit) : readerText(text, from, hit), readerWhy(hit, retriever, rank, heat),
+    tags(hit), standings(hit), heat ? readerHeat(heat, hit) : readerText(text, from, hit, wordsOf(state.query, retriever)), readerWhy(hit, retriever, rank, heat),
     state.together && answer ? standing(hit.id, retriever) : null);
   return [readerBar(rank, retriever), body];
 }
@@ -129,11 +129,11 @@ function readerHeat(heat, hit) {
 // The heading is in the text that was encoded, and its tokens may have been met: then it is shown again, in shades.
 const firstShown = (heat, from) => ([...metTokens(heat).keys()].some((token) => heat.passage[token].span[0] < from) ? 0 : from);
 
-function readerText(text, from, hit) {
+function readerText(text, from, hit, words) {
   if (!text.trim()) return element("p", { class: "none" }, hit.text === "" ? "This document is empty." : "This index keeps no texts.");
-  if (isCode(text)) return element("pre", { class: "text code" }, marked(text.replace(/^\s*\n/, "").trimEnd(), wordsOf(state.query)));
+  if (isCode(text)) return element("pre", { class: "text code" }, marked(text.replace(/^\s*\n/, "").trimEnd(), words));
   const rest = text.slice(from).trim();
-  return rest ? element("p", { class: "text", dir: "auto" }, marked(rest, wordsOf(state.query))) : null;
+  return rest ? element("p", { class: "text", dir: "auto" }, marked(rest, words)) : null;
 }
 
 function readerWhy(hit, retriever, rank, heat) {

@@ -91,7 +91,8 @@ const WAYS = { dense: "One vector per text", colbert: "One vector per token", bm
 const kindOf = (retriever) => KINDS[retriever.kind] ?? retriever.kind;
 
 // The field that hits are grouped by: passages name the file, or the row of a table, that they were cut from. Side by side nothing is grouped.
-const groupField = (retriever) => (state.together ? null : ["file", "document"].find((field) => retriever?.fields?.[field]) ?? null);
+const GROUPS = ["file", "document"];
+const groupField = (retriever) => (state.together ? null : GROUPS.find((field) => retriever?.fields?.[field]) ?? null);
 
 const groupedBy = (retriever) => (state.grouped ? groupField(retriever) : null);
 

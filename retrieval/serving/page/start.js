@@ -28,13 +28,6 @@ function drawRetrievers() {
   box.hidden = retrievers.length < 2;
   const checked = box.querySelector("input:checked");
   if (focused) checked?.focus();
-  if (checked) bringIntoView(checked, box);
-  fade(box);
-}
-
-// Across only: the page itself does not move.
-function bringIntoView(part, row) {
-  row.scrollLeft += Math.max(0, part.getBoundingClientRect().right - row.getBoundingClientRect().right + 8);
 }
 
 function chooseRetriever(value) {
@@ -187,7 +180,6 @@ byId("asking").addEventListener("submit", (event) => {
   event.preventDefault();
   changed({ entry: true });
 });
-byId("retrievers").addEventListener("scroll", faded, { passive: true });
 byId("retrievers").addEventListener("change", (event) => chooseRetriever(event.target.value));
 byId("effort").addEventListener("change", (event) => {
   state.effort = event.target.value || null;
@@ -207,7 +199,7 @@ byId("sheet").addEventListener("click", (event) => { if (event.target === byId("
 night.addEventListener("change", drawTheme);
 roomy.addEventListener("change", () => { if (state.open !== null) drawReader(); });
 addEventListener("keydown", onKey);
-addEventListener("resize", () => document.querySelectorAll(".choice, .columns, [role=tablist]").forEach(fade));
+addEventListener("resize", () => document.querySelectorAll(".columns").forEach(fade));
 addEventListener("popstate", show);
 addEventListener("online", comeBack);
 // What stays below the top stays there however many filters there are.

@@ -318,7 +318,7 @@ needs_extra = pytest.mark.skipif(not EXTRA, reason="needs the extra train")
 
 @needs_extra
 def test_encoders_run_the_papers_sets_beside_transformers(work: Path) -> None:
-    """The base encoder; the slow test of the command checks both."""
+    """The base encoder; the exhaustive test of the command checks both."""
     assert_papers_sets(measure("encoder-base", work), "base")
 
 
@@ -589,23 +589,33 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path, quiver: Callable[..., A
     assert (done.code, done.err) == (2, "quiver: error: device cuda is not available: PyTorch finds no GPUs here\n")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stages",
+    [
+        # The tests above measure the other stages, and run the command's function with all.
+        pytest.param(["tests", "queries", "profile"], id="some", marks=pytest.mark.slow),
+        pytest.param(list(STAGES), id="all", marks=pytest.mark.exhaustive),
+    ],
+)
 @needs_extra
-def test_the_command_runs_from_a_checkout(tmp_path: Path, quiver: Callable[..., Any]) -> None:
+def test_the_command_runs_from_a_checkout(tmp_path: Path, quiver: Callable[..., Any], stages: list[str]) -> None:
     pytest.importorskip("matplotlib")
-    done = quiver("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", tmp_path / "out")
+    chosen = [] if stages == list(STAGES) else [word for name in stages for word in ("--stage", name)]
+    done = quiver("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", tmp_path / "out", *chosen)
     assert done.code == 0, done.err
     results = read_results(tmp_path / "out" / "results.json")
-    assert [(stage.name, stage.failure) for stage in results.stages] == [(name, None) for name in STAGES]
-    for size in ("base", "large"):
-        assert_papers_sets(next(stage for stage in results.stages if stage.name == f"encoder-{size}"), size)
+    assert [(stage.name, stage.failure) for stage in results.stages] == [(name, None) for name in stages]
+    for stage in results.stages:
+        if stage.name.startswith("encoder-"):
+            assert_papers_sets(stage, stage.name.removeprefix("encoder-"))
     assert results.provenance.command is not None
     assert results.provenance.command.startswith("quiver bench gpu")
     headings = [block.title for block in report(results).blocks if isinstance(block, Section)]
-    assert headings == [title for title, _, _ in STAGES.values()] + ["Not run", "Machine"]
-    assert {"encoder-base.svg", "profile.svg", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert headings == [STAGES[name][0] for name in stages] + ["Not run", "Machine"]
+    charts = {f"{name}.svg" for name in ("encoder-base", "profile") if name in stages}
+    assert {*charts, "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert "no GPU is used" in done.err
-    again = quiver("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", tmp_path / "out", "--json")
+    again = quiver("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", tmp_path / "out", "--json", *chosen)
     assert json.loads(again.out)["stages"] == json.loads((tmp_path / "out" / "results.json").read_text())["stages"]
 
 

@@ -127,9 +127,10 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
             [(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "refresh", 17), (EXACT, "delete", 7)],
             id="exact",
         ),
-        pytest.param([("bm25", name, max(5, LEAST[name] // 2)) for name in ("build", "add and merge", "compact", "repair")], id="bm25"),
+        pytest.param([("bm25", name, max(9, LEAST[name])) for name in ("build", "add and merge", "compact", "repair")], id="bm25"),
         pytest.param([("bm25", name, 1) for name in OPERATIONS if name != "calibrate"], id="bm25-every-call", marks=pytest.mark.exhaustive),
-        pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.slow),
+        # A power cut that loses nothing leaves what a kill leaves: CI has one at these calls.
+        pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.exhaustive),
         pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
         *(
             pytest.param([(engine, name, max(3, CALLS[name] // 14)) for name in OPERATIONS], id=engine, marks=pytest.mark.exhaustive)
@@ -147,7 +148,7 @@ def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[t
     ("engine", "stride"),
     [
         pytest.param(EXACT, 29, marks=pytest.mark.slow),
-        pytest.param("ivf-tokens", 83, marks=pytest.mark.slow),
+        pytest.param("ivf-tokens", 83, marks=pytest.mark.exhaustive),
         *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED)),
     ],
 )
@@ -164,6 +165,8 @@ def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once
 
 FAILURES = [errno.EIO, errno.ENOSPC]
 """Errors of a disk. Sweeps over all or many calls have both at each call; those over some, whose code knows neither, have them in turn."""
+KEPT = [1.0, 0.0, 0.5]
+"""Shares of the unsynced changes that survive a power cut. Where all do, that is a kill; sweeps over some calls have the others in turn."""
 
 
 @pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
@@ -216,7 +219,7 @@ def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: i
 
 @pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
 def test_a_power_cut_loses_only_unsynced_data(
-    engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
+    engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType, request: pytest.FixtureRequest
 ) -> None:
     operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
     operation.prepare(base, engine)
@@ -226,6 +229,7 @@ def test_a_power_cut_loses_only_unsynced_data(
     new = faults.state(tmp_path / "done")
     cuts = lost = 0
     seen: set[str] = set()
+    every = request.node.get_closest_marker("exhaustive") is not None
     fatal = 1
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -239,7 +243,7 @@ def test_a_power_cut_loses_only_unsynced_data(
             cut = False
         except power.PowerCutError:
             pass
-        for kept in (0.0, 1.0, 0.5):
+        for kept in KEPT if every or not cut else (KEPT[0], KEPT[1 + cuts // 2 % 2]):
             shutil.rmtree(after, ignore_errors=True)
             lost += disk.copy().after(after, random.Random(fatal), kept=kept)
             found = faults.state(after / "index")

@@ -61,7 +61,7 @@ class Noise:
 @pytest.mark.parametrize(
     ("kind", "options", "documents", "bytes_a_document"),
     [
-        ("colbert", BuildOptions("ivf-tokens", {"centroids": 512}, calibrate=False), 4_000, TOKENS * (WIDTH // 8 + 8)),
+        ("colbert", BuildOptions("ivf-tokens", {"centroids": 256}, calibrate=False), 2_000, TOKENS * (WIDTH // 8 + 8)),
         ("dense", BuildOptions("ivf-dense", {"nlist": 64}, calibrate=False), 80_000, WIDTH // 4 + 8),
     ],
 )

@@ -293,7 +293,9 @@ class KillsNodes:
                         self._cluster.remove_node(node, allow_graceful=False)
                     self.killed = True
                 elif begun:
-                    time.sleep(4.0)
+                    end = time.monotonic() + 4.0
+                    while self._begun() < 2 and time.monotonic() < end:
+                        time.sleep(0.02)
             elif REPEATED not in self._log.text:
                 time.sleep(1.0)
             yield item
@@ -316,17 +318,16 @@ def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: An
 def test_three_nodes_build_the_same_bytes_also_when_two_are_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], caplog: Any
 ) -> None:
+    """The exhaustive test below also builds without kills."""
     sizes = PieceSizes(chunk_documents=8, documents=8)
-    corpus = write_corpus(tmp_path / "c.jsonl", documents(320))
+    corpus = write_corpus(tmp_path / "c.jsonl", documents(160))
     whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False, pieces=sizes))
-    for kill in (False, True):
-        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", caplog if kill else None, sizes)
-        assert left().made == 40
-        lost = left().folders.total() - left().made
-        assert lost <= 2 * kill
-        assert kill or REPEATED not in caplog.text  # a lost worker may have been idle
-        assert sums(built) == sums(whole)
-        sys.stdout.write(f"40 pieces on three nodes, killed: {kill}, {lost} begun and made again\n")
+    built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / "built", caplog, sizes)
+    assert left().made == 20
+    lost = left().folders.total() - left().made
+    assert lost <= 2  # a lost worker may have been idle
+    assert sums(built) == sums(whole)
+    sys.stdout.write(f"20 pieces on three nodes of which two were killed, {lost} begun and made again\n")
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
+from quiver.retrieval.models.bm25 import query_words
 from quiver.retrieval.serving.page import content_security_policy, page_html
 from quiver.retrieval.serving.page.assembly import SCRIPTS
 
@@ -48,6 +49,12 @@ def test_the_policy_allows_only_the_own_style_and_script() -> None:
         assert policy[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
     (own,) = (value for tag, name, value in parts().attributes if (tag, name) == ("meta", "content") and "default-src" in value)
     assert own == content_security_policy().replace("; frame-ancestors 'none'", "")  # which only a header may say
+
+
+def test_the_page_leaves_out_the_words_that_bm25_leaves_out() -> None:
+    little, stop = ("".join(re.findall(r'"([a-z ]+)"', each)).split() for each in re.findall(r"new Set\(\((\"a an [^)]*)\)", page_html()))
+    assert len(stop) == 33
+    assert {word for word in {*little, *stop} if not query_words(word)} == set(stop)
 
 
 def test_the_page_names_no_other_address() -> None:

@@ -306,14 +306,56 @@ def test_what_the_heading_says_and_what_nearly_every_document_has_alone_are_left
     monkeypatch.setitem(TITLES, "birds", "animals")
     dates = [{"value": f"2026-01-{day:02}", "count": 3} for day in range(1, 21)]
     found, many = service.found, {"values": dates, "distinct": 160}
-    facets = {"kind": many, "places": {"values": [{"value": "sea", "count": 25}], "distinct": 160}}
+    files = {"values": [{"value": f"guides/{number}.md", "count": 40} for number in range(8)], "distinct": 31}
+    facets = {"kind": many, "places": {"values": [{"value": "sea", "count": 25}], "distinct": 160}, "file": files, "path": files}
+    facets["open"] = {"values": [{"value": "text/html", "count": 300}], "distinct": 30}
+    service.fields = {**FIELDS, "file": ["string"], "path": ["string"]}
     service.found = lambda body: {**found(body), "matching": 481, "facets": facets}  # type: ignore[method-assign]
     browser.open(f"{service.url}#q=sea+birds", DESK)
     browser.until(f"{FOUND}.length")
     facts = browser.run("[...document.querySelectorAll('.card[data-document=birds] .field')].map(each => each.textContent.trim())")
     assert facts == ["year", "open", "places"], "its kind is its title"
     fields = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
-    assert fields == ["places"], "eight dates of three documents each are less than a twentieth of 481"
+    assert fields == ["places", "open"], "eight dates of three documents each are less than a twentieth of 481, and files are many"
+    browser.run("document.querySelector('#facets .left').click()")
+    assert browser.run("document.querySelector('#facets .left').textContent") == "159 more"
+    assert browser.run("[document.getElementById('filter').hidden, document.getElementById('filter-field').value]") == [False, "places"]
+    assert browser.run("document.activeElement.id") == "filter-value"
+
+
+def test_marked_words_are_those_that_bm25_matches_and_elsewhere_those_of_the_query(browser: Any, service: Service) -> None:
+    for retriever, words in (("bm25", {"tern", "cliff"}), ("dense", {"tern", "terns", "cliff", "cliffs", "stars"})):
+        browser.open(f"{service.url}#q=tern+the+cliff+star&in={retriever}", DESK)
+        browser.until("document.querySelector('.list mark')")
+        assert set(browser.run("[...document.querySelectorAll('.list mark')].map(each => each.textContent.toLowerCase())")) == words
+        browser.run("document.querySelector('.card[data-document=birds] .title').click()")
+        browser.until("document.querySelector('#pane mark')")
+        marked = browser.run("[...document.querySelectorAll('#pane mark')].map(each => each.textContent)")
+        assert ("terns" in marked) == (retriever == "dense")
+
+
+def test_cards_do_not_glide_where_only_the_ranks_in_the_parts_are_added(browser: Any, service: Service) -> None:
+    info, found = service.info, service.found
+
+    def fused() -> dict[str, Any]:
+        given = info()
+        given["retrievers"][1]["parts"] = ["dense", "bm25"]
+        return given
+
+    def with_ranks(body: dict[str, Any]) -> dict[str, Any]:
+        given = found(body)
+        for hit in given["hits"]:
+            if hit["explanation"]:
+                hit["explanation"] |= {"parts": [{"name": "dense", "rank": 1}, {"name": "bm25", "rank": 2}]}
+        return given
+
+    service.info, service.found = fused, with_ranks  # type: ignore[method-assign]
+    browser.open(f"{service.url}#in=colbert&heat=off", TELEPHONE, calm=False)
+    browser.until("document.querySelector('.welcome')")
+    browser.run("window.moved = 0; Element.prototype.animate = () => { window.moved += 1; }; null")
+    browser.send("Input.insertText", text="sea")
+    browser.until("document.querySelectorAll('.standing.parts').length === 5")
+    assert browser.run("window.moved") == 0
 
 
 def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
@@ -416,12 +458,14 @@ def test_code_arabic_texts_and_long_titles_are_readable_in_a_list(browser: Any, 
     title = card.format("long", ".title")
     assert browser.run(f"{title}.clientHeight < 100 && {title}.scrollHeight > 300")
     assert browser.run("document.getElementById('figures').innerText").startswith("1\u20133 of 3 results in 8 documents")
-    # A row with more retrievers than there is room for fades where it goes on.
+    # Where there is no room for all retrievers in one row, they stand in several.
     row = "document.getElementById('retrievers')"
-    browser.run(f"{row}.style.width = '9rem'; {row}.scrollLeft = 0; dispatchEvent(new Event('resize'))")
-    browser.until(f"{row}.matches('.after:not(.before)') && getComputedStyle({row}).maskImage !== 'none'")
-    browser.run(f"{row}.scrollLeft = 999")
-    browser.until(f"{row}.matches('.before:not(.after)')")
+    browser.run(f"{row}.style.width = '9rem'")
+    ends = f"[...{row}.querySelectorAll('label')].map(each => each.getBoundingClientRect()).map(each => [each.right, each.top])"
+    placed = browser.run(ends)
+    assert len(placed) == 4
+    assert max(right for right, _ in placed) <= browser.run(f"{row}.getBoundingClientRect().right")
+    assert len({top for _, top in placed}) > 1
 
 
 SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
@@ -528,6 +572,10 @@ def test_side_by_side_warns_of_rankings_of_different_documents(browser: Any, ser
     browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
     browser.until(f"{notices}.length")
     assert browser.run(notices) == ["'dense' and 'colbert' rank different documents."]
+    service.warnings["bm25"] = "'dense' and 'bm25' rank different documents"
+    browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
+    browser.until(f"{notices}.length")
+    assert browser.run(notices) == ["'dense' and 'colbert' rank different documents; the same holds for 'bm25'."]
     # One list alone is compared with nothing.
     browser.open(f"{service.url}#q=sea+birds&in=colbert", DESK)
     browser.until(f"{FOUND}.length")
