@@ -129,6 +129,15 @@ def test_semicolons_come_with_decimal_commas_and_dates_with_the_day_first(tmp_pa
     }  # fmt: skip
 
 
+def test_dates_with_the_year_first_are_those_of_iso_8601(tmp_path: Path) -> None:
+    rows = "1,x,2021/6/1,2021-6-1 8:30,2021/6/1 8:30 PM,2021/6/31\n2,y, ,2021-11-12 12:00,2021/6/2 1:00 AM,2021/7/1\n"
+    (tmp_path / "a.csv").write_text(f"id,text,on,at,clock,no\n{rows}")
+    assert [document.metadata for document in open_corpus(tmp_path / "a.csv")] == [
+        {"on": "2021-06-01", "at": "2021-06-01 08:30", "clock": "2021/6/1 8:30 PM", "no": "2021/6/31"},
+        {"at": "2021-11-12 12:00", "clock": "2021/6/2 1:00 AM", "no": "2021/7/1"},
+    ]
+
+
 def test_amounts_of_one_currency_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,text,price,mixed\n1,x,"$1,299.50",$5\n2,y,,\n3,z,$7,€3\n')
     prices = [(document.metadata or {}) for document in open_corpus(tmp_path / "a.csv")]

@@ -105,7 +105,7 @@ def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, 
     whole = build_index(rows, model)
     assert whole.manifest.tokens.truncated == 1
     (message,) = caplog.messages
-    assert message.startswith("1 of 1 documents are longer than the 32 tokens that the model reads, and their ends are not searched;")
+    assert message.startswith("the model reads 32 tokens; 1 of 1 documents are longer, and their ends are not searched.")
 
 
 def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
