@@ -152,7 +152,9 @@ function drawNotices(faults) {
   for (const message of refused) made.push(notice("fault", visible(message), state.filters.length ? unfiltered() : again()));
   if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index was not searched: documents may be missing."));
   // Side by side only: one ranking is compared with nothing.
-  if (state.together) for (const { warning } of retrievers) if (warning) made.push(notice("part", `${visible(warning)}.`));
+  const [first, ...rest] = state.together ? retrievers.filter((each) => each.warning) : [];
+  const same = rest.length ? `; the same holds for ${rest.map(({ name }) => `'${visible(name)}'`).join(" and ")}` : "";
+  if (first) made.push(notice("part", `${visible(first.warning)}${same}.`));
   byId("notices").replaceChildren(...made);
   if (locked) byId("token").focus();
 }

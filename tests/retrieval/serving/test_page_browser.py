@@ -572,6 +572,10 @@ def test_side_by_side_warns_of_rankings_of_different_documents(browser: Any, ser
     browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
     browser.until(f"{notices}.length")
     assert browser.run(notices) == ["'dense' and 'colbert' rank different documents."]
+    service.warnings["bm25"] = "'dense' and 'bm25' rank different documents"
+    browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
+    browser.until(f"{notices}.length")
+    assert browser.run(notices) == ["'dense' and 'colbert' rank different documents; the same holds for 'bm25'."]
     # One list alone is compared with nothing.
     browser.open(f"{service.url}#q=sea+birds&in=colbert", DESK)
     browser.until(f"{FOUND}.length")
