@@ -7,7 +7,6 @@ import json
 import logging
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -372,7 +371,7 @@ def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collectio
 
         def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
             code = f"from quiver.eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
             self.refused += "another evaluation is writing here" in done.stderr
             return model.encode_texts(texts, role)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 
 from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.processes import Processes
+from tests.processes import imported_python
 
 WORKER = """
 import json, sys
@@ -95,7 +95,9 @@ distributed.destroy_process_group()
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes has found."""
     meeting = tmp_path_factory.mktemp("processes") / "meeting"
-    pair = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(meeting)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+    pair = [
+        subprocess.Popen([imported_python(), "-c", WORKER, str(rank), str(meeting)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
     try:
         printed = [process.communicate(timeout=120)[0] for process in pair]
     finally:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import VERSION, EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
+from tests.processes import imported_python
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
 DISTINCT = 9
@@ -203,7 +204,7 @@ def many() -> list[str]:
 )
 def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:
     code = CHILD.format(tests=str(Path(__file__).parent), kind=kind, folder=str(tmp_path), where=where, at=at)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     model = Counting(kind)
     stored = small_store(tmp_path).encode(model, many(), "document")

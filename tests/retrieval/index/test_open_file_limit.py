@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-resource = pytest.importorskip("resource")
+from tests.processes import imported_python
+
+pytest.importorskip("resource")
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODELS = """
-import sys
+import resource, sys
 from pathlib import Path
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
@@ -105,13 +108,9 @@ print(opened, failed)
 
 def run(script: str, kind: str, folder: Path, *arguments: object) -> str:
     """What a script prints that may have 256 files open."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-    command = [sys.executable, "-c", MODELS + script, kind, str(folder), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, env=environment, preexec_fn=limit)
+    command = [imported_python(), "-c", MODELS + script, kind, str(folder), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

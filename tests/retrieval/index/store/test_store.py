@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from quiver.retrieval.index.files import RealDisk
 from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
+from tests.processes import imported_python
 
 OLD = [Document(f"old{number}", f"word{number} text", "Title", {"n": number}) for number in range(5)]
 NEW = [Document(f"new{number}", f"other{number}") for number in range(7)]
@@ -205,7 +205,7 @@ def test_the_lock_of_a_killed_process_is_free(built: Path) -> None:
         "import os, sys; from pathlib import Path; from quiver.retrieval.index.store.writing import writing\n"
         "with writing(Path(sys.argv[1])): os._exit(9)"
     )
-    assert subprocess.run([sys.executable, "-c", script, str(built)], check=False).returncode == 9
+    assert subprocess.run([imported_python(), "-c", script, str(built)], check=False).returncode == 9
     assert len(delete_documents(built, ["old1"])) == 4
 
 

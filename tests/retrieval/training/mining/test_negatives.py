@@ -8,7 +8,6 @@ import logging
 import random
 import signal
 import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +47,7 @@ from quiver.retrieval.training.mining.negatives import (
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
 from quiver.retrieval.training.recipe import DataSection
+from tests.processes import imported_python
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -558,7 +558,7 @@ def test_a_killed_run_resumes_with_the_same_result(word_sum: Any, tmp_path: Path
     path, _ = pairs_file(tmp_path)
     tests, killed, whole = Path(__file__).resolve().parents[2], tmp_path / "killed", tmp_path / "whole"
     code = CHILD.format(tests=str(tests), path=str(path), cache=str(tmp_path / "cache"), out=str(killed))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((killed / WORK).glob("*.part"))) == 4
     assert not (killed / "train.jsonl.gz").exists()

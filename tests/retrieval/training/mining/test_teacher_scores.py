@@ -6,7 +6,6 @@ import gzip
 import json
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ran
 from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
 from quiver.retrieval.training.mining.texts import BeirSource
 from quiver.retrieval.training.recipe import DataSection
+from tests.processes import imported_python
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -421,7 +421,7 @@ def test_a_killed_run_resumes_with_the_same_result(tiny_model: Path, tmp_path: P
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     killed, whole, cache = tmp_path / "killed", tmp_path / "whole", tmp_path / "cache"
     code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((killed / WORK).glob("*.part"))) == 3
     assert not (killed / "train.jsonl.gz").exists()
