@@ -95,7 +95,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     run: str | Path | None = None,
     fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
-    rerank: str | Path | None = None,
+    rerank: str | Path | TokenModel | None = None,
     candidates: int | None = None,
     group_by: str | None = None,
     name: str = "",
@@ -130,7 +130,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
-        rerank: ColBERT model, or index of one, that re-ranks the candidates.
+        rerank: ColBERT model, loaded or by its name, or folder of an index of one, that re-ranks the candidates.
         candidates: Documents that each system contributes to a fusion or a re-ranking; None for 100. The run holds no more, and measures
             with a deeper cut are left out.
         group_by: Field of an index, such as ``"file"``, whose values are ranked, each by its best passage; the judgements name values.
@@ -220,7 +220,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         ]
         contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates or CANDIDATES)
         if rerank is not None:
-            contender = contenders.reranked(contender, str(rerank), candidates or CANDIDATES)
+            contender = contenders.reranked(contender, rerank, candidates or CANDIDATES)
         if groups is not None:
             contender = contenders.grouped(contender, groups)
         contenders.check_options()

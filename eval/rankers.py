@@ -900,14 +900,14 @@ class Contenders:
         system = System(source=" + ".join(names), kind="fusion", fingerprint=_sha256(made_of))
         return Contender(system, FusedRanker(parts, fusion, candidates), made_of=made_of)
 
-    def reranked(self, first: Contender, given: str, candidates: int) -> Contender:
+    def reranked(self, first: Contender, given: str | Path | TokenModel, candidates: int) -> Contender:
         """The re-ranking of a system's candidates by a ColBERT model or an index of one.
 
         Raises:
             InputError: It is neither.
         """
-        (name,) = short_names([given])
         scorer = self.opened.scorer(given)
+        (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
         made_of = {"first": _description(first), "second": _scorer_made_of(scorer), "candidates": candidates}
         system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
         return Contender(system, RerankedRanker(first, name, scorer, candidates), made_of=made_of)

@@ -247,6 +247,8 @@ def test_a_re_ranking_by_an_index_of_other_documents_is_refused(make_collection:
     assert found.system.source == "bm25 > whole"
     settings = found.collections[0].index.parameters
     assert (settings["candidates"], str(settings["first"]).startswith("bm25 (variant lucene")) == (20, True)
+    loaded, named = (evaluate("bm25", folder, rerank=each) for each in (ColBERT(tmp_path / "colbert"), tmp_path / "colbert"))
+    assert (loaded.system, loaded.collections[0].measures) == (named.system, named.collections[0].measures)
 
 
 def test_parts_that_are_indexes_are_named_by_their_folders(make_collection: MakeCollection, tmp_path: Path) -> None:
