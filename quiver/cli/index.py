@@ -104,7 +104,7 @@ def build(
     if not as_json:
         folder = shlex.quote(str(out))
         made = f"{len(index):,} document{'' if len(index) == 1 else 's'}"
-        if "file" in index.fields:
+        if {"file", "type", "start", "end"} <= index.fields.keys():  # of passages of files
             made = f"{len(index):,} passages of {index.facets(['file'])['file'].distinct:,} files"
         say(f"{made} in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")

@@ -127,7 +127,7 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         print_json(_dry_run_json(found))
         return
     about = "" if found.exact else "about "
-    left_out = found.rows % recipe.training.batch_size
+    left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
     notes = [f"{found.skipped:,} skipped"] * bool(found.skipped) + [f"{left_out:,} left out of each epoch: batches are full"] * bool(
         left_out
     )

@@ -53,12 +53,14 @@ _DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+)
 _DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _CURRENCIES = "$€£¥"
 _LOOKED_AT = 100  # rows that decide whether the cells of a table are looked at before it is read
+_TIME = r"(?:(?P<clock>[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?))?"
 _DAY_FIRST = re.compile(
     r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})"
-    r"(?P<time>(?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)"
+    rf"{_TIME}"
 )
 _YEAR_FIRST = re.compile(
-    r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})(?P<time>(?:[ T][0-9]{1,2}:[0-9]{2}.*)?)"
+    r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})"
+    rf"{_TIME}"
 )
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
 _SEPARATORS = re.compile(r"[,;|]")
@@ -92,7 +94,7 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata."""
+    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata too."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
@@ -345,7 +347,9 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         found = _usual(row, ID_FIELDS, texts)
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or next(iter(_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
-    return _Chosen(ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None)
+    return _Chosen(
+        ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None or "_id" not in row
+    )
 
 
 def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
@@ -592,7 +596,7 @@ def _candidates(rows: Iterable[Row], *, comma: bool, among: Collection[str] | No
         if not count:
             numbers = dict.fromkeys(row if among is None else among, False)
             dates, signs = numbers.copy(), {name: set() for name in numbers}
-        for name in [name for name in signs if row[name]]:
+        for name in [name for name in signs if row[name] and str(row[name]).strip()]:
             cell = str(row[name]).strip()
             sign, bare = _split_sign(cell)
             signs[name].add(sign)
@@ -634,15 +638,16 @@ def _iso_date(value: object, *, day_first: bool) -> object:
     """A date as that of ISO 8601; None if it is blank or no such date.
 
     Example:
-        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9", "2017-02-19 08:30", "2017-02-31", "9/2/2017", "")]
-        ['2017-02-09', '2017-02-19 08:30', None, None, None]
+        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9 8:30", "2017-02-19", "2017-02-31", "9/2/2017", "2017/2/9 8:30 PM")]
+        ['2017-02-09 08:30', '2017-02-19', None, None, None]
         >>> [_iso_date(cell, day_first=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
         ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
     """
     text = str(value).strip()
     date = _YEAR_FIRST.fullmatch(text) or (_DAY_FIRST.fullmatch(text) if day_first else None)
     with suppress(ValueError):  # no such day
-        return date and f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{date['time']}"
+        time = f"{date['clock']}{date['hour'].zfill(2)}{date['rest']}" if date and date["hour"] else ""
+        return date and f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{time}"
     return None
 
 

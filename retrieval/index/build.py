@@ -485,18 +485,18 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     return built
 
 
-def _told(built: Index) -> Index:
-    """Warn if the model did not read all of the documents."""
-    tokens, length = built.manifest.tokens, built.manifest.model.document_length
-    if tokens.truncated:
+def _told(changed: Index, before: int = 0) -> Index:
+    """Warn if the model did not read all of the documents that were added; ``before``: how many it had not read before."""
+    tokens = changed.manifest.tokens
+    if tokens.truncated > before:
         logger.warning(
-            "%s of %s documents are longer than the %d tokens that the model reads, and their ends are not searched; cut them into"
-            " passages: --passages headings, in Python open_corpus(documents, SourceOptions(passages='headings'))",
+            "the model reads %d tokens; %s of %s documents are longer, and their ends are not searched. Cut them into passages: --passages"
+            " headings; in Python open_corpus([{'text': ...}, ...], SourceOptions(passages='headings'))",
+            changed.manifest.model.document_length,
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
-            length,
         )
-    return built
+    return changed
 
 
 def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
@@ -602,7 +602,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 work.remove()
         remember_source(path, committed(writer).generation, corpus, disk)
         writer.collect_garbage()
-    return open_index(path)
+    return _told(open_index(path), before.tokens.truncated)
 
 
 def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:

@@ -14,8 +14,8 @@ as written; a quoted value is only compared with strings. A value with an unquot
 beginning of strings. If a field is a list, a document has every value in it. Text that is no date with the year first is not asked
 whether it is greater than a number or a date, unless this is quoted.
 
-In a field of dates (text that begins with the year, such as ISO 8601) a year, month, day or minute is a period: ``=`` holds for all times
-in it, ``<=`` up to its end, ``>`` after it.
+A date with the year first is a period, in whatever form a field writes it (`quiver.retrieval.index.dates`): ``<=`` holds up to its end,
+``>`` after it, and ``=`` for all times of a day; a year or month after ``=`` is a text like others.
 
 Shapes: P documents of a segment.
 """
@@ -37,6 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.files import type_of
+from quiver.retrieval.index.dates import Date, Span
 from quiver.retrieval.index.files import (
     CheckedArray,
     DamagedIndexError,
@@ -439,56 +441,6 @@ class Prefix:
     text: str
 
 
-_DATE = re.compile(r"[12][0-9]{3}([-/.])[0-9]{2}(?:\1[0-9]{2}(?:([T ])[0-9].*)?)?")
-_DATE_ASKED = re.compile(r"([12][0-9]{3})(?:[-/.]([0-9]{1,2})(?:[-/.]([0-9]{1,2})(?:[T ](.+))?)?)?")
-_MIDNIGHT = re.compile(r"00:00(?::00(?:\.0+)?)?(?:Z|\+00:?00)?")
-
-
-@dataclass(frozen=True)
-class DateFormat:
-    """How a field writes its dates, as text that sorts: the year first, months and days with two digits.
-
-    Attributes:
-        sign: What stands between year, month and day.
-        clock: What stands before the time; empty if there are no times.
-    """
-
-    sign: str
-    clock: str
-
-    @classmethod
-    def of(cls, values: Sequence[str]) -> DateFormat | None:
-        """The format that values have in common, words such as ``unknown`` apart; None if they have none.
-
-        Example:
-            >>> DateFormat.of(["2021-06-01", "2022-01-31T08:30:00", "unknown"])
-            DateFormat(sign='-', clock='T')
-            >>> DateFormat.of(["2021-6-1"]), DateFormat.of(["2021-06-01", "2021/07/01"])
-            (None, None)
-        """
-        dates = [_DATE.fullmatch(value) for value in values if value[:1].isdigit()]
-        found = [date for date in dates if date]
-        if not found or len(found) < len(dates) or len({date[1] for date in found}) > 1:
-            return None
-        return cls(found[0][1], max(date[2] or "" for date in found))
-
-    def beginning(self, asked: str) -> Prefix | None:
-        """How values begin that are a date, or lie in a year, month or day; None if it is none of these.
-
-        Example:
-            >>> DateFormat("-", "T").beginning("2021-6"), DateFormat("-", "T").beginning("2021-06-01 08:30")
-            (Prefix(text='2021-06'), Prefix(text='2021-06-01T08:30'))
-            >>> DateFormat("/", "").beginning("2021-6-1T00:00:00")
-            Prefix(text='2021/06/01')
-        """
-        date = _DATE_ASKED.fullmatch(asked)
-        if date is None:
-            return None
-        day = self.sign.join([date[1], *(part.zfill(2) for part in (date[2], date[3]) if part)])
-        alone = date[4] is None or (not self.clock and _MIDNIGHT.fullmatch(date[4]))
-        return Prefix(day if alone else f"{day}{self.clock or 'T'}{date[4]}")
-
-
 @dataclass(frozen=True)
 class Condition:
     """A comparison of a field.
@@ -502,7 +454,7 @@ class Condition:
 
     field: str
     operator: Operator
-    values: tuple[Value | Prefix, ...]
+    values: tuple[Value | Prefix | Date, ...]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -590,23 +542,25 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
     found = np.zeros(count, bool)
     for column in table.columns:
         if column.field == condition.field:
-            for value in condition.values:
-                rows = column.rows_between(*_span(column, condition.operator, value))
+            for first, behind in (span for value in condition.values for span in _spans(column, condition.operator, value)):
+                rows = column.rows_between(first, behind)
                 if len(rows) and int(rows.max()) >= count:
                     raise DamagedIndexError(f"the column of {column.field!r} refers to a row that does not exist; {LOOK}")
                 found[rows] = True
     return ~found if condition.operator == "!=" else found
 
 
-def _span(column: Column, operator: Operator, value: Value | Prefix) -> tuple[int, int]:
+def _spans(column: Column, operator: Operator, value: Value | Prefix | Date) -> Sequence[Span]:
     """The numbers of a column's values that stand in a relation to a value, from the first to behind the last."""
+    if isinstance(value, Date):
+        return value.spans(column.values, operator) if isinstance(column.values, StringColumn) else []
     size = len(column.values)
     bounds = _bounds(column, value)
     if bounds is None:
-        return 0, 0
+        return []
     below, above = bounds
     spans = {"=": (below, above), "!=": (below, above), "<": (0, below), "<=": (0, above), ">": (above, size), ">=": (below, size)}
-    return spans[operator]
+    return [spans[operator]]
 
 
 def _bounds(column: Column, value: Value | Prefix) -> tuple[int, int] | None:
@@ -683,7 +637,8 @@ def _string(token: _Token) -> str:
 
 def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
     if token.kind == "bare" and "*" in token.text[:-1]:
-        files = f" (files of one type: type={token.text[2:]})" if re.fullmatch(r"\*\.\w+", token.text) else ""
+        kind = type_of(Path(token.text)) if token.text.startswith("*.") else None
+        files = f" (files of one type: type={kind})" if kind else ""
         raise InputError(
             f"filter: {token.text}: a * stands for any ending, behind a beginning such as guides/*{files}; put the value in double quotes"
             " if the star is a part of it"

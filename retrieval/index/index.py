@@ -26,9 +26,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
+from quiver.retrieval.index.dates import Date, digit_ends
 from quiver.retrieval.index.documents import (
+    Column,
     Condition,
-    DateFormat,
     DocumentTable,
     DocumentTableWriter,
     Facet,
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
 
 
 _DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
-_UNPADDED = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}\1[0-9](?![0-9])|[12][0-9]{3}([-/])[0-9](?![0-9])")
+_DAY = 3  # parts of a date
 _PRICE = re.compile(r"[$€£¥]\s?[0-9]")
 _YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
 _COMBINING = Lock()
@@ -1078,7 +1079,7 @@ class Index:
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
         if chosen is None or not self.segments:
             return chosen
-        return replace(chosen, conditions=tuple(each for condition in chosen.conditions for each in self._conditions(condition)))
+        return replace(chosen, conditions=tuple(map(self._read, chosen.conditions)))
 
     def _fields_for(self, wanted: str) -> str:
         """The end of an error about an unknown field: the closest field, and all that there are."""
@@ -1086,44 +1087,43 @@ class Index:
         title = "; titles are a field if the build names theirs (--title title)" if wanted == "title" else ""
         return f"{did_you_mean(wanted, self.fields)}; {known}{title}"
 
-    def _conditions(self, condition: Condition) -> tuple[Condition, ...]:
-        """What a condition asks for.
-
-        A number is compared with the numbers of a field that has some. Of a field of dates, a year, month or day is a period: ``=`` holds
-        for all times in it, ``<=`` up to its end, ``>`` after it. Words among dates are neither before nor after one.
+    def _read(self, condition: Condition) -> Condition:
+        """A condition with dates where it asks for some, and a number for the numbers of a field that has some.
 
         Raises:
-            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, which sorts; or
-                numbers by text.
+            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, or these do not
+                sort; or numbers by text.
         """
-        asked, field = condition.values[-1], condition.field  # the last is the value as text
-        order = condition.operator not in ("=", "!=")
+        field, order = condition.field, condition.operator not in ("=", "!=")
+        asked = condition.values[-1]  # the value as text
+        if not isinstance(asked, str) or ("string" not in self.fields[field] and not order):
+            return condition
+        number = len(condition.values) > 1
         if "string" not in self.fields[field]:
-            if order and isinstance(asked, str) and len(condition.values) == 1:
+            if not number:
                 held = " and ".join(f"{kind} values" for kind in self.fields[field])
                 raise InputError(f"filter: {field}{condition.operator}{asked}: {field} holds {held}, and {asked} is no number")
-            return (condition,)
-        number = len(condition.values) > 1
-        if order and number and not {"integer", "number"}.isdisjoint(self.fields[field]):
-            return (replace(condition, values=condition.values[:1]),)
-        sorts = order and isinstance(asked, str) and bool(number or _PRICE.match(asked) or _DATE.fullmatch(asked))
-        if not sorts and not any(isinstance(value, str) and _YEAR_FIRST.match(value) for value in condition.values):
-            return (condition,)
-        ends = self._ends(field)
-        written = DateFormat.of(ends)
-        if written is not None:
-            values = tuple((isinstance(value, str) and written.beginning(value)) or value for value in condition.values)
-            if values != condition.values:
-                among = Condition(field, "<", (":",)) if condition.operator in (">", ">=") else Condition(field, ">=", ("0",))
-                return (replace(condition, values=values), *([among] if order and not all(end[:1].isdigit() for end in ends) else []))
-        if sorts:
-            _check_order(condition, str(asked), ends, number=number)
-        return (condition,)
-
-    def _ends(self, field: str) -> list[str]:
-        """The first and last text of a field, in alphabetical order, of each segment."""
-        columns = [each.values for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
-        return [values[place] for values in columns if isinstance(values, StringColumn) for place in (0, len(values) - 1)]
+            return condition
+        if not order:
+            dates = [date for value in condition.values if isinstance(value, str) and (date := Date.parse(value))]
+            return replace(condition, values=(*condition.values, *(date for date in dates if len(date.parts) >= _DAY)))
+        if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
+            return replace(condition, values=condition.values[:1])
+        date = Date.parse(asked)
+        if not (date or number or _PRICE.match(asked) or _DATE.fullmatch(asked)):
+            return condition
+        columns = [(segment, each) for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
+        texts = [(segment, each, each.values) for segment, each in columns if isinstance(each.values, StringColumn)]
+        ends = [end for segment, column, values in texts for end in digit_ends(values, partial(_is_kept, segment, column))]
+        ends = ends or [values[place] for _, _, values in texts for place in (0, -1)]
+        if not _has_dates(condition, asked, ends, number=number) or date is None:
+            return condition
+        if unsorted := next(filter(None, (date.unsorted(values) for _, _, values in texts)), None):
+            raise InputError(
+                f"filter: {field}{condition.operator}{asked}: dates such as '{unsorted}' do not sort; write months, days and hours with two"
+                " digits"
+            )
+        return replace(condition, values=(date,))
 
     def count(self, filter: FilterLike = None) -> int:
         """Number of documents that match a filter.
@@ -1325,27 +1325,31 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         )
 
 
-def _check_order(condition: Condition, asked: str, ends: Sequence[str], *, number: bool) -> None:
-    """Check that texts, of which the ends are given, have the order of the date or number that a condition asks for."""
+def _is_kept(segment: OpenSegment, column: Column, value: int) -> bool:
+    """Whether a document that is not deleted has a value of a column."""
+    return bool(segment.kept[column.rows_between(value, value + 1)].any())
+
+
+def _has_dates(condition: Condition, asked: str, ends: Sequence[str], *, number: bool) -> bool:
+    """Whether texts, of which the ends are given, are dates; if not, they are codes that sort as numbers do.
+
+    Raises:
+        InputError: They are neither, and a date or number asks for their order.
+    """
     field, date = condition.field, _DATE.fullmatch(asked) is not None
     years = [bool(_YEAR_FIRST.match(end)) for end in ends]
-    day_first = date and not _YEAR_FIRST.match(asked)
-    if day_first and any(years):
+    if date and not _YEAR_FIRST.match(asked) and any(years):
         raise InputError(f"filter: {field}{condition.operator}{asked}: dates of {field} begin with the year, such as '{min(ends)}'")
-    shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
-    if any(map(_UNPADDED.match, ends)):
-        raise InputError(
-            f"filter: {field}{condition.operator}{asked}: dates such as {shown} do not sort; write them with two digits for month and day"
-        )
-    # Words such as unknown may stand among dates; codes of one length sort as their numbers do.
-    dates = any(years) and all(year or not end[:1].isdigit() for year, end in zip(years, ends, strict=True))
+    dates = all(years) and not (number and Date.parse(asked) is None)
     codes = number and len({len(end) for end in ends}) == 1 and all(end.isalnum() and end[0].isdigit() for end in ends)
-    if day_first or not (dates or codes):
+    if not (dates or codes):
+        shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
         quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
         wanted = "dates with the year first" if date else "numbers"
         raise InputError(
             f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
         )
+    return dates
 
 
 def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:

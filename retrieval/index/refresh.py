@@ -79,7 +79,8 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
             the only one that there is, as when a copy was edited.
         options: How documents are made of ``source``; None for the options that it was last read with.
         dry_run: Only count.
-        force: Delete even more than half of the documents, or any where a source takes the place of another; see ``source``.
+        force: Delete even more than half of the documents, or any where a source takes the place of another; see ``source``. A source whose
+            copy takes its place is not left with less than half.
         memory: Memory limit in bytes, see `add_documents`.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents that are encoded.
@@ -98,12 +99,15 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     trusted = known.generation == index.manifest.generation
     sources = _chosen(path, known.sources, source, options, force=force)
     chosen = [(open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {}) for each in sources]
-    # A folder that takes the place of another may be a wrong one, from which all documents are gone.
-    moved = bool(known.sources) and not {each.source for each in sources} <= {each.source for each in known.sources}
     work = _Comparison(index)
     changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
-    files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen)
-    gone = partial(work.gone, files_only=files_only, limit=None if force else 0.0 if moved else _SAFE)
+    # What takes the place of another may be a wrong one, from which all documents are gone.
+    replaced = [each for each in known.sources if each.source not in [other.source for other in sources]]
+    # Rows of a table are not told from documents that were added from Python.
+    files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen) and all(each.files for each in replaced)
+    copied = any(has_no_path(each.source) or Path(each.source).exists() for each in replaced)
+    limit = _SAFE if copied else None if force else 0.0 if replaced else _SAFE
+    gone = partial(work.gone, files_only=files_only, limit=limit, remedy="build the index again" if copied else "add --force")
     if dry_run:
         for _ in changes:
             pass
@@ -222,12 +226,13 @@ class _Comparison:
             return False
         return stored[:3] == document[:3] and _listed(stored) == _listed(document)
 
-    def gone(self, *, files_only: bool, limit: float | None) -> list[str]:
+    def gone(self, *, files_only: bool, limit: float | None, remedy: str = "add --force") -> list[str]:
         """Ids of the documents that were not seen.
 
         Args:
             files_only: Only passages of files.
             limit: Largest share of the documents that may be deleted; None for any.
+            remedy: What to do if more should be.
 
         Raises:
             InputError: There are more.
@@ -241,7 +246,7 @@ class _Comparison:
         if limit is not None and len(found) > limit * len(self.index):
             raise InputError(
                 f"{self.index.path}: {len(found):,} of {len(self.index):,} documents are no longer in the source and would be deleted; if"
-                " that is right, add --force"
+                f" that is right, {remedy}"
             )
         self.deleted = found
         return found

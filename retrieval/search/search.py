@@ -299,8 +299,9 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
         parts.append('a * stands for any ending only behind a beginning, outside of quotes: file=guides/* or city="New "*')
     for each in condition.conditions:
-        for value in each.values if each.operator == "=" and "string" in index.fields[each.field] else ():
-            if isinstance(value, str) and (begun := index.count(Filter((replace(each, values=(Prefix(value),)),)))):
+        alone = each.operator == "=" and "string" in index.fields[each.field] and not index.count(Filter((each,)))
+        for value in each.values if alone else ():
+            if isinstance(value, str) and value and (begun := index.count(Filter((replace(each, values=(Prefix(value),)),)))):
                 bare = re.fullmatch(r"[\w./:+-]+", value)
                 parts.append(f"{each.field} begins so in {begun:,}, for which ask {each.field}={value if bare else json.dumps(value)}*")
     for name, facet in index.facets(names, most=_VALUES).items():

@@ -373,6 +373,8 @@ def test_a_value_that_only_begins_others_is_told_with_what_asks_for_them(
     ):
         done = quiver("search", tmp_path / "index", "words", "--filter", condition)
         assert told in " ".join(done.out.split())
+    done = quiver("search", tmp_path / "index", "words", "--filter", "file=old/a.md", "--filter", "city=Newark")
+    assert "begins so" not in done.out
     done = quiver("search", tmp_path / "index", "words", "--filter", "city=Old", "--json")
     assert json.loads(done.out) == []
     assert caplog.messages == ["nothing found: none of 2 documents matches the filter; values of city: New York (1), Newark (1)"]

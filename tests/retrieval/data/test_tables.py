@@ -78,10 +78,10 @@ def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     assert [document.text for document in open_corpus(tmp_path / "a.tsv")] == ['"so" he said, "', 'a"b']
 
 
-def test_usual_names_are_found_in_any_case_and_a_chosen_title_can_be_filtered_by(tmp_path: Path) -> None:
+def test_usual_names_are_found_in_any_case_and_the_title_can_be_filtered_by(tmp_path: Path) -> None:
     path = tmp_path / "posts.csv"
     path.write_text("Id,Title,Body,Score\n7,On owls,wings,3\n")
-    assert list(open_corpus(path)) == [Document("7", "wings", "On owls", {"Score": 3})]
+    assert list(open_corpus(path)) == [Document("7", "wings", "On owls", {"Title": "On owls", "Score": 3})]
     chosen = SourceOptions(id="Id", title="Title", text="Body")  # type: ignore[arg-type]
     assert list(open_corpus(path, chosen)) == [Document("7", "wings", "On owls", {"Title": "On owls", "Score": 3})]
     with pytest.raises(InputError, match=r"no field 'id' \(--id\); did you mean 'Id'"):
@@ -127,6 +127,15 @@ def test_semicolons_come_with_decimal_commas_and_dates_with_the_day_first(tmp_pa
     assert next(iter(open_corpus(tmp_path / "c.tsv"))).metadata == {
         "price": "1.299,90", "on": "9.2.2017", "size": "S,M", "list": "7,9", "version": 1.25
     }  # fmt: skip
+
+
+def test_dates_with_the_year_first_are_those_of_iso_8601(tmp_path: Path) -> None:
+    rows = "1,x,2021/6/1,2021-6-1 8:30,2021/6/1 8:30 PM,2021/6/31\n2,y, ,2021-11-12 12:00,2021/6/2 1:00 AM,2021/7/1\n"
+    (tmp_path / "a.csv").write_text(f"id,text,on,at,clock,no\n{rows}")
+    assert [document.metadata for document in open_corpus(tmp_path / "a.csv")] == [
+        {"on": "2021-06-01", "at": "2021-06-01 08:30", "clock": "2021/6/1 8:30 PM", "no": "2021/6/31"},
+        {"at": "2021-11-12 12:00", "clock": "2021/6/2 1:00 AM", "no": "2021/7/1"},
+    ]
 
 
 def test_amounts_of_one_currency_are_numbers(tmp_path: Path) -> None:
@@ -232,6 +241,7 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"_id": "a", "text": "x", "title": "t", "metadata": {"y": 1}}\n{"id": 7, "text": "", "z": [1, 2]}\n')
     assert list(open_corpus(path)) == list(open_corpus(tmp_path)) == list(read_documents(path))
+    assert next(iter(open_corpus(path, SourceOptions(title="title")))).metadata == {"title": "t", "y": 1}
 
 
 @pytest.mark.parametrize(

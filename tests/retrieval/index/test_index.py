@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -262,8 +263,8 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
         ("day >= 2018-01-01", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
         ("day >= 01.01.2018", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
         ("on >= 01.01.2018", "filter: on>=01.01.2018: dates of on begin with the year, such as '2017-02-19'"),
-        ("short > 2020", "filter: short>2020: dates such as '2017-02-19' and '2021-6-1' do not sort; write them with two digits"),
-        ("short >= 2020-06-01", "filter: short>=2020-06-01: dates such as '2017-02-19' and '2021-6-1' do not sort"),
+        ("short >= 2021-06-01", "filter: short>=2021-06-01: dates such as '2021-6-1' do not sort; write months, days and hours with two"),
+        ("on > 20170219", "the values of on are text such as '2017-02-19', not numbers"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             index.count(condition)
@@ -271,7 +272,9 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
         "on >= 2017": 1,
         "on > 2017-02": 0,
         "on < 2017-12-31": 1,
-        "on != 2017": 1,
+        "on != 2017": 2,
+        "short > 2020": 1,
+        "short = 2021-6-1": 1,
         'price < "50"': 1,
         'price < "9"': 1,
         "price = 50": 0,
@@ -289,22 +292,55 @@ def test_a_year_month_or_day_is_a_period_as_in_pandas() -> None:
     frame = pandas.DataFrame({"text": "words", "midnight": days, "time": times, "date": days.dt.strftime("%Y-%m-%d")})
     frame["slashed"], frame["clock"] = days.dt.strftime("%Y/%m/%d"), times.dt.strftime("%Y-%m-%d %H:%M")
     index = quiver.build_index(frame, "bm25")
-    operators = {"=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+    relations = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "=": "eq", "!=": "ne"}
     day = str(days[7].date())
     asked = {day: "D", day.replace("-0", "-"): "D", day.replace("-", "/"): "D", day[:7]: "M", "2021": "Y"}
     for field in ("midnight", "time", "date", "slashed", "clock"):
         for text, length in asked.items():
             periods, period = days.dt.to_period(length), pandas.Period(text, length)
-            for operator, name in operators.items():
-                assert index.count(f"{field} {operator} {text}") == int(getattr(periods, name)(period).sum()), (field, operator, text)
-        assert index.count(f"{field} in 2020, 2021") == int(days.dt.year.isin([2020, 2021]).sum())
-    minute = times[7].strftime("%Y-%m-%d %H:%M")
+            for sign, name in [*relations.items()][: 6 if length == "D" else 4]:
+                assert index.count(f"{field} {sign} {text}") == int(getattr(periods, name)(period).sum()), (field, sign, text)
+        assert index.count(f"{field} = 2021") == 0  # the value of none
     for field in ("time", "clock"):
-        assert index.count(f'{field} <= "{minute}"') == int((times <= times[7]).sum())
-        assert index.count(f'{field} > "{minute}"') == int((times > times[7]).sum())
-    for operator, name in operators.items():
+        for form in ("%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"):
+            for sign, name in relations.items():
+                count = index.count(f'{field} {sign} "{times[7].strftime(form)}"')
+                assert count == int(getattr(times, name)(times[7]).sum()), (field, form, sign)
+    for sign, name in relations.items():
         for field in ("midnight", "date"):
-            assert index.count(f"{field} {operator} {day}T00:00:00") == int(getattr(days, name)(days[7]).sum())
+            assert index.count(f"{field} {sign} {day}T00:00:00") == int(getattr(days, name)(days[7]).sum())
+
+
+def test_dates_of_every_form_are_compared_part_by_part(tmp_path: Path) -> None:
+    """Against a comparison of numbers: separators, exactness, words and lists mixed, over segments with deletions."""
+    rng = np.random.default_rng(1)
+
+    def date(exact: int) -> tuple[int, ...]:
+        return (int(rng.integers(2019, 2022)), *(int(rng.integers(1, most)) for most in (4, 4, 24, 3)))[:exact]
+
+    def written(date: tuple[int, ...]) -> str:
+        sign, clock = rng.choice(list("-/.")), rng.choice(list("T "))
+        time = ":".join(f"{part:02}" for part in date[3:])
+        return str(sign.join([str(date[0]), *(f"{part:02}" for part in date[1:3])]) + (clock + time if time else ""))
+
+    dates = [[date(int(rng.choice([1, 2, 3, 5]))) for _ in range(1 + number % 3 // 2)] for number in range(300)]
+    words = ["unknown", "-", "n.d.", "(none)"]
+    documents = [
+        Document(str(number), "words", metadata={"on": (*map(written, some), *([words[number % 4]] if number % 5 == 0 else []))})
+        for number, some in enumerate(dates)
+    ]
+    quiver.build_index(documents[:200], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", [*documents[200:], Document("gone", "words", metadata={"on": "3 days"})], "bm25")
+    index = delete_documents(tmp_path / "index", ["gone"])
+    compacted = open_index(compact_index(tmp_path / "index").path)
+    for _ in range(60):
+        asked = date(int(rng.choice([1, 2, 3, 5])))
+        exact = len(asked)
+        for sign, holds in {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq}.items():
+            if sign != "=" or exact > 2:
+                expected = sum(any(holds(value[:exact], asked) for value in some) for some in dates)
+                condition = f'on {sign} "{written(asked)}"'
+                assert [each.count(condition) for each in (index, compacted)] == [expected] * 2, condition
 
 
 def test_texts_that_are_no_dates_are_compared_whole() -> None:

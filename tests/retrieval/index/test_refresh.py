@@ -211,6 +211,20 @@ def test_an_edited_copy_takes_the_place_of_the_folder_if_forced(root: Path, inde
     assert (done.added, done.changed, done.deleted, len(model.encoded)) == (1, 0, 1, 1)
     assert same_as_new(index, copy, tmp_path)
     assert refresh_index(index, Counting()).unchanged == len(done.index)  # from now on
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.md").write_text("# Other\n\nnothing of the index\n")
+    with pytest.raises(InputError, match="would be deleted; if that is right, build the index again"):
+        refresh_index(index, Counting(), tmp_path / "other", force=True)
+
+
+def test_rows_of_a_table_are_gone_when_a_folder_takes_its_place(root: Path, tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("id,text\n1,one\n2,two\n")
+    build_index(table, Counting(), tmp_path / "index")
+    table.unlink()
+    done = refresh_index(tmp_path / "index", Counting(), root, force=True)
+    assert done.deleted == 2
+    assert same_as_new(tmp_path / "index", root, tmp_path)
 
 
 def test_a_table_is_refreshed_row_by_row(tmp_path: Path) -> None:

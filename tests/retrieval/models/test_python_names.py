@@ -105,7 +105,7 @@ def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, 
     whole = build_index(rows, model)
     assert whole.manifest.tokens.truncated == 1
     (message,) = caplog.messages
-    assert message.startswith("1 of 1 documents are longer than the 32 tokens that the model reads, and their ends are not searched;")
+    assert message.startswith("the model reads 32 tokens; 1 of 1 documents are longer, and their ends are not searched.")
 
 
 def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
     index = build_index(frame, BiEncoder(folder, device="cpu"))
-    assert list(index.documents) == [Document("7", "wings", "Owls", {"year": 2012.0}), Document("8", "fins")]
+    assert list(index.documents) == [Document("7", "wings", "Owls", {"title": "Owls", "year": 2012.0}), Document("8", "fins")]
 
 
 def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
