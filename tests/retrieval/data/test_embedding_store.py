@@ -461,7 +461,7 @@ class Random:
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-before, count = peak(), 400_000
+before, count = peak(), 200_000
 stored = EmbeddingStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
 index = index_vectors([str(number) for number in range(count)], stored.rows, Random.card)
 hits = index.search(stored.rows.span(0, 100), 100)
@@ -475,5 +475,5 @@ def test_encoding_and_exact_search_take_less_memory_than_the_vectors(tmp_path: P
     done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     size, grown = map(int, done.stdout.split())
-    assert size == 400_000 * 384 * 4
+    assert size == 200_000 * 384 * 4
     assert grown < 0.75 * size

@@ -396,7 +396,6 @@ def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: 
     ("engine", "seconds"),
     [
         (EXACT, 1.5),
-        pytest.param("ivf-tokens", 3, marks=pytest.mark.slow),
         *(
             pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
             for engine, seconds in ((EXACT, 140), ("ivf-tokens", 100), ("pq-dense", 60))

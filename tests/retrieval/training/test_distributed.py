@@ -119,7 +119,8 @@ def test_two_processes_equal_one_with_a_batch_of_twice_the_size(make_recipe: Mak
     assert seen == 2 * len(CASES)
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # CI has it with the same trainer: encoder/pretraining/test_distributed.py
+@pytest.mark.parametrize("sharding", ["none", "full"])
 def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
     """With dropout: each process has its own random state and restores it."""
     recipe = make_recipe(

@@ -548,7 +548,7 @@ def test_a_cross_encoder_that_never_fits_is_reported(cross_encoder: Path, tmp_pa
         score_rows(section(write_lines(tmp_path / "rows.jsonl", ROWS)), teacher, tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI has workers with one teacher below, and several teachers in one process above
 def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
