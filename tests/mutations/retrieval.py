@@ -779,9 +779,16 @@ MUTATIONS = [
     (
         "only the last of several values counts",
         "retrieval/index/documents.py",
-        "for value in condition.values:\n",
-        "for value in condition.values[-1:]:\n",
+        "for value in condition.values for span in",
+        "for value in condition.values[-1:] for span in",
         [FILTERS],
+    ),
+    (
+        "words are before every date",
+        "retrieval/index/dates.py",
+        'yield runs.low("0"), runs.low(self.parts[0])',
+        "yield 0, runs.low(self.parts[0])",
+        ["tests/retrieval/index/test_index.py::test_dates_of_every_form_are_compared_part_by_part"],
     ),
     (
         "integers are compared with the rounded number",
