@@ -92,7 +92,7 @@ class Date:
                 yield runs.low(self._minute(form)), runs.high(form)
             else:
                 yield runs.exactly(form)
-                yield from (runs.begun(form + between) for between in _between(level, sign))
+                yield from ((runs.low(f"{form}{between}0"), runs.low(f"{form}{between}:")) for between in _between(level, sign))
         if self._is_midnight:
             yield from (runs.exactly(day) for _, day in self._forms(runs, 3))
 

@@ -15,7 +15,7 @@ beginning of strings. If a field is a list, a document has every value in it. Te
 whether it is greater than a number or a date, unless this is quoted.
 
 A date with the year first is a period, in whatever form a field writes it (`quiver.retrieval.index.dates`): ``<=`` holds up to its end,
-``>`` after it, and ``=`` for all times of a day; a year or month after ``=`` is a text like others.
+``>`` after it, and ``=`` for all that lies in it, but in double quotes for the text itself.
 
 Shapes: P documents of a segment.
 """
@@ -635,7 +635,7 @@ def _string(token: _Token) -> str:
         raise InputError(f"filter: {token.text} is not a string in double quotes ({error})") from error
 
 
-def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
+def _read_or_prefix(token: _Token) -> tuple[Value | Prefix | Date, ...]:
     if token.kind == "bare" and "*" in token.text[:-1]:
         kind = type_of(Path(token.text)) if token.text.startswith("*.") else None
         files = f" (files of one type: type={kind})" if kind else ""
@@ -645,7 +645,8 @@ def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
         )
     if len(token.text) > 1 and token.text.endswith("*"):
         return (Prefix(_string(replace(token, text=token.text[:-1]))),)
-    return _read(token)
+    date = Date.parse(token.text) if token.kind == "bare" else None
+    return _read(token) if date is None else (*_read(token), date)
 
 
 def _read(token: _Token) -> tuple[Value, ...]:

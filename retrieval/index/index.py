@@ -95,7 +95,6 @@ if TYPE_CHECKING:
 
 
 _DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
-_DAY = 3  # parts of a date
 _PRICE = re.compile(r"[$€£¥]\s?[0-9]")
 _YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
 _COMBINING = Lock()
@@ -1094,9 +1093,8 @@ class Index:
             InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, or these do not
                 sort; or numbers by text.
         """
-        field, order = condition.field, condition.operator not in ("=", "!=")
-        asked = condition.values[-1]  # the value as text
-        if not isinstance(asked, str) or ("string" not in self.fields[field] and not order):
+        field, asked = condition.field, condition.values[-1]  # the value as text
+        if condition.operator in ("=", "!=") or not isinstance(asked, str):
             return condition
         number = len(condition.values) > 1
         if "string" not in self.fields[field]:
@@ -1104,9 +1102,6 @@ class Index:
                 held = " and ".join(f"{kind} values" for kind in self.fields[field])
                 raise InputError(f"filter: {field}{condition.operator}{asked}: {field} holds {held}, and {asked} is no number")
             return condition
-        if not order:
-            dates = [date for value in condition.values if isinstance(value, str) and (date := Date.parse(value))]
-            return replace(condition, values=(*condition.values, *(date for date in dates if len(date.parts) >= _DAY)))
         if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
             return replace(condition, values=condition.values[:1])
         date = Date.parse(asked)
