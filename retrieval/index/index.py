@@ -1105,13 +1105,17 @@ class Index:
         if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
             return replace(condition, values=condition.values[:1])
         date = Date.parse(asked)
-        if not (date or number or _PRICE.match(asked) or _DATE.fullmatch(asked)):
+        sorts = date or number or _PRICE.match(asked) or _DATE.fullmatch(asked)
+        if not (sorts or asked[:1].isdigit()):
             return condition
         columns = [(segment, each) for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
         texts = [(segment, each, each.values) for segment, each in columns if isinstance(each.values, StringColumn)]
         ends = [end for segment, column, values in texts for end in digit_ends(values, partial(_is_kept, segment, column))]
         ends = ends or [values[place] for _, _, values in texts for place in (0, -1)]
-        if not _has_dates(condition, asked, ends, number=number) or date is None:
+        has_dates = bool(sorts) and _has_dates(condition, asked, ends, number=number)
+        if date is None and not number and asked[:1].isdigit() and all(map(Date.parse, ends)):
+            raise InputError(f"filter: {field}{condition.operator}{asked}: {asked} is no year, month or day such as '{min(ends)}'")
+        if date is None or not has_dates:
             return condition
         if unsorted := next(filter(None, (date.unsorted(values) for _, _, values in texts)), None):
             raise InputError(

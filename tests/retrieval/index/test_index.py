@@ -264,6 +264,8 @@ def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do(
         ("day >= 01.01.2018", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
         ("on >= 01.01.2018", "filter: on>=01.01.2018: dates of on begin with the year, such as '2017-02-19'"),
         ("short >= 2021-06-01", "filter: short>=2021-06-01: dates such as '2021-6-1' do not sort; write months, days and hours with two"),
+        ("on > 2017Q1", "filter: on>2017Q1: 2017Q1 is no year, month or day such as '2017-02-19'"),
+        ("on > 2017-13-01", "filter: on>2017-13-01: 2017-13-01 is no year, month or day such as '2017-02-19'"),
         ("on > 20170219", "the values of on are text such as '2017-02-19', not numbers"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
