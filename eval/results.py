@@ -19,7 +19,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
@@ -587,13 +587,11 @@ class Results:
 
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
-        measure = _measure_named(measure)
-        keys = list(dict.fromkeys(each.key for results in (self, *others) for each in results.collections))
-        scored = [{each.key: each for each in results.collections} for results in (self, *others)]
+        measure, compared = _measure_named(measure), with_common_names([self, *others])
+        keys = list(dict.fromkeys(each.key for results in compared for each in results.collections))
+        scored = [{each.key: each for each in results.collections} for results in compared]
         if not any(scored[0].keys() & by_key.keys() for by_key in scored[1:]):
-            named = "; ".join(
-                f"{results.system.label}: {', '.join(by_key)}" for results, by_key in zip((self, *others), scored, strict=True)
-            )
+            named = "; ".join(f"{results.system.label}: {', '.join(by_key)}" for results, by_key in zip(compared, scored, strict=True))
             raise InputError(f"nothing to compare: the results have no collection in common ({named})")
         rows = []
         for key in keys:
@@ -651,6 +649,28 @@ class Results:
             [1.0]
         """
         return [each.part(each.measures.get(measure)) for each in self.collections]
+
+
+def with_common_names(results: Sequence[Results]) -> list[Results]:
+    """Results that call the same queries and judgements by one name, that of the first: data in memory have no name of their own.
+
+    Example:
+        >>> first = read_results(tiny_results())
+        >>> other = replace(first, collections=tuple(replace(each, name="queries", split="") for each in first.collections))
+        >>> [[each.key for each in named.collections] for named in with_common_names([first, other])]
+        [['animals.test'], ['animals.test']]
+    """
+    firsts: dict[str, CollectionResult] = {}
+    renamed = []
+    for each in results:
+        own = {collection.key for collection in each.collections}
+        named = []
+        for collection in each.collections:
+            first = firsts.setdefault(collection.data_sha256, collection)
+            same = first.key == collection.key or first.key in own
+            named.append(collection if same else replace(collection, name=first.name, split=first.split))
+        renamed.append(replace(each, collections=tuple(named)))
+    return renamed
 
 
 def _measure_named(label: str) -> str:

@@ -42,7 +42,7 @@ from quiver.eval.report.retrieval import (
     points,
     rows,
 )
-from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results
+from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results, with_common_names
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
 
 
 def _pairs(baseline: str | Path, folders: Sequence[str | Path]) -> list[tuple[_Side, _Side]]:
-    results = [read_results(folder) for folder in folders]
+    results = with_common_names([read_results(folder) for folder in folders])
     scored = {each.name for result in results for collection in result.collections for each in collection.baselines}
     if baseline in scored:
         systems = _sides(folders, results)
@@ -218,7 +218,7 @@ def _pairs(baseline: str | Path, folders: Sequence[str | Path]) -> list[tuple[_S
     if not Path(baseline).exists():
         known = f"; they hold {', '.join(sorted(scored))}" if scored else ""
         raise InputError(f"{baseline}: there is no such folder, and the results hold no baseline of that name{known}")
-    first, *rest = _sides([baseline, *folders], [read_results(baseline), *results])
+    first, *rest = _sides([baseline, *folders], with_common_names([read_results(baseline), *results]))
     return [(first, system) for system in rest]
 
 

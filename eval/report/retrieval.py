@@ -53,6 +53,7 @@ from quiver.eval.results import (
     index_name,
     read_results,
     short_sources,
+    with_common_names,
 )
 
 LABELS: Mapping[str, str] = {
@@ -448,7 +449,7 @@ def write_report(results: Sequence[str | Path | Results], *files: str | Path) ->
             written.
     """
     suffixes = {Path(file): check_format(Path(file)) for file in files}
-    read = [each if isinstance(each, Results) else read_results(each) for each in results]
+    read = with_common_names([each if isinstance(each, Results) else read_results(each) for each in results])
     tested = _significance(results, read)
     for path, suffix in suffixes.items():
         if suffix == ".tex":
@@ -516,6 +517,7 @@ def latex_report(results: Sequence[Results], *, significance: Significance = NOT
 
 
 def _content(results: Sequence[Results], significance: Significance) -> _Content:
+    results = with_common_names(results)
     check_data(results)
     named = label_systems(results)
     scored = rows(named)

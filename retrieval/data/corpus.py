@@ -300,7 +300,8 @@ def _id(position: EntryPosition, row: Mapping[str, object], columns: FieldNames)
 def _text(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:
     text = row.get(columns.text)
     if not isinstance(text, str):
-        raise InputError(f"{position}: '{columns.text}' must be a string, got {_shown(text)}")
+        remedy = "; leave the row out, or give it an empty text" if text is None else ""
+        raise InputError(f"{position}: '{columns.text}' must be a string, got {_shown(text)}{remedy}")
     return text
 
 

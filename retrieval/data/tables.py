@@ -372,7 +372,7 @@ def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Ch
     if standard or not others or (columns.id and columns.text):
         return
     made = f"id: {chosen.ids[0] if chosen.ids else 'number of the row'}, title: {title or 'none'}, text: {', '.join(chosen.texts)}"
-    how = "choose with --id, --title and --text" if columns.by_options else "rename fields to id, title and text to choose"
+    how = "choose with --id, --title and --text" if columns.by_options else "choose with open_corpus(data, SourceOptions(...))"
     warn_once(f"{position.file}: {made}; other fields: {', '.join(others)} ({how})")
 
 

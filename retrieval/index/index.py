@@ -764,6 +764,8 @@ class Index:
             [('2012', 'owl'), ('2008', 'trout')]
         """
         options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path | Index) else list(fuse or ())
+        if not hasattr(queries, "__len__"):
+            raise InputError(f"a text, a list of texts or vectors are searched for, got {queries!r}")
         texts = [queries] if isinstance(queries, str) else queries
         if not others and rerank is None:
             vectors = self._encoded(texts)
@@ -771,6 +773,10 @@ class Index:
         else:
             hits = self._search_combined(texts, k, options, others, rerank, group_by)
         hits = replace(hits, document=hits.document or self._document_or_none)
+        if isinstance(queries, str) and filter is not None and not len(hits[0]):
+            from quiver.retrieval.search.search import describe_nothing_found
+
+            logger.warning("%s", describe_nothing_found(self, as_filter(filter)))
         return hits[0] if isinstance(queries, str) else hits
 
     def _ranked(self, find: Callable[[int], Hits], k: int, group_by: str | None, *, bounded: bool = True) -> Hits:

@@ -553,6 +553,8 @@ class PretrainedModel(ABC):
         """Encode the texts of a public call in this process or in others: (B, d), or B arrays of (n_i, d)."""
         if chunk_size is not None and chunk_size < 1:
             raise InputError(f"chunk_size must be >= 1, got {chunk_size}")
+        if not hasattr(sentences, "__iter__"):
+            raise InputError(f"a text or a list of texts is encoded, got {sentences!r}")
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         check_texts(texts)
         if isinstance(devices, str | torch.device):

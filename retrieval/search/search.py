@@ -292,8 +292,10 @@ def check_fusible(first: Index, other: Index) -> None:
 
 def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields."""
-    if condition is None or not len(index) or index.count(condition):
-        return f"nothing found in {len(index):,} documents"
+    passing = len(index) if condition is None else index.count(condition)
+    if passing or not len(index):
+        among = f"{passing:,} of {len(index):,} documents, which pass the filter" if passing < len(index) else f"{passing:,} documents"
+        return f"nothing found in {among}"
     names = list(dict.fromkeys(each.field for each in condition.conditions))
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):

@@ -23,6 +23,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document, Group
 from quiver.retrieval.search.explain import Explanation, Token, text_tokens
 from quiver.retrieval.search.retrievers import Explained, SharedModel
+from quiver.retrieval.search.search import describe_nothing_found
 from quiver.retrieval.serving.indexes import Changes
 from quiver.retrieval.serving.inference import (
     AnyRerankBody,
@@ -265,17 +266,23 @@ async def _answers(
     snapshot = ranked.snapshot
     index = snapshot.generations[0].index
 
-    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, bool, str | None]:
+    def shown() -> list[SearchAnswer]:
         page, matching = slice(offset, offset + request.k), index.count(filter)
         cut = group_by is not None and retriever.depth is None and matching > service.limits.passages
         partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
         hits = _hits(retriever, batch, ranked, page, request.explain)
         facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
-        return hits, facets, matching, partial, service.combined_warning(retriever)
+        warning = service.combined_warning(retriever)
+        nothing = None if all(hits) or (offset and matching) else describe_nothing_found(index, filter)
+        times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
+        return [
+            SearchAnswer(
+                retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning, None if found else nothing
+            )
+            for found in hits
+        ]
 
-    hits, facets, matching, partial, warning = await loop.run_in_executor(service.threads, shown)
-    times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning) for found in hits]
+    return await loop.run_in_executor(service.threads, shown)
 
 
 def _lacks_groups(ranked: RankedQueries, wanted: int, most: int) -> bool:

@@ -18,9 +18,8 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from quiver.encoder.environment import installed_version
-from quiver.retrieval.index import Filter, Index
+from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import value_range
-from quiver.retrieval.search.search import describe_nothing_found
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import Hit, List, NonBlankText, RequestError, SearchRequest, Text
 from quiver.retrieval.serving.service import Service
@@ -169,13 +168,8 @@ class _Tools:
             (found,) = await search(self._service, SearchRequest(query, k, skipped, retriever, filter, group_by=group_by))
         except RequestError as error:
             raise ToolError(str(error)) from error
-        nothing = None
-        if not found.hits and (not offset or not found.matching):
-            index, condition = self._service.retriever(retriever).served.current.index, Filter.parse(filter) if filter else None
-            loop = asyncio.get_running_loop()
-            nothing = await loop.run_in_executor(self._service.threads, describe_nothing_found, index, condition)
         hits = [_found(hit) for hit in found.hits]
-        return FoundDocuments(hits, found.matching, found.retriever, found.partial, found.warning, nothing)
+        return FoundDocuments(hits, found.matching, found.retriever, found.partial, found.warning, found.nothing_found)
 
     async def read_document(self, id: DocumentId, start: Start = 0, retriever: RetrieverName = None) -> ReadDocument:  # noqa: A002
         """Read a document by its id, 20,000 characters at a time."""

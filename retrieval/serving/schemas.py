@@ -356,6 +356,8 @@ class SearchAnswer:
         partial: Whether a part of the index was not searched: with ``group_by``, if the passages that may be searched have fewer than
             ``offset + k`` groups.
         warning: The retriever combines indexes that hold different documents; null if they hold the same, or there is one index.
+        nothing_found: Why there are no hits, with values of the fields of a filter that nothing passes; null if there are some, or the page
+            is behind them.
     """
 
     retriever: str
@@ -367,6 +369,7 @@ class SearchAnswer:
     facets: dict[str, FieldFacet] | None = None
     partial: bool = False
     warning: str | None = None
+    nothing_found: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

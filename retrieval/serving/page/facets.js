@@ -4,7 +4,7 @@ const FACETS = 6; // fields
 const VALUES = 8; // values of a field
 
 // The place of a passage in its file is different for nearly every passage.
-const PLACES = new Set(["line", "end_line", "page", "end_page", "cell", "end_cell"]);
+const PLACES = new Set(["start", "end", "line", "end_line", "page", "end_page", "cell", "end_cell"]);
 const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).filter((field) => !PLACES.has(field)).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
 
 function drawFacets() {
@@ -37,6 +37,7 @@ function facetRow(field, facet, retriever, documents) {
     return element("button", { type: "button", class: "facet", "aria-pressed": String(on), title: `Only where ${visible(field)} is ${visible(value)}`,
       onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(cut(value, 60)), element("span", { class: "count" }, number(count)));
   });
+  if (!buttons.length) return null;
   const left = facet.distinct - values.length;
   return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("button", { type: "button", class: "left", title: "Filter by another value", onclick: () => openFilter(field) }, `${number(left)} more`) : null));
 }

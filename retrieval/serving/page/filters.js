@@ -26,6 +26,7 @@ const relationsOf = (types) => {
 function condition(field, relation, value, types, { stars = false } = {}) {
   const word = (part) => {
     if (types.some((type) => type !== "string") && /^(?:true|false|[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)$/i.test(part)) return part;
+    if (stars && /^[12]\d{3}([-/.]\d{1,2}){0,2}$/.test(part) && ["=", "!=", "in"].includes(relation)) return part; // a period of dates
     const beginning = stars && /^[^]+\*$/.test(part) && ["=", "!=", "in"].includes(relation);
     return beginning ? `${JSON.stringify(part.slice(0, -1))}*` : JSON.stringify(part);
   };

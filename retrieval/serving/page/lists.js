@@ -101,7 +101,7 @@ function score(value, best) {
 const valueText = (value) => (Array.isArray(value) ? value.map(String).join(", ") : String(value));
 
 function facts(hit) {
-  const known = Object.entries(hit.metadata ?? {}).filter(([, value]) => value !== hit.title).slice(0, 4);
+  const known = Object.entries(hit.metadata ?? {}).filter(([, value]) => value !== hit.title && valueText(value).trim() !== "").slice(0, 4);
   const name = element("span", { class: "id" }, others(hit.id));
   return element("p", { class: "facts" }, name, known.map(([field, value]) => element("span", {},
     element("span", { class: "field" }, `${visible(field)} `), others(cut(valueText(value), 80)))));
@@ -109,7 +109,8 @@ function facts(hit) {
 
 function reason(answer) {
   const held = state.filters.length > 0;
-  if (answer.matching === 0) return held ? "No document passes the filters." : "The index has no documents.";
+  const values = (answer.nothing_found ?? "").split("; ").slice(1).map(visible).join("; ");
+  if (answer.matching === 0) return held ? `No document passes the filters${values && `; ${values}`}.` : "The index has no documents.";
   if (answer.offset) return "The results end before this page.";
   return held ? "No document that passes the filters shares a word with the query." : "No document shares a word with the query.";
 }

@@ -316,7 +316,10 @@ def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolde
         ({"k": 100}, r"scored with k=1000 in .*alpha and k=100 in .*beta"),
         ({"use_title": False}, r"scored with use_title=True in .*alpha and use_title=False in"),
         ({"exclude_self": True}, r"scored with exclude_self=False in .*alpha and exclude_self=True in"),
-        ({"split": "dev"}, r"nothing to compare: no collection was scored for .*: alpha on scifact\.test; beta on scifact\.dev"),
+        (
+            {"split": "dev", "data_sha256": "e" * 64},
+            r"nothing to compare: no collection was scored for .*: alpha on scifact\.test; beta on scifact\.dev",
+        ),
         ({"per_query": None}, r"beta: results\.json names no file with scores per query for scifact\.test"),
         ({"queries": 41}, "holds scores of 40 queries, but results.json says 41"),
     ],

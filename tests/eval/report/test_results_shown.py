@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.results import CollectionResult, Results
+from quiver.eval.report.formats import render_markdown
+from quiver.eval.report.retrieval import results_report
+from quiver.eval.results import CollectionResult, Results, with_common_names
 
 MakeCollection = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
@@ -50,6 +52,17 @@ def test_results_on_other_data_are_not_compared(make_scored: MakeCollection, mak
         first.compare(make_results("second", make_scored("nfcorpus", 0.6)))
     with pytest.raises(InputError, match="none of the results has the measure 'ndcg@7'"):
         first.compare(first, measure="ndcg@7")
+
+
+def test_the_same_questions_are_one_collection_under_any_name(make_scored: MakeCollection, make_results: MakeResults) -> None:
+    """Data in memory have no name of their own; systems of one name on them are told apart, not averaged."""
+    data = {"data_sha256": "d" * 64}
+    first = make_results("first", make_scored("scifact", 0.6, **data))
+    other = make_results("second", make_scored("queries", 0.7, split="", **data))
+    assert first.compare(other).rows == (("scifact.test", "60.0", "70.0", "+10.0"),)
+    assert "2 systems on 1 collection." in render_markdown(results_report([first, other]))
+    both = make_results("both", make_scored("scifact", 0.6, **data), make_scored("copy", 0.6, **data))
+    assert [each.key for each in with_common_names([both])[0].collections] == ["scifact.test", "copy.test"]
 
 
 def test_a_plot_has_a_bar_per_collection_and_system(make_scored: MakeCollection, make_results: MakeResults) -> None:

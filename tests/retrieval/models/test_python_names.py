@@ -108,6 +108,18 @@ def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, 
     assert message.startswith("the model reads 32 tokens; 1 of 1 documents are longer, and their ends are not searched.")
 
 
+def test_what_is_no_text_is_refused_in_one_line(folder: Path) -> None:
+    model = BiEncoder(folder, device="cpu")
+    index = build_index(["a bird", "fish"], model)
+    wrong: Any = None
+    with pytest.raises(InputError, match="a text or a list of texts is encoded, got None"):
+        model.encode(wrong)
+    with pytest.raises(InputError, match="a text, a list of texts or vectors are searched for, got None"):
+        index.search(wrong)
+    with pytest.raises(InputError, match="documents:2: 'text' must be a string, got nothing; leave the row out, or give it an empty text"):
+        build_index([{"text": "a"}, {"text": None}], model)
+
+
 def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
     from quiver.retrieval.index.build import BuildOptions
 
