@@ -293,7 +293,7 @@ def check_fusible(first: Index, other: Index) -> None:
 def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields."""
     passing = len(index) if condition is None else index.count(condition)
-    if passing or not len(index):
+    if condition is None or passing or not len(index):
         among = f"{passing:,} of {len(index):,} documents, which pass the filter" if passing < len(index) else f"{passing:,} documents"
         return f"nothing found in {among}"
     names = list(dict.fromkeys(each.field for each in condition.conditions))
