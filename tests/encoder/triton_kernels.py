@@ -55,7 +55,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Te
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("tokens", "heads", "width", "rotary"), [(1, 1, 8, 8), (37, 3, 48, 48), (37, 3, 48, 24), (66, 2, 64, 64), (5, 7, 96, 40)]
+    ("tokens", "heads", "width", "rotary"), [(1, 1, 8, 8), (37, 3, 48, 48), (37, 3, 48, 24), (130, 2, 64, 64), (5, 7, 96, 40)]
 )
 def test_rotation(tokens: int, heads: int, width: int, rotary: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     angle = torch.rand(tokens, rotary // 2, generator=torch.Generator().manual_seed(3)).to(DEVICE) * 8191
@@ -205,7 +205,7 @@ def dropped(update: Tensor, probability: float, seed: int) -> Tensor:
     return add_norm(torch.zeros_like(update), update, nn.LayerNorm(update.shape[1]).to(DEVICE), dropout=probability)[0]
 
 
-@pytest.mark.parametrize(("tokens", "width", "probability"), [(1, 3, 0.1), (1, 3, 0.5), (40, 48, 0.5), (12, 768, 0.1)])
+@pytest.mark.parametrize(("tokens", "width", "probability"), [(1, 3, 0.1), (1, 3, 0.5), (40, 48, 0.5), (64, 768, 0.1)])
 def test_dropout_keeps_the_mean_and_depends_on_the_seed_alone(
     tokens: int, width: int, probability: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,14 +335,14 @@ def test_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = run()
     monkeypatch.setenv("QUIVER_OPS", "triton")
     if DEVICE == "cpu":
-        sample_programs(monkeypatch, 20)
+        sample_programs(monkeypatch, 50)
     with torch.no_grad():
         found = run()
     for one, other in zip(found, expected, strict=True):
         same = torch.isclose(one, other, atol=1e-5, rtol=1e-5).flatten(1).all(1)
         assert same[0]
         assert same[-1]
-        assert same.sum() >= (20 if DEVICE == "cpu" else tokens)
+        assert same.sum() >= (50 if DEVICE == "cpu" else tokens)
 
 
 def test_rotation_of_gradients_that_are_packed_already(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 Their side is theirs throughout: transformers' padded encoder, their modules, their collator, their loss. Ours is what a recipe
 gives. Both are optimised by one loop of AdamW with warm-up-free linear decay and clipped gradients, and each step's loss is
-compared; after ten of them, a gradient that was off by a little would show.
+compared; after twenty of them, a gradient that was off by a little would show.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pai
 
 from quiver.retrieval.training.losses import RetrievalLoss  # noqa: E402
 
-RUN, STEPS, FEW, ROWS = 20, 10, 6, 5
-"""Steps of a whole run, of a test of one loss and of a test of its combinations; rows per batch."""
+STEPS, FEW, ROWS = 20, 6, 5
+"""Steps of a test of one loss, steps of a test of its combinations, rows per batch."""
 RATE = 3e-4
 """Peak learning rate. MaxSim has corners: where two tokens are all but equal, rounding decides which of them learns from a step,
 and a step of 1e-3 is then large enough to be seen in the losses."""
@@ -561,7 +561,7 @@ def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, na
     With accumulation nothing is clipped: the libraries divide the gradient by ``accumulation`` twice, see docs/decisions.md.
     """
     kind, make_loss = RUNS[name]
-    rows = [row for batch in rows_for(name, 3, steps=RUN // 2) for row in batch]
+    rows = [row for batch in rows_for(name, 3, steps=STEPS // 2) for row in batch]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tmp_path / "start"
     if kind == "dense":
@@ -610,5 +610,5 @@ def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, na
     theirs.model_card_data.widget = [{"text": ""}]  # else the card draws examples from the data
     trainer.train()
     expected = torch.tensor(trainer.losses).view(-1, accumulation).mean(dim=1)
-    assert len(found) == len(expected) == RUN
+    assert len(found) == len(expected) == STEPS
     torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=0)
