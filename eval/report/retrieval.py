@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
@@ -181,12 +182,14 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
 
     A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
     and if a system has the name of a baseline, its kind, or that it has an index of its own where it scores otherwise. Results of one
-    system share a label, unless they searched one collection with two indexes: then the index is added.
+    system share a label, unless they searched one collection with two indexes: then the index is added. Systems that differ only in their
+    grouping, or have one given name and kind, are one system if they share no collection.
     """
+    given, results = results, _as_one_system(results)
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
-    given = [system.name for system in systems]
-    unique = {system for system in systems if system.name and given.count(system.name) == 1}
+    stated = [system.name for system in systems]
+    unique = {system for system in systems if system.name and stated.count(system.name) == 1}
     others = [system for system in systems if system not in unique]
     short = dict(zip(others, short_sources(others, [system.name for system in unique]), strict=True))
     names: dict[System, str] = {}
@@ -197,7 +200,27 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
         unlike = name in baselines and not mistaken and _is_unlike(name, [each for each in results if each.system == system], results)
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken, *["an index of its own"] * unlike])
         names[system] = f"{name} ({details})" if details else name
-    return [(names[result.system] + _index_suffix(result, results), result) for result in results]
+    labels = [names[result.system] + _index_suffix(result, results) for result in results]
+    return list(zip(labels, given, strict=True))
+
+
+def _as_one_system(results: Sequence[Results]) -> list[Results]:
+    """Results in which systems that share no collection are one: those of one given name and kind, or that differ in their grouping alone.
+
+    Whether files or documents are ranked depends on the judgements of a collection, and a fusion of two indexes on the collection, too.
+    """
+    alike: dict[object, list[Results]] = {}
+    for result in results:
+        system = result.system
+        alike.setdefault((system.name, system.kind) if system.name else replace(system, group_by=""), []).append(result)
+    firsts: dict[System, System] = {}
+    for those in alike.values():
+        by_system: dict[System, set[str]] = {}
+        for result in those:
+            by_system.setdefault(result.system, set()).update(each.key for each in result.collections)
+        if all(first.isdisjoint(second) for first, second in combinations(by_system.values(), 2)):
+            firsts |= dict.fromkeys(by_system, those[0].system)
+    return [replace(each, system=firsts.get(each.system, each.system)) for each in results]
 
 
 def _is_unlike(baseline: str, own: Sequence[Results], results: Sequence[Results]) -> bool:

@@ -128,9 +128,8 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
-    notes = [f"{found.skipped:,} skipped"] * bool(found.skipped) + [f"{left_out:,} left out of each epoch: batches are full"] * bool(
-        left_out
-    )
+    notes = [f"{found.skipped:,} skipped"] if found.skipped else []
+    notes += [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
     rows = [
         ("rows", f"{found.rows:,}" + (f" ({'; '.join(notes)})" if notes else "")),
         ("documents per row", f"{found.documents_per_row:,}"),

@@ -104,7 +104,7 @@ class Corpus:
         source: Its name; paths are absolute.
         options: How documents are made of it.
         read: Function that starts a pass over the documents and their positions.
-        measured: Opens it with passages in the tokens of a model; None if it was opened with those that it has to have.
+        measured: Opens it again with passages in the tokens of a model; None if the tokens were given.
     """
 
     source: str

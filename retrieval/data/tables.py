@@ -45,7 +45,8 @@ TEXT_FIELDS = ("text", "contents", "content", "body", "passage", "document")
 TITLE_FIELD = "title"
 """Field that holds the title if none is named."""
 
-_DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})  # of a saved data set
+_STATE = "state.json"
+_DESCRIPTIONS = frozenset({"dataset_info.json", _STATE})  # of a saved data set
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
@@ -54,14 +55,8 @@ _DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(
 _CURRENCIES = "$€£¥"
 _LOOKED_AT = 100  # rows that decide whether the cells of a table are looked at before it is read
 _TIME = r"(?:(?P<clock>[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?))?"
-_DAY_FIRST = re.compile(
-    r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})"
-    rf"{_TIME}"
-)
-_YEAR_FIRST = re.compile(
-    r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})"
-    rf"{_TIME}"
-)
+_DAY_FIRST = re.compile(r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})" + _TIME)
+_YEAR_FIRST = re.compile(r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})" + _TIME)
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
 _SEPARATORS = re.compile(r"[,;|]")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -140,8 +135,11 @@ def is_table(path: Path) -> bool:
 def tables_of(path: Path) -> Sequence[Path]:
     """The tables of a path: the file itself, or those of a folder that a data set was saved in.
 
+    Of a saved data set, only the files that its description names: beside them lies what its library has cached, such as the rows that a
+    filter chose.
+
     Raises:
-        InputError: The data set has several splits.
+        InputError: The data set has several splits, or a file that its description names is missing.
     """
     if not path.is_dir():
         return [path]
@@ -150,7 +148,19 @@ def tables_of(path: Path) -> Sequence[Path]:
         if len(splits) != 1:
             raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
         path = path / splits[0]
+    if (named := _files_of_data_set(path)) is not None:
+        if missing := next((file for file in named if not file.is_file()), None):
+            raise InputError(f"{missing}: no such file; {path / _STATE} names it as a part of the data set")
+        return named
     return sorted(file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS)
+
+
+def _files_of_data_set(path: Path) -> Sequence[Path] | None:
+    """The files of a data set that `datasets` has saved, in its order; None for another folder."""
+    try:
+        return [path / each["filename"] for each in json.loads((path / _STATE).read_text(encoding="utf-8"))["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_delimited(path: Path) -> bool:

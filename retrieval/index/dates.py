@@ -22,6 +22,9 @@ CLOCKS = "T "
 Span = tuple[int, int]
 """Numbers of a column's values, from the first to behind the last."""
 
+_ONE_DIGIT = {1: ("01", SIGNS), 2: ("0123", CLOCKS), 3: ("012", ":")}
+"""Known parts -> what the next one, a month, day or hour, begins with if it has two digits; and what follows if that is all of it."""
+
 _DATE = re.compile(r"([12][0-9]{3})(?:[-/.]([0-9]{1,2})(?:[-/.]([0-9]{1,2})(?:[T ]([0-9]{1,2})(:[0-9]{2}.*)?)?)?)?")
 
 
@@ -72,17 +75,16 @@ class Date:
         """A value near the date whose month, day or hour has one digit, so that its place among texts is not that in time, if any."""
         runs = _Runs(values)
         for level in range(1, len(self.parts)):
+            tens, behind = _ONE_DIGIT[level]
             for sign, form in self._forms(runs, level):
                 for between in _between(level, sign):
                     begun = form + between
-                    two = "2" if level == 1 else "4" if level == 2 else "3"  # the first digit of no month, day or hour of two digits
-                    ends = (between, "") if level == 1 else (*CLOCKS, "") if level == 2 else (":",)
-                    ones = [(begun + digit, end) for digit in "0123"[: int(two)] for end in ends]
-                    spans = [(runs.low(begun + two), runs.low(begun + ":"))]
-                    spans += [runs.begun(one + end) if end else runs.exactly(one) for one, end in ones]
-                    for first, behind in spans:
-                        if first < behind:
-                            return values[first]
+                    spans = [(runs.low(f"{begun}{len(tens)}"), runs.low(begun + ":"))]  # the character behind 9
+                    for ten in tens:
+                        spans += [runs.exactly(begun + ten), *(runs.begun(begun + ten + mark) for mark in behind)]
+                    found = next((values[first] for first, end in spans if first < end), None)
+                    if found is not None:
+                        return found
         return None
 
     def _inside(self, runs: _Runs) -> Iterator[Span]:

@@ -1084,7 +1084,7 @@ class Index:
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
         if chosen is None or not self.segments:
             return chosen
-        return replace(chosen, conditions=tuple(map(self._read, chosen.conditions)))
+        return replace(chosen, conditions=tuple(map(self._with_dates, chosen.conditions)))
 
     def _fields_for(self, wanted: str) -> str:
         """The end of an error about an unknown field: the closest field, and all that there are."""
@@ -1092,7 +1092,7 @@ class Index:
         title = "; titles are a field if the build names theirs (--title title)" if wanted == "title" else ""
         return f"{did_you_mean(wanted, self.fields)}; {known}{title}"
 
-    def _read(self, condition: Condition) -> Condition:
+    def _with_dates(self, condition: Condition) -> Condition:
         """A condition with dates where it asks for some, and a number for the numbers of a field that has some.
 
         Raises:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.hub import HubSource
 from quiver.retrieval.data.source import SourceOptions, open_corpus
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Query
 
 ROWS = [{"_id": "a", "title": "t", "text": "x", "year": 1}, {"_id": "b", "title": "", "text": "y", "year": None}]
 EXPECTED = [Document("a", "x", "t", {"year": 1}), Document("b", "y")]
@@ -110,6 +111,24 @@ def test_a_saved_data_set_is_a_folder_of_tables(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"several splits; choose one of .*splits/test, .*splits/train"):
         open_corpus(tmp_path / "splits")
     assert list(open_corpus(tmp_path / "splits" / "test")) == EXPECTED
+
+
+def test_what_datasets_caches_beside_a_saved_data_set_is_not_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked = [{"query_id": "q1", "query": "wings"}, {"query_id": "q2", "query": "fins"}]
+    for name, rows in (("saved", ROWS), ("bare", [{"text": row["text"]} for row in ROWS]), ("asked", asked)):
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / name), num_shards=2)
+    before = [list(open_corpus(tmp_path / name)) for name in ("saved", "bare")]
+    for name in ("saved", "bare", "asked"):
+        opened = datasets.load_from_disk(str(tmp_path / name))
+        opened.map(lambda row: {**row, "more": 1})
+        opened.filter(lambda row, number: number > 0, with_indices=True)
+        assert [*(tmp_path / name).glob("cache-*.arrow")]
+    assert [list(open_corpus(tmp_path / name)) for name in ("saved", "bare")] == before
+    assert list(read_queries(tmp_path / "asked")) == [Query("q1", "wings"), Query("q2", "fins")]
+    next((tmp_path / "saved").glob("data-*.arrow")).unlink()
+    with pytest.raises(InputError, match=r"data-0000\d-of-00002\.arrow: no such file; .*state\.json names it as a part of the data set"):
+        open_corpus(tmp_path / "saved")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ PARTS = ["vectors", "ids", "texts", "metadata", "manifests"]
 
 # How often in the slow run, and in the exhaustive one.
 KILLS = (4, 200)
-FLIPS = (2, 334)
+FLIPS = (4, 334)
 SPOILT = (7, 150)
 FULL_DISKS = (8, 67)
 
