@@ -90,12 +90,12 @@ class Date:
     def _inside(self, runs: _Runs) -> Iterator[Span]:
         level = len(self.parts)
         for sign, form in self._forms(runs, level):
-            if level == 4:
+            if level == 4:  # a time: all that begins so
                 yield runs.low(self._minute(form)), runs.high(form)
             else:
                 yield runs.exactly(form)
                 yield from ((runs.low(f"{form}{between}0"), runs.low(f"{form}{between}:")) for between in _between(level, sign))
-        if self._is_midnight:
+        if self._is_midnight:  # a field may write a day alone
             yield from (runs.exactly(day) for _, day in self._forms(runs, 3))
 
     def _before(self, runs: _Runs) -> Iterator[Span]:

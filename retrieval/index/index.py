@@ -1116,7 +1116,7 @@ class Index:
             return condition
         columns = [(segment, each) for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
         texts = [(segment, each, each.values) for segment, each in columns if isinstance(each.values, StringColumn)]
-        ends = [end for segment, column, values in texts for end in digit_ends(values, partial(_is_kept, segment, column))]
+        ends = [end for segment, column, values in texts for end in digit_ends(values, partial(_is_in_use, segment, column))]
         ends = ends or [values[place] for _, _, values in texts for place in (0, -1)]
         has_dates = bool(sorts) and _has_dates(condition, asked, ends, number=number)
         if date is None and not number and asked[:1].isdigit() and all(map(Date.parse, ends)):
@@ -1330,7 +1330,7 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         )
 
 
-def _is_kept(segment: OpenSegment, column: Column, value: int) -> bool:
+def _is_in_use(segment: OpenSegment, column: Column, value: int) -> bool:
     """Whether a document that is not deleted has a value of a column."""
     return bool(segment.kept[column.rows_between(value, value + 1)].any())
 
