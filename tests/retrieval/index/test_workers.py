@@ -195,8 +195,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 @pytest.mark.slow
 def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tmp_path: Path, left: Callable[[], Left]) -> None:
-    """SIGKILL in the middle; its workers end too. Then one worker instead of two, and other memory, chunks and pieces of their own."""
-    given = documents(600, words=60)
+    """SIGKILL in the middle; its workers end too. Then three workers instead of two, and other memory, chunks and pieces of their own."""
+    given = documents(1200, words=60)
     corpus, model = write_corpus(tmp_path / "c.jsonl", given), make_model(tmp_path / "model", "dense")
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
@@ -216,15 +216,15 @@ def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tm
     time.sleep(1.0)  # for its workers to notice
     (work,) = (tmp_path / "i" / "tmp").glob("b-*")
     before = look(work)
-    assert 3 <= before.made < 75
+    assert 3 <= before.made < 150
     options = BuildOptions(calibrate=False, memory=1 << 30)
-    built = build_index(corpus, load_model(model), tmp_path / "i", options=options, executor=LocalProcesses(1))
+    built = build_index(corpus, load_model(model), tmp_path / "i", options=options, executor=LocalProcesses(3))
     after = left()
-    assert after.made == 75
+    assert after.made == 150
     assert {name: after.markers[name] for name in before.markers} == before.markers  # as they were: not made again
     made_again = after.folders.total() - after.made
     assert made_again <= 2  # what the two workers had in their hands
-    sys.stdout.write(f"{before.made} of 75 pieces finished by the driver that was killed, {made_again} begun and made again\n")
+    sys.stdout.write(f"{before.made} of 150 pieces finished by the driver that was killed, {made_again} begun and made again\n")
     assert sums(built) == sums(build_index(corpus, load_model(model), tmp_path / "whole", options=options))
 
 
