@@ -6,6 +6,8 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1; BERT, arXiv:1810.04805, secti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -179,7 +181,14 @@ class Block(nn.Module):
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a forward hook is registered on a module, on a module inside it, or globally."""
-    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks) or _hooked(module)
+    return any_hooked([]) or _hooked(module)
+
+
+def any_hooked(modules: Sequence[nn.Module]) -> bool:
+    """Return whether a forward hook is registered on one of the modules, or globally."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return True
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def _hooked(module: nn.Module) -> bool:

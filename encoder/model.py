@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quiver.encoder.gpu.graphs import EncoderGraphs
 
 GRAPHS_VARIABLE = "QUIVER_CUDA_GRAPHS"
-"""Environment variable: with 1, small batches on a GPU are encoded by captured CUDA graphs."""
+"""Environment variable: with 0, small batches on a GPU are not encoded by captured CUDA graphs."""
 
 
 class Encoder(nn.Module):
@@ -133,8 +133,8 @@ class Encoder(nn.Module):
         return add_norm(hidden, update, self.final_norm, dropout=dropout, dtype=dtype)[1]
 
     def _usable_graphs(self) -> EncoderGraphs | None:
-        """Return the captured CUDA graphs, where the environment variable QUIVER_CUDA_GRAPHS is 1 and gradients and autocast are off."""
-        if os.environ.get(GRAPHS_VARIABLE) != "1" or self.device.type != "cuda" or self.training or torch.is_grad_enabled():
+        """Return the captured CUDA graphs, on a GPU in inference without autocast, unless the environment variable turns them off."""
+        if self.device.type != "cuda" or self.training or torch.is_grad_enabled() or os.environ.get(GRAPHS_VARIABLE) == "0":
             return None
         if torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None

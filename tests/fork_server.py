@@ -53,7 +53,8 @@ def serve(path: str) -> None:
     import shutil
 
     for name in {module.partition(":")[0] for module, _ in import_module("quiver.cli.main").COMMANDS.values()} | {*MODULES}:
-        import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+            import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -1,8 +1,9 @@
 """CUDA graphs for small batches: one launch replays a forward pass whose two hundred launches take the host longer than the GPU.
 
-A graph has fixed sizes, so batches are padded to a bucket: a number of sequences, of tokens, and a greatest length. Flash attention reads
-the borders of the sequences from a tensor on the device, so one graph serves every layout of its bucket. Surplus tokens are sequences of
-their own at the end, so that everything the kernels read is finite; surplus sequences are empty.
+A graph has fixed sizes, so batches are padded to a bucket: one sequence or the most, a number of tokens, and a greatest length. Flash
+attention reads the borders of the sequences from a tensor on the device, so one graph serves every layout of its bucket. Surplus tokens are
+sequences of their own at the end, so that everything the kernels read is finite; surplus sequences are empty, and cost less than graphs
+for other numbers of sequences would.
 
 Shapes: B sequences and N tokens of a batch, D model width.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quiver.encoder.attention import dispatch, flash
+from quiver.encoder.layers import any_hooked
 from quiver.encoder.packing import PackedBatch, copy_to, effective_window
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MAX_SEQUENCES = 64
 # Sequences of up to 64 tokens lie within ModernBERT's window of 128, so that local layers need no window.
 SHORTEST = 64
-# Captured graphs of an encoder. All share one pool of memory, so together they take the activations of the largest.
-MAX_GRAPHS = 32
+# Captured graphs of an encoder; more batches than these buckets hold have none. All share one pool of memory, so together they take the
+# activations of the largest.
+MAX_GRAPHS = 64
 # A bucket is captured when it comes for the second time: a capture takes as long as some fifty passes.
 USES = 2
 
@@ -45,8 +48,10 @@ class Bucket(NamedTuple):
     """The sizes that a graph is captured for."""
 
     sequences: int
+    """1, or `MAX_SEQUENCES` for a batch of several."""
     tokens: int
     max_seqlen: int
+    """`SHORTEST`, or the power of two that holds all tokens."""
     key_lengths: bool
     """Whether some tokens are not attended to."""
 
@@ -57,21 +62,18 @@ class Bucket(NamedTuple):
         Example:
             >>> from quiver.encoder import pack_ids
             >>> Bucket.of(pack_ids([[1] * 20, [2] * 70, [3] * 4]))
-            Bucket(sequences=4, tokens=96, max_seqlen=128, key_lengths=False)
+            Bucket(sequences=64, tokens=96, max_seqlen=128, key_lengths=False)
         """
         if batch.num_tokens > TOKENS[-1] or len(batch) > MAX_SEQUENCES:
             return None
         tokens = next(size for size in TOKENS if size >= batch.num_tokens)
-        return cls(_power_of_two(len(batch)), tokens, _power_of_two(max(SHORTEST, batch.max_seqlen)), batch.key_lengths is not None)
+        longest = SHORTEST if batch.max_seqlen <= SHORTEST else 1 << (tokens - 1).bit_length()
+        return cls(1 if len(batch) == 1 else MAX_SEQUENCES, tokens, longest, batch.key_lengths is not None)
 
     @property
     def slots(self) -> int:
         """Number of sequences with those that hold the surplus tokens."""
         return self.sequences + -(-self.tokens // self.max_seqlen)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 class StaticBatch:
@@ -185,19 +187,20 @@ class CapturedBatch:
 
 
 class EncoderGraphs:
-    """The captured forward passes of one encoder, the least recently used of which are forgotten.
+    """The captured forward passes of one encoder.
 
     Threads take turns; all of them use one stream. Copies and pickles of an encoder start without graphs.
 
     Args:
         record: Captures a function.
-        max_graphs: Number of graphs to keep.
+        max_graphs: Maximum number of graphs.
     """
 
     def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None, *, max_graphs: int = MAX_GRAPHS) -> None:
         self._record = record or CudaRecorder()
         self._max_graphs = max_graphs
-        self._captured: OrderedDict[Bucket, CapturedBatch] = OrderedDict()
+        self._captured: dict[Bucket, CapturedBatch] = {}
+        self._modules: list[nn.Module] = []
         self._uses: Counter[Bucket] = Counter()
         self._refused: set[Bucket] = set()
         self._lock = threading.Lock()
@@ -207,7 +210,7 @@ class EncoderGraphs:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The captured buckets, the least recently used first."""
+        """The captured buckets, in the order of their captures."""
         return tuple(self._captured)
 
     def encode(self, encoder: Encoder, batch: PackedBatch) -> Tensor | None:
@@ -218,25 +221,29 @@ class EncoderGraphs:
             batch: The batch, on any device.
 
         Returns:
-            Hidden states (N, D), on the encoder's device; None if `Encoder.run` has to encode the batch: it is large, its bucket is new, or
-            its attention needs the sizes on the host.
+            Hidden states (N, D), on the encoder's device; None if `Encoder.run` has to encode the batch: it is large, its bucket is new,
+            its attention needs the sizes on the host, or a forward hook waits for the pass.
         """
         bucket = Bucket.of(batch)
         if bucket is None:
             return None
         with self._lock:
+            self._modules = self._modules or list(encoder.modules())[1:]
+            if any_hooked(self._modules):
+                return None
             self._uses[bucket] += 1
             if self._uses[bucket] < USES or bucket in self._refused:
                 return None
             captured = self._captured.get(bucket) or self._capture(encoder, batch, bucket)
             if captured is None:
                 return None
-            self._captured.move_to_end(bucket)
             captured.static.fill(batch)
             captured.recording.replay()
             return captured.recording.output[: batch.num_tokens].clone()
 
     def _capture(self, encoder: Encoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
+        if len(self._captured) == self._max_graphs:
+            return None
         static = StaticBatch(bucket, encoder.device)
         static.fill(batch)  # a capture runs the pass, so there must be valid ids
         if not reads_borders_on_the_device(encoder, static.batch):
@@ -250,8 +257,6 @@ class EncoderGraphs:
             return None
         logger.info("captured a CUDA graph of %d sequences, %d tokens", bucket.sequences, bucket.tokens)
         self._captured[bucket] = CapturedBatch(static, recording)
-        if len(self._captured) > self._max_graphs:
-            self._captured.popitem(last=False)
         return self._captured[bucket]
 
 

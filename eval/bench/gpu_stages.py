@@ -76,8 +76,8 @@ from quiver.retrieval.training.model import missing_library
 ONLY_MODEL = "quiver-model"
 """Backend of the texts stage: Quiver's model alone, on batches that are tokenized, packed and on the device."""
 
-GRAPHS = "quiver-graphs"
-"""Backend of the queries stage: Quiver's model with CUDA graphs."""
+NO_GRAPHS = "quiver-no-graphs"
+"""Backend of the queries stage: Quiver's model without CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -607,9 +607,9 @@ def _query_encoders(model: str, settings: EncoderSettings, measured: Measured) -
     own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device)
     yield OWN, lambda text: own.encode_query([text])
     if settings.device == "cuda":
-        yield GRAPHS, lambda text: _with_graphs(lambda: own.encode_query([text]))
+        yield NO_GRAPHS, lambda text: _without_graphs(lambda: own.encode_query([text]))
     else:
-        measured.not_run.append(NotRun("queries with CUDA graphs", "needs CUDA"))
+        measured.not_run.append(NotRun("queries without CUDA graphs", "a CPU has none"))
     other = TEXT_BACKENDS["sentence-transformers"]
     if reason := other.unsupported_reason(settings):
         measured.not_run.append(NotRun("queries with sentence-transformers", reason))
@@ -618,13 +618,13 @@ def _query_encoders(model: str, settings: EncoderSettings, measured: Measured) -
     yield "sentence-transformers", lambda text: loaded.encode([text])
 
 
-def _with_graphs(run: Callable[[], object]) -> object:
-    """Run with CUDA graphs, which an environment variable turns on."""
-    os.environ[GRAPHS_VARIABLE] = "1"
+def _without_graphs(run: Callable[[], object]) -> object:
+    """Run without CUDA graphs, which an environment variable turns off."""
+    os.environ[GRAPHS_VARIABLE] = "0"
     try:
         return run()
     finally:
-        os.environ[GRAPHS_VARIABLE] = "0"
+        os.environ[GRAPHS_VARIABLE] = "1"
 
 
 def _one_by_one(encode: Callable[[str], object], texts: Sequence[str]) -> Pass:

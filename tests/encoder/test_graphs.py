@@ -59,10 +59,10 @@ def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 SHARED = [
     (Bucket(1, 32, 64, False), [((20,), None), ((32,), None), ((1,), None)]),
     (Bucket(1, 256, 256, False), [((200,), None), ((256,), None), ((193,), None)]),
-    (Bucket(4, 192, 64, False), [((40, 60, 60), None), ((64, 64, 60, 4), None), ((50, 50, 50, 2), None)]),
-    (Bucket(4, 384, 256, False), [((1, 250, 7), None), ((129, 200, 3), None), ((130, 120, 60, 74), None)]),
-    (Bucket(4, 128, 64, True), [((32, 32, 32, 32), (9, 31, 1, 5)), ((32, 32, 40), (9, 20, 1)), ((32, 64, 32), (9, 64, 32))]),
-    (Bucket(2, 384, 256, True), [((250, 128), (7, 20)), ((200, 128), (200, 1)), ((256, 128), (1, 1))]),
+    (Bucket(64, 192, 64, False), [((40, 60, 60), None), ((64, 64, 60, 4), None), ((50, 50, 50, 2), None)]),
+    (Bucket(64, 384, 512, False), [((1, 260, 7), None), ((129, 200, 3), None), ((130, 120, 60, 74), None)]),
+    (Bucket(64, 128, 64, True), [((32, 32, 32, 32), (9, 31, 1, 5)), ((32, 32, 40), (9, 20, 1)), ((32, 64, 32), (9, 64, 32))]),
+    (Bucket(64, 384, 512, True), [((250, 128), (7, 20)), ((200, 128), (200, 1)), ((256, 128), (1, 1))]),
 ]
 
 
@@ -93,15 +93,27 @@ def test_one_graph_gives_the_states_of_every_layout_of_its_bucket(
         torch.testing.assert_close(states, encoder(batch), atol=2e-5, rtol=0)
 
 
-def test_the_least_recently_used_graphs_are_forgotten(flash_on_cpu: None) -> None:
+def test_no_more_than_the_most_graphs_are_captured(flash_on_cpu: None) -> None:
     encoder, graphs = made(), EncoderGraphs(trace, max_graphs=2)
     short, middle, long = batch_of((20,)), batch_of((40,)), batch_of((90,))
     with torch.inference_mode():
-        for batch in (short, short, middle, middle, short, long, long):
-            graphs.encode(encoder, batch)
-        assert graphs.buckets == (Bucket.of(short), Bucket.of(long))
-        assert graphs.encode(encoder, middle) is not None  # it is captured again
-    assert graphs.buckets == (Bucket.of(long), Bucket.of(middle))
+        found = {
+            length: [graphs.encode(encoder, batch) is not None for _ in range(3)] for length, batch in ((1, short), (2, middle), (3, long))
+        }
+        assert found == {1: [False, True, True], 2: [False, True, True], 3: [False] * 3}
+        assert graphs.encode(encoder, short) is not None
+    assert graphs.buckets == (Bucket.of(short), Bucket.of(middle))
+
+
+def test_a_forward_hook_fires_in_every_pass(flash_on_cpu: None) -> None:
+    encoder, graphs, batch = made(), EncoderGraphs(trace), batch_of((20,))
+    with torch.inference_mode():
+        assert [graphs.encode(encoder, batch) is not None for _ in range(2)] == [False, True]
+        for hooked in (encoder.layers[1].attention.out, encoder.layers[2]):
+            handle = hooked.register_forward_hook(lambda *_: None)
+            assert graphs.encode(encoder, batch) is None
+            handle.remove()
+            assert graphs.encode(encoder, batch) is not None
 
 
 def test_a_bucket_is_padded_by_at_most_a_third_or_32_tokens() -> None:
@@ -169,8 +181,7 @@ def test_graphs_are_forgotten_when_weights_move_or_are_replaced(monkeypatch: pyt
         assert calls
 
 
-def test_an_encoder_on_a_cpu_takes_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRAPHS_VARIABLE, "1")
+def test_an_encoder_on_a_cpu_takes_no_graph() -> None:
     encoder, batch = made(), batch_of((20, 7))
     with torch.inference_mode():
         for _ in range(3):
@@ -183,17 +194,18 @@ def test_an_encoder_on_a_cpu_takes_no_graph(monkeypatch: pytest.MonkeyPatch) -> 
 def test_graphs_on_a_gpu_give_the_states_of_plain_passes(bucket: Bucket, layouts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = made(hidden_size=128).to("cuda", torch.bfloat16)
     batches = [batch_of(*layout, seed=seed) for seed, layout in enumerate(layouts)]
+    monkeypatch.setenv(GRAPHS_VARIABLE, "0")
     with torch.inference_mode():
         plain = [encoder(batch) for batch in batches]
-        monkeypatch.setenv(GRAPHS_VARIABLE, "1")
+        monkeypatch.delenv(GRAPHS_VARIABLE)
         for _ in range(3):
             found = [encoder(batch) for batch in batches]
     for one, other in zip(found, plain, strict=True):
         assert (one.float() - other.float()).abs().max() <= 2**-5 * other.float().abs().max()
+    assert encoder._graphs is not None
+    assert encoder._graphs.buckets == (bucket,)
     torch.cuda.synchronize()
-    monkeypatch.setenv(GRAPHS_VARIABLE, "0")
     moved = encoder.to("cpu").to("cuda")  # the graphs of the old weights are forgotten
-    monkeypatch.setenv(GRAPHS_VARIABLE, "1")
     with torch.inference_mode():
         for weight in moved.parameters():
             weight.zero_()

@@ -262,14 +262,15 @@ class OnCuda(Line):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_step_waits_for_the_device_once(train: Train) -> None:
     steps = 4
+    task = OnCuda(steps)  # its weights are copied to the device before
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            train(OnCuda(steps), max_grad_norm=1.0)
+            train(task, max_grad_norm=1.0)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
+    waits = [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA operation" in str(one.message)]
     # The optimizer's state and the generators are set up once.
     assert steps <= len(waits) <= steps + 2, waits
 
