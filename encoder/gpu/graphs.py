@@ -40,7 +40,7 @@ SHORTEST = 64
 # Captured graphs of an encoder; more batches than these buckets hold have none. All share one pool of memory, so together they take the
 # activations of the largest.
 MAX_GRAPHS = 64
-# A bucket is captured when it comes for the second time: a capture takes as long as some fifty passes.
+# A bucket is captured when it comes for the second time: a capture takes as long as four or five plain passes.
 USES = 2
 
 
