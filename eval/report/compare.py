@@ -376,8 +376,8 @@ def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[st
     """Label of each row of a report -> collection -> the side with its scores per query; a system's come before a baseline's."""
     named = label_systems(results)
     homes: dict[str, dict[str, _Side]] = {row.label: {} for row in rows(named)}
-    systems = _labelled_sides([label for label, _ in named], folders, results)
-    baselines = {baseline.name: None for result in results for collection in result.collections for baseline in collection.baselines}
+    systems = _labelled_sides([label for label, _ in named], folders, [result for _, result in named])
+    baselines = {baseline.name: None for _, result in named for collection in result.collections for baseline in collection.baselines}
     for side in [*(_beside(name, system) for system in systems for name in baselines), *systems]:
         for key, reference in side.per_query.items():
             if reference is not None:

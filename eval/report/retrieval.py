@@ -181,11 +181,12 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """Give every result the shortest label that distinguishes its system from the others.
 
     A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
-    and if a system has the name of a baseline, its kind, or that it has an index of its own where it scores otherwise. Results of one
-    system share a label, unless they searched one collection with two indexes: then the index is added. Systems that differ only in their
-    grouping, or have one given name and kind, are one system if they share no collection.
+    and its kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
+    indexes: then the index is added. Systems that differ only in their grouping, or have one given name and kind, are one system if they
+    share no collection. Baselines of the results have names of their own, see `_with_own_baselines`.
     """
-    given, results = results, _as_one_system(results)
+    results = given = _with_own_baselines(results)
+    results = _as_one_system(results)
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
     stated = [system.name for system in systems]
@@ -197,8 +198,7 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
         same_source = [] if system in unique else [other for other in systems if other.source == system.source]
         name = short.get(system, system.name)
         mistaken = name in baselines and system.kind != name
-        unlike = name in baselines and not mistaken and _is_unlike(name, [each for each in results if each.system == system], results)
-        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken, *["an index of its own"] * unlike])
+        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name
     labels = [names[result.system] + _index_suffix(result, results) for result in results]
     return list(zip(labels, given, strict=True))
@@ -223,17 +223,26 @@ def _as_one_system(results: Sequence[Results]) -> list[Results]:
     return [replace(each, system=firsts.get(each.system, each.system)) for each in results]
 
 
-def _is_unlike(baseline: str, own: Sequence[Results], results: Sequence[Results]) -> bool:
-    """Whether a system scores unlike a baseline of its name, such as BM25 of passages that are measured in the tokens of another model."""
-    scores = {
-        collection.key: each.measures
-        for result in results
-        for collection in result.collections
-        for each in collection.baselines
-        if each.name == baseline
-    }
-    mine = [collection for result in own for collection in result.collections if collection.key in scores]
-    return not all(_are_equal(collection.measures, scores[collection.key]) for collection in mine)
+def _with_own_baselines(results: Sequence[Results]) -> list[Results]:
+    """Results in which a baseline that scores otherwise than one of its name names the system that it stands beside.
+
+    Such as BM25 over the passages of one index and over whole documents of another, or over passages in the tokens of two models.
+    """
+    systems = [result for result in results if (result.system.name or result.system.source) == result.system.kind]
+    first = {(result.system.kind, collection.key): collection.measures for result in systems for collection in result.collections}
+    named = []
+    for result, short in zip(results, short_sources([each.system for each in results]), strict=True):
+        collections = []
+        for collection in result.collections:
+            own = [
+                each
+                if _are_equal(each.measures, first.setdefault((each.name, collection.key), each.measures))
+                else replace(each, name=f"{each.name} of {result.system.name or short}")
+                for each in collection.baselines
+            ]
+            collections.append(replace(collection, baselines=tuple(own)))
+        named.append(replace(result, collections=tuple(collections)))
+    return named
 
 
 def _are_equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -265,11 +274,7 @@ def _index_suffix(result: Results, results: Sequence[Results]) -> str:
 
 
 def rows(named: Named) -> list[ScoredRow]:
-    """Rows of baselines, then of systems. A baseline that was also evaluated as a system has one row.
-
-    Raises:
-        InputError: A system or baseline has two different scores on one collection.
-    """
+    """Rows of baselines, then of systems. A baseline that was also evaluated as a system has one row."""
     scored = [(label, collection) for label, result in named for collection in result.collections]
     found: dict[str, dict[str, Score]] = {}
     for _, collection in scored:
@@ -283,11 +288,6 @@ def rows(named: Named) -> list[ScoredRow]:
 def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score) -> None:
     scores = found.setdefault(label, {})
     known = scores.setdefault(key, score)
-    if not _are_equal(known.measures, score.measures):
-        raise InputError(
-            f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy, versions and documents"
-            " (passages of files are measured in the tokens of each index's model), or report them apart"
-        )
     if known.judged is None:
         scores[key] = score
 

@@ -250,8 +250,8 @@ Rename: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--rename",
-        help="Fields of --queries and --qrels that have other names than query_id, query, document and grade: FIELD=NAME, FIELD=NAME."
-        " Repeatable.",
+        help="Fields of --queries and --qrels that have other names than query_id, query, document and grade: FIELD=NAME, FIELD=NAME,"
+        " such as answer_file=document. Repeatable.",
     ),
 ]
 QueryFile: TypeAlias = Annotated[

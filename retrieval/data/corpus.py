@@ -176,9 +176,9 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
         elif not _is_missing(value):
             if paths.setdefault(name, path) != path:
                 raise InputError(f"{where}: two metadata fields have the name {name!r}: one with a dot and one in an object; rename one")
-            if isinstance(value, list | tuple):
+            if isinstance(value, list | tuple | np.ndarray):
                 left += [(path, each, True) for each in reversed(value)]
-                found.update({} if value else {name: lists.setdefault(name, [])})
+                found.update({} if len(value) else {name: lists.setdefault(name, [])})
             elif listed:
                 found[name] = lists.setdefault(name, [])
                 lists[name].append(_value(value, name, where))
@@ -216,7 +216,7 @@ def to_judgement(position: EntryPosition, query: str, document: str, grade: obje
     """
     if isinstance(grade, str):
         whole = int(grade) if _GRADE.fullmatch(grade) else None
-    elif isinstance(grade, (int, float)) and not isinstance(grade, bool) and abs(grade) < _MAX_GRADE and grade == int(grade):
+    elif isinstance(grade, (int, float, np.number)) and not isinstance(grade, bool) and abs(grade) < _MAX_GRADE and grade == int(grade):
         whole = int(grade)
     else:
         whole = None
@@ -308,7 +308,8 @@ def _text(position: EntryPosition, row: Mapping[str, object], columns: FieldName
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
-    text = json.dumps(value, default=str)
+    known = isinstance(value, str | int | float | list | tuple | Mapping)
+    text = json.dumps(value, default=str) if known else f"a {type(value).__name__}, {value}"
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 

@@ -26,6 +26,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
@@ -305,12 +307,12 @@ def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
 
 
 def rows_of_frame(given: Any, what: str = "documents") -> Iterable[Any]:
-    """The rows of a data frame as mappings, without pandas' and polars' help to import them, or of the only split of a data set.
+    """The rows of a data frame or pyarrow table as mappings, without importing their library, or of the only split of a data set.
 
     Other values are returned unchanged.
 
     Args:
-        given: The data frame or data set.
+        given: The data frame, table or data set.
         what: What the rows are, for errors.
 
     Raises:
@@ -326,12 +328,19 @@ def rows_of_frame(given: Any, what: str = "documents") -> Iterable[Any]:
     if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars
         return given.iter_rows(named=True)  # type: ignore[no-any-return]
     if hasattr(given, "itertuples") and hasattr(given, "columns"):  # pandas
-        names = [str(name) for name in given.columns]
+        names, cells = [str(name) for name in given.columns], given.itertuples(index=False, name=None)
         return (
-            {name: None if value != value else value for name, value in zip(names, row, strict=True)}  # NaN, NaT: missing
-            for row in given.itertuples(index=False, name=None)
+            {name: None if gap else _without_array(value) for name, value, gap in zip(names, row, gaps, strict=True)}
+            for row, gaps in zip(cells, given.isna().itertuples(index=False, name=None), strict=True)
         )
+    if hasattr(given, "to_batches"):  # a table of pyarrow
+        return chain.from_iterable(batch.to_pylist() for batch in given.to_batches())
     return given  # type: ignore[no-any-return]
+
+
+def _without_array(value: Any) -> Any:
+    """A list for an array, as which pandas reads lists from Parquet; other values unchanged."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1024  # documents that are compared at a time
 _FILE = "file"  # field that the passages of files have
 _SAFE = 0.5  # share of the documents that is deleted only if that is asked for
+_REFUSED = "without --dry-run this would be refused: %s"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,13 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         raise InputError(f"{path}: was built with --no-text, so changed documents cannot be recognized; build it again")
     known = read_sources(path)
     trusted = known.generation == index.manifest.generation
-    sources = _chosen(path, known.sources, source, options, force=force)
+    try:
+        sources = _chosen(path, known.sources, source, options, force=force)
+    except InputError as error:
+        if force or not dry_run:
+            raise
+        sources = _chosen(path, known.sources, source, options, force=True)
+        logger.warning(_REFUSED, error)
     chosen = [(open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {}) for each in sources]
     work = _Comparison(index)
     changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
@@ -115,7 +122,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         try:
             gone()
         except InputError as error:
-            logger.warning("without --dry-run this would be refused: %s", error)
+            logger.warning(_REFUSED, error)
     else:
         first = next(changes, None)
         if first is not None:

@@ -307,7 +307,8 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
                 bare = re.fullmatch(r"[\w./:+-]+", value)
                 parts.append(f"{each.field} begins so in {begun:,}, for which ask {each.field}={value if bare else json.dumps(value)}*")
     for name, facet in index.facets(names, most=_VALUES).items():
-        values = ", ".join(f"{NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
+        shown = [(NOT_SHOWN.sub(" ", str(value))[:_VALUE] or '""', count) for value, count in facet.values]
+        values = ", ".join(f"{value} ({count:,})" for value, count in shown)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
     return "; ".join(parts)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -217,6 +218,8 @@ def test_fields_of_other_names_and_questions_in_memory(files: dict[str, Path], t
         (table, table, rename),
         (tmp_path / "saved", tmp_path / "saved", rename),
         (frame, frame, rename),
+        (frame, frame.convert_dtypes().assign(note=pd.NA), rename),
+        (queries, {query: {file: np.int64(grade) for file, grade in grades.items()} for query, grades in JUDGED.items()}, {}),
         (datasets.Dataset.from_pandas(frame), frame.to_dict("records"), rename),
         (queries, JUDGED, {}),
     ):

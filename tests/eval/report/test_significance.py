@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
@@ -13,7 +14,7 @@ from quiver.eval.metrics import compare_parts, holm, paired_tests
 from quiver.eval.report.compare import compare_results, significance
 from quiver.eval.report.formats import Cell, Column, Report, Row, Table, render_latex
 from quiver.eval.report.retrieval import AVERAGE, write_report
-from quiver.eval.results import read_results
+from quiver.eval.results import FILE, read_results
 
 MakeFolder = Callable[..., Path]
 Queries = Mapping[str, float]
@@ -96,6 +97,21 @@ def test_the_correction_covers_all_data_sets(sets: int, marked: bool, make_folde
     # 6 * 2/256 is below 0.05, 9 * 2/256 is not; the averages, over all queries, are corrected apart.
     assert (("scifact.test", "gamma") in found) == marked
     assert found[AVERAGE, "gamma"] == ["alpha", "beta"]
+
+
+def test_a_baseline_of_other_documents_has_a_row_and_tests_of_its_own(make_folder: MakeFolder, tmp_path: Path) -> None:
+    """Such as BM25 over passages beside BM25 over whole documents."""
+    systems = three(8)
+    floors = {"alpha": systems["alpha"], "beta": systems["gamma"]}
+    folders = [make_folder(name, {"scifact": systems[name]}, bm25={"scifact": floor}) for name, floor in floors.items()]
+    results = json.loads((folders[1] / FILE).read_text())
+    results["collections"][0]["baselines"][0]["measures"]["ndcg@10"] = 0.75
+    (folders[1] / FILE).write_text(json.dumps(results))
+    assert better(folders) == {("scifact.test", "bm25 of beta"): ["bm25", "alpha", "beta"]}
+    write_report(folders, tmp_path / "report.md")
+    rows = {name: cells((tmp_path / "report.md").read_text(), name)[1] for name in ("bm25 of beta", "alpha")}
+    assert {name: cell[:5] for name, cell in rows.items()} == {"bm25 of beta": "**75.", "alpha": "50.00"}
+    assert [pairing.system for pairing in compare_results("bm25", *folders).pairings] == ["alpha", "beta"]  # each beside its own
 
 
 def test_averages_of_the_same_data_sets_are_one_test(make_folder: MakeFolder) -> None:

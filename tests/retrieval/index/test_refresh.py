@@ -200,12 +200,17 @@ def test_options_of_the_source_are_remembered_and_can_be_replaced(root: Path, tm
     assert same_as_new(tmp_path / "index", root, tmp_path, WHOLE)
 
 
-def test_an_edited_copy_takes_the_place_of_the_folder_if_forced(root: Path, index: Path, tmp_path: Path) -> None:
+def test_an_edited_copy_takes_the_place_of_the_folder_if_forced(
+    root: Path, index: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     (copy / "e.py").unlink()
     write(copy, {"new.md": "# New\n\nadded to the copy\n"})
     with pytest.raises(InputError, match=r"was built from .*, not from .*copy; --force reads .*copy in place of .*; quiver index add adds"):
         refresh_index(index, Counting(), copy)
+    counted = refresh_index(index, Counting(), copy, dry_run=True)
+    assert (counted.added, counted.changed, counted.deleted) == (1, 0, 1)
+    assert "without --dry-run this would be refused: " in caplog.text
     model = Counting()
     done = refresh_index(index, model, copy, force=True)
     assert (done.added, done.changed, done.deleted, len(model.encoded)) == (1, 0, 1, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -149,6 +150,25 @@ def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
     frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
     index = build_index(frame, BiEncoder(folder, device="cpu"))
     assert list(index.documents) == [Document("7", "wings", "Owls", {"title": "Owls", "year": 2012.0}), Document("8", "fins")]
+
+
+def test_data_frames_of_every_kind_of_column_give_what_a_list_of_rows_gives(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "text": "wings", "year": 2012, "open": True, "tags": ["x", "y"], "note": "first"},
+        {"id": "b", "text": "fins", "year": None, "open": None, "tags": [], "note": None},
+    ]
+    plain = pd.DataFrame(rows).astype({"year": "Int64", "open": "boolean"})  # with gaps, pandas' default is float
+    plain.to_parquet(tmp_path / "rows.parquet")
+    wanted = list(build_index(rows, "bm25").documents)
+    assert wanted[0].metadata == {"year": 2012, "open": True, "tags": ["x", "y"], "note": "first"}
+    arrays = [{name: np.array(value) if isinstance(value, list) else value for name, value in row.items()} for row in rows]
+    arrow = pd.read_parquet(tmp_path / "rows.parquet", dtype_backend="pyarrow")
+    given = [plain, plain.convert_dtypes(), plain.astype(object), pd.read_parquet(tmp_path / "rows.parquet"), arrow, arrays]
+    for each in (*given, pyarrow.parquet.read_table(tmp_path / "rows.parquet")):
+        assert list(build_index(each, "bm25").documents) == wanted
+    odd = pd.DataFrame({"text": ["wings"], "month": pd.period_range("2021-01", periods=1, freq="M")})
+    with pytest.raises(InputError, match=r"metadata field 'month' must hold .*, got a Period, 2021-01$"):
+        build_index(odd, "bm25")
 
 
 def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
