@@ -413,8 +413,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     Args:
         corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file; or documents; or texts, which get
             the numbers from 1 as ids; or mappings from field to value, a data set of the datasets library, a pyarrow table, or a data
-            frame of pandas or polars, whose fields are found as those of files are. To name the fields of a file, pass ``open_corpus(source,
-            SourceOptions(...))``. It is read several times; an iterator is written to the index's folder first.
+            frame of pandas or polars, whose fields are found as those of files are. To name the fields of a file, pass
+            ``open_corpus(source, SourceOptions(...))``. It is read several times; an iterator is written to the index's folder first.
         model: Encodes the documents: a model, its folder or hub id, or ``"bm25"``, which needs no model (for a folder of that name pass
             ``"./bm25"``).
         out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
@@ -491,7 +491,8 @@ def _told(changed: Index, before: int = 0) -> Index:
     if tokens.truncated > before:
         logger.warning(
             "the model reads %d tokens; %s of %s documents are longer, and their ends are not searched. Cut them into passages: --passages"
-            " headings, which cuts texts without headings, too; in Python open_corpus([{'text': ...}, ...], SourceOptions(passages='headings'))",
+            " headings, which cuts texts without headings, too; in Python open_corpus([{'text': ...}, ...],"
+            " SourceOptions(passages='headings'))",
             changed.manifest.model.document_length,
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
