@@ -229,7 +229,9 @@ def _with_own_baselines(results: Sequence[Results]) -> list[Results]:
     Such as BM25 over the passages of one index and over whole documents of another, or over passages in the tokens of two models.
     """
     systems = [result for result in results if (result.system.name or result.system.source) == result.system.kind]
-    first = {(result.system.kind, collection.key): collection.measures for result in systems for collection in result.collections}
+    first: dict[tuple[str, str], Mapping[str, float]] = {
+        (result.system.kind, collection.key): collection.measures for result in systems for collection in result.collections
+    }
     named = []
     for result, short in zip(results, short_sources([each.system for each in results]), strict=True):
         collections = []
