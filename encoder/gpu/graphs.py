@@ -2,8 +2,7 @@
 
 A graph has fixed sizes, so batches are padded to a bucket: one sequence or the most, a number of tokens, and a greatest length. Flash
 attention reads the borders of the sequences from a tensor on the device, so one graph serves every layout of its bucket. Surplus tokens are
-sequences of their own at the end, so that everything the kernels read is finite; surplus sequences are empty, and cost less than graphs
-for other numbers of sequences would.
+sequences of their own at the end, so that everything the kernels read is finite; surplus sequences are empty.
 
 Shapes: B sequences and N tokens of a batch, D model width.
 """
@@ -37,9 +36,6 @@ TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MAX_SEQUENCES = 64
 # Sequences of up to 64 tokens lie within ModernBERT's window of 128, so that local layers need no window.
 SHORTEST = 64
-# Captured graphs of an encoder; more batches than these buckets hold have none. All share one pool of memory, so together they take the
-# activations of the largest.
-MAX_GRAPHS = 64
 # A bucket is captured when it comes for the second time: a capture takes as long as four or five plain passes.
 USES = 2
 
@@ -187,18 +183,16 @@ class CapturedBatch:
 
 
 class EncoderGraphs:
-    """The captured forward passes of one encoder.
+    """The captured forward passes of one encoder, one for each bucket: at most 68, which share the memory of their activations.
 
     Threads take turns; all of them use one stream. Copies and pickles of an encoder start without graphs.
 
     Args:
         record: Captures a function.
-        max_graphs: Maximum number of graphs.
     """
 
-    def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None, *, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None) -> None:
         self._record = record or CudaRecorder()
-        self._max_graphs = max_graphs
         self._captured: dict[Bucket, CapturedBatch] = {}
         self._modules: list[nn.Module] = []
         self._uses: Counter[Bucket] = Counter()
@@ -242,8 +236,6 @@ class EncoderGraphs:
             return captured.recording.output[: batch.num_tokens].clone()
 
     def _capture(self, encoder: Encoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
-        if len(self._captured) == self._max_graphs:
-            return None
         static = StaticBatch(bucket, encoder.device)
         static.fill(batch)  # a capture runs the pass, so there must be valid ids
         if not reads_borders_on_the_device(encoder, static.batch):

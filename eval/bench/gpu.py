@@ -487,8 +487,8 @@ def report(results: Results) -> Report:
         f"{'' if cuda else SMALL_FORM + ' '}Weights are random; {dtype}. Every backend runs once per round, in reverse order in every other"
         " round; time / quiver's is the median over the rounds of a backend's time divided by Quiver's in the same round. Padding is not"
         " counted as tokens. Token ids come in equal batches for all backends; with texts every library forms its own batches of its"
-        " default size. quiver-model is Quiver's model on texts that are tokenized, packed and on the device. Peak memory is what a pass"
-        " allocates beyond the loaded models."
+        " default size. quiver-model is Quiver's model on texts that are tokenized, packed and on the device; quiver-no-graphs is Quiver"
+        " without CUDA graphs. Peak memory is what a pass allocates beyond the loaded models."
     )
     sections: list[Block] = [Section("Targets", (_targets(results),))] if cuda else []
     sections += [_section(results, stage) for stage in results.stages if stage.cases or stage.notes]

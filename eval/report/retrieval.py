@@ -185,8 +185,7 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     indexes: then the index is added. Systems that differ only in their grouping, or have one given name and kind, are one system if they
     share no collection. Baselines of the results have names of their own, see `_with_own_baselines`.
     """
-    results = given = _with_own_baselines(results)
-    results = _as_one_system(results)
+    given, results = results, _as_one_system(results)
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
     stated = [system.name for system in systems]
@@ -201,7 +200,7 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name
     labels = [names[result.system] + _index_suffix(result, results) for result in results]
-    return list(zip(labels, given, strict=True))
+    return _with_own_baselines(list(zip(labels, given, strict=True)))
 
 
 def _as_one_system(results: Sequence[Results]) -> list[Results]:
@@ -223,28 +222,23 @@ def _as_one_system(results: Sequence[Results]) -> list[Results]:
     return [replace(each, system=firsts.get(each.system, each.system)) for each in results]
 
 
-def _with_own_baselines(results: Sequence[Results]) -> list[Results]:
-    """Results in which a baseline that scores otherwise than one of its name names the system that it stands beside.
+def _with_own_baselines(named: Named) -> list[tuple[str, Results]]:
+    """Results in which a baseline that scores otherwise than the row of its name is called after the system that it stands beside.
 
     Such as BM25 over the passages of one index and over whole documents of another, or over passages in the tokens of two models.
     """
-    systems = [result for result in results if (result.system.name or result.system.source) == result.system.kind]
-    first: dict[tuple[str, str], Mapping[str, float]] = {
-        (result.system.kind, collection.key): collection.measures for result in systems for collection in result.collections
+    shown: dict[tuple[str, str], Mapping[str, float]] = {
+        (label, collection.key): collection.measures for label, result in named for collection in result.collections
     }
-    named = []
-    for result, short in zip(results, short_sources([each.system for each in results]), strict=True):
-        collections = []
-        for collection in result.collections:
-            own = [
-                each
-                if _are_equal(each.measures, first.setdefault((each.name, collection.key), each.measures))
-                else replace(each, name=f"{each.name} of {result.system.name or short}")
-                for each in collection.baselines
-            ]
-            collections.append(replace(collection, baselines=tuple(own)))
-        named.append(replace(result, collections=tuple(collections)))
-    return named
+
+    def own(label: str, collection: CollectionResult) -> CollectionResult:
+        baselines = []
+        for each in collection.baselines:
+            is_shown = _are_equal(each.measures, shown.setdefault((each.name, collection.key), each.measures))
+            baselines.append(each if is_shown else replace(each, name=f"{each.name} of {label}"))
+        return replace(collection, baselines=tuple(baselines))
+
+    return [(label, replace(result, collections=tuple(own(label, each) for each in result.collections))) for label, result in named]
 
 
 def _are_equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

@@ -168,6 +168,8 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
     left: list[tuple[tuple[Any, ...], object, bool]] = [((name,), value, False) for name, value in reversed(list(fields.items()))]
     while left:
         path, value, listed = left.pop()
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
         if not isinstance(path[-1], str):
             raise InputError(f"{where}: names of metadata fields must be strings, got {path[-1]!r}")
         name = ".".join(path)
@@ -176,9 +178,9 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
         elif not _is_missing(value):
             if paths.setdefault(name, path) != path:
                 raise InputError(f"{where}: two metadata fields have the name {name!r}: one with a dot and one in an object; rename one")
-            if isinstance(value, list | tuple | np.ndarray):
+            if isinstance(value, list | tuple):
                 left += [(path, each, True) for each in reversed(value)]
-                found.update({} if len(value) else {name: lists.setdefault(name, [])})
+                found.update({} if value else {name: lists.setdefault(name, [])})
             elif listed:
                 found[name] = lists.setdefault(name, [])
                 lists[name].append(_value(value, name, where))

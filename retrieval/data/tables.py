@@ -281,12 +281,12 @@ def documents_among(items: Iterable[Any]) -> Iterator[Document]:
 
 
 def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
-    """The documents of rows in memory: a data frame, a data set or mappings.
+    """The documents of rows in memory: a data frame, a pyarrow table, a data set or mappings.
 
     Raises:
         InputError: They are something else, or as `table_of`.
     """
-    if isinstance(given, Iterator | Document) or not isinstance(given, Iterable):
+    if isinstance(given, Iterator | Document) or (not isinstance(given, Iterable) and not hasattr(given, "to_batches")):
         raise InputError(f"documents: must be a data frame, a data set or a list of mappings, got a {type(given).__name__}")
 
     def checked() -> Iterator[Row]:

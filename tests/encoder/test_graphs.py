@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
 import pytest
 import torch
@@ -93,16 +94,24 @@ def test_one_graph_gives_the_states_of_every_layout_of_its_bucket(
         torch.testing.assert_close(states, encoder(batch), atol=2e-5, rtol=0)
 
 
-def test_no_more_than_the_most_graphs_are_captured(flash_on_cpu: None) -> None:
-    encoder, graphs = made(), EncoderGraphs(trace, max_graphs=2)
-    short, middle, long = batch_of((20,)), batch_of((40,)), batch_of((90,))
-    with torch.inference_mode():
-        found = {
-            length: [graphs.encode(encoder, batch) is not None for _ in range(3)] for length, batch in ((1, short), (2, middle), (3, long))
-        }
-        assert found == {1: [False, True, True], 2: [False, True, True], 3: [False] * 3}
-        assert graphs.encode(encoder, short) is not None
-    assert graphs.buckets == (Bucket.of(short), Bucket.of(middle))
+class Sizes:
+    """The sizes of a batch."""
+
+    def __init__(self, sequences: int, tokens: int, longest: int, key_lengths: object) -> None:
+        self._sequences, self.num_tokens, self.max_seqlen, self.key_lengths = sequences, tokens, longest, key_lengths
+
+    def __len__(self) -> int:
+        return self._sequences
+
+
+def test_there_are_so_few_buckets_that_none_is_forgotten() -> None:
+    found = set()
+    for sequences, key_lengths in product((1, 2, 64), (None, (1,))):
+        for tokens in range(sequences, TOKENS[-1] + 1):
+            longest = {-(-tokens // sequences), tokens - sequences + 1}
+            found |= {Bucket.of(cast("PackedBatch", Sizes(sequences, tokens, each, key_lengths))) for each in longest}
+    assert None not in found
+    assert len(found) == 68
 
 
 def test_a_forward_hook_fires_in_every_pass(flash_on_cpu: None) -> None:

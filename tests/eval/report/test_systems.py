@@ -97,6 +97,10 @@ def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored
         ("alpha", 0.7),
         ("bm25", 0.6),
     ]
+    scored = ((0.5, "exact"), (0.4, "ivf"), (0.3, "hnsw"))  # of one system: its label names the index
+    several = [make_results("alpha", make_scored("scifact", 0.7, floor=floor, index=IndexUsed(name, {}))) for floor, name in scored]
+    shown = {row.label: row.scores["scifact.test"].measures[HEADLINE] for row in rows(label_systems(several)) if "bm25" in row.label}
+    assert shown == {"bm25": 0.5, "bm25 of alpha [ivf]": 0.4, "bm25 of alpha [hnsw]": 0.3}
 
 
 def test_averages_are_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:

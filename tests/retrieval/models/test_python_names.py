@@ -166,6 +166,9 @@ def test_data_frames_of_every_kind_of_column_give_what_a_list_of_rows_gives(tmp_
     given = [plain, plain.convert_dtypes(), plain.astype(object), pd.read_parquet(tmp_path / "rows.parquet"), arrow, arrays]
     for each in (*given, pyarrow.parquet.read_table(tmp_path / "rows.parquet")):
         assert list(build_index(each, "bm25").documents) == wanted
+        assert list(build_index(open_corpus(each), "bm25").documents) == wanted
+    [scalar] = build_index([{"id": "a", "text": "wings", "year": np.array(2012)}], "bm25").documents
+    assert scalar.metadata == {"year": 2012}
     odd = pd.DataFrame({"text": ["wings"], "month": pd.period_range("2021-01", periods=1, freq="M")})
     with pytest.raises(InputError, match=r"metadata field 'month' must hold .*, got a Period, 2021-01$"):
         build_index(odd, "bm25")
