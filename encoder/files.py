@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
 import io
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from safetensors import SafetensorError
 
+from quiver.encoder.decoding import GOOD_PER_BAD, SAMPLE, count_replaced, guess_encoding, marked_encoding
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -233,34 +233,29 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
 
     Args:
         path: The file.
-        legacy: Accept what spreadsheets write beside UTF-8: UTF-16 with a byte order mark, and Windows-1252, which begins at the first line
-            that is not UTF-8, if all lines before it are ASCII; otherwise the file is damaged UTF-8.
+        legacy: Accept what spreadsheets write beside UTF-8: UTF-16 and UTF-32 with a byte order mark, UTF-8 with a few invalid bytes, which
+            are replaced, and other encodings, which are guessed from all lines. What was assumed is logged once.
 
     Raises:
-        InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
+        InputError: The file is missing, is a pipe or a device, is not UTF-8 (names the line), or is damaged gzip.
     """
-    number, first_bad, encoding, only_ascii = 0, 0, "utf-8", True  # lines are decoded one by one, so that an error can name the line
+    number, encoding, errors = 0, "utf-8", "strict"  # lines are decoded one by one, so that an error can name the line
     try:
         with open_binary(path) as file:
             buffered: Any = file
-            if legacy and buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                encoding = "utf-16"
+            if legacy and (marked := marked_encoding(buffered.peek(4)[:4])) not in ("", "utf-8-sig"):
+                encoding = marked
                 for number, text in enumerate(io.TextIOWrapper(buffered, encoding, newline="\n"), start=1):
                     yield number, text
                 return
             for number, raw in enumerate(file, start=1):
                 try:
-                    text = raw.decode(encoding)
+                    text = raw.decode(encoding, errors)
                 except UnicodeDecodeError:
-                    if not legacy or not only_ascii or encoding != "utf-8":
+                    if not legacy or encoding != "utf-8":
                         raise
-                    first_bad, encoding = number, "cp1252"
-                    text = raw.decode(encoding)
-                    warn_once(f"{path}: not UTF-8; read as Windows-1252")
-                else:
-                    if encoding == "cp1252" and not raw.isascii() and _is_utf_8(raw):
-                        raise InputError(f"{path}:{first_bad}: not UTF-8, while other lines are; repair the line")
-                only_ascii = only_ascii and raw.isascii()
+                    encoding, errors = _find_encoding(path, number)
+                    text = raw.decode(encoding, errors)
                 yield number, text.removeprefix(_BOM) if number == 1 else text
     except UnicodeDecodeError as error:
         found = f"not {encoding.upper()} ({error.reason} at byte {error.start} of the line)"
@@ -269,12 +264,31 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
         raise InputError(f"{path}: damaged gzip after line {number} ({error}); download the file again") from error
 
 
-def _is_utf_8(raw: bytes) -> bool:
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+def _find_encoding(path: Path, first_bad: int) -> tuple[str, str]:
+    """The encoding of a table that is not UTF-8 from a line on, and how errors are handled; it is logged once.
+
+    Raises:
+        InputError: Some lines are UTF-8 and too many others are not.
+    """
+    good, bad, lines, not_utf_8, size = 0, 0, 0, list[bytes](), 0
+    with open_binary(path) as file:
+        for raw in file:
+            if raw.isascii():
+                continue
+            _, right, wrong = count_replaced(raw, "utf-8")
+            good, bad, lines = good + right, bad + wrong, lines + (not wrong)
+            if wrong and size < SAMPLE:
+                not_utf_8.append(raw)
+                size += len(raw)
+    if good >= GOOD_PER_BAD * bad:
+        warn_once(f"{path}:{first_bad}: not UTF-8, while most lines are; invalid bytes were replaced here and in what follows: {bad:,}")
+        return "utf-8", "replace"
+    encoding = guess_encoding(not_utf_8)
+    if lines * 10 > bad or not encoding:  # a short line in another encoding can be valid UTF-8
+        found = "not UTF-8, while other lines are; repair the line" if lines else "not UTF-8 and no other known encoding; convert the file"
+        raise InputError(f"{path}:{first_bad}: {found}")
+    warn_once(f"{path}: not UTF-8; read as {encoding.replace('cp125', 'Windows-125')}")
+    return encoding, "strict"
 
 
 @cache
@@ -314,12 +328,32 @@ def open_binary(path: Path) -> BinaryIO:
     """Open a file for reading bytes, through gzip if its name ends in ``.gz``.
 
     Raises:
-        InputError: The file does not exist or is not readable.
+        InputError: The file does not exist, is not readable, or is a pipe, a socket or a device.
     """
+    check_regular(path)
     try:
         return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path is a pipe, a socket or a device, or a link to one: opening it can wait forever, and it cannot be read twice."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse to read what is not a file on disk.
+
+    Raises:
+        InputError: The path is a pipe, a socket or a device.
+    """
+    if is_special(path):
+        raise InputError(f"{path}: is a pipe, a socket or a device, which cannot be read twice; write its content to a file and name that")
 
 
 @contextmanager
