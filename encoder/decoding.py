@@ -14,6 +14,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _HEAD = 8192  # bytes in which a NUL shows that a file is not text
+_FEWEST = 4  # bytes beyond ASCII that a guess needs
 # Labels of the WHATWG's Encoding Standard that Python does not know.
 _LABELS = {
     "windows-949": "cp949",
@@ -133,6 +134,8 @@ def guess_encoding(lines: Iterable[bytes]) -> str:
     western = _decode_strictly(sample, "cp1252")
     if western is not None and long * 4 <= sum(runs) and len(_STRANGE.findall(western)) * 10 <= sum(runs):
         return "cp1252"
+    if sum(runs) < _FEWEST:
+        return ""
     candidates = _OTHERS if long * 2 > sum(runs) else (*_WESTERN, *_OTHERS)
     best = from_bytes(sample, cp_isolation=list(candidates), enable_fallback=False).best()
     return best.encoding if best is not None else ""
