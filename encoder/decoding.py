@@ -52,8 +52,7 @@ _NOT_OF_TEXTS = frozenset({"idna", "punycode", "raw-unicode-escape", "unicode-es
 _WESTERN = ("cp1252", "cp1250")
 _OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp874", "cp932", "euc_jp", "cp949", "gb18030", "big5", "cp866")
 # In Windows-1252: signs between letters, and controls. Texts in this encoding do not have them, texts in others do.
-_STRANGE = re.compile(r"(?<=[^\W\d_])[^\w\s\x00-\x7f’‘“”–—…«»·](?=[^\W\d_])|[\x80-\x9f]")
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+_STRANGE = re.compile(r"(?<=[^\W\d_])[^\w\s\x00-\x7f\u2018-\u201d\u2013\u2014\u2026\xab\xbb\xb7](?=[^\W\d_])|[\x80-\x9f]")
 
 
 def decode(content: bytes, declared: str = "") -> tuple[str, str]:
@@ -85,13 +84,15 @@ def decode(content: bytes, declared: str = "") -> tuple[str, str]:
     utf_8 = _decode_strictly(content, "utf-8")
     # Of saved pages that were converted to UTF-8, many still declare what they were before; text in the encodings of one byte a character,
     # which accept any bytes, is hardly ever valid UTF-8.
-    if codec and codec != "utf-8" and not (utf_8 is not None and codec not in _BY_PAIRS):
-        text = _decode_strictly(content, codec)
-        if text is not None:
-            return text, codec
-    if utf_8 is not None:
-        return utf_8, "utf-8"
-    for encoding, least in ((codec, 10), ("utf-8", GOOD_PER_BAD)):
+    text = _decode_strictly(content, codec) if utf_8 is None or codec in _BY_PAIRS else None
+    if text is not None:
+        return text, codec
+    return (utf_8, "utf-8") if utf_8 is not None else _decode_damaged(content, codec)
+
+
+def _decode_damaged(content: bytes, declared: str) -> tuple[str, str]:
+    """Decode text that is neither UTF-8 nor what it declares, as the one that it nearly is, or by a guess."""
+    for encoding, least in ((declared, 10), ("utf-8", GOOD_PER_BAD)):
         if encoding:
             text, good, bad = count_replaced(content, encoding)
             if good >= least * bad:
@@ -164,9 +165,8 @@ def _decode_strictly(content: bytes, encoding: str) -> str | None:
 def _decode_wide(content: bytes, encoding: str) -> tuple[str, str]:
     """Decode text with a mark; a last character that was cut off does not make it unreadable."""
     text = content.decode(encoding, "replace") if encoding else ""
-    if not text or text.count("\ufffd") * 10 > len(text):
-        if len(content) > len(codecs.BOM_UTF32_LE):
-            raise ValueError("not text")
+    if (not text and len(content) > len(codecs.BOM_UTF32_LE)) or text.count("\ufffd") * 10 > len(text):
+        raise ValueError("not text")
     return text, encoding.removesuffix("-sig")
 
 

@@ -1,32 +1,28 @@
-"""Documents of files: Markdown, text, reStructuredText, HTML, PDF, notebooks and source code, cut into passages.
+"""Documents of files: Markdown, text, HTML, PDF, office and e-mail files, e-books, notebooks and source code, cut into passages.
 
 A passage is a document with the id ``path#number``. Its metadata say where it is: ``file``, ``type``, ``start`` and ``end`` (characters of
-the file's text), and ``line`` and ``end_line``, or ``page`` and ``end_page`` (PDF), or ``cell`` and ``end_cell`` (notebooks), all from 1.
-The text of HTML is its conversion to Markdown, and the line is that of the source; the text of a PDF is what its pages say; that of a
-notebook is its Markdown and its code, without outputs.
+the file's text), and ``line`` and ``end_line``, or ``page`` and ``end_page`` (PDF; slides), or ``cell`` and ``end_cell`` (notebooks), all
+from 1. Lines are those of the file (of a workbook: rows of the sheet), or of the Markdown that a document of Word, a book or a message is
+converted to. `quiver.retrieval.data.formats` reads the text.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import logging
 import os
 import re
-import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import EntryPosition, flat_metadata
-from quiver.retrieval.data.passages import Kind, PassageRules, TokenSpans, cut, line_starts, title_of
+from quiver.encoder.files import is_special
+from quiver.retrieval.data.corpus import EntryPosition
+from quiver.retrieval.data.formats import NO_TEXT, READERS, FileText, UnreadableFileError, read_file
+from quiver.retrieval.data.passages import Kind, PassageRules, TokenSpans, cut, title_of
 from quiver.retrieval.data.tables import is_table
 from quiver.retrieval.records import Document, Metadata
 
@@ -51,6 +47,11 @@ _TYPES: Mapping[str, str] = {
     ".py": "python",
     ".pyi": "python",
     ".pdf": "pdf",
+    **dict.fromkeys((".docx", ".docm"), "docx"),
+    **dict.fromkeys((".pptx", ".pptm"), "pptx"),
+    **dict.fromkeys((".xlsx", ".xlsm"), "xlsx"),
+    ".epub": "epub",
+    ".eml": "eml",
     ".ipynb": "notebook",
 }
 _NAMES: Mapping[str, str] = {
@@ -60,7 +61,7 @@ _NAMES: Mapping[str, str] = {
 _KINDS: Mapping[str, Kind] = {
     "markdown": "markdown",
     "html": "markdown",
-    "notebook": "markdown",
+    **dict.fromkeys(("notebook", "docx", "pptx", "xlsx", "epub", "eml"), "markdown"),
     "rst": "rst",
     "python": "python",
     "code": "code",
@@ -72,36 +73,9 @@ _VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})  # they hold copies of fil
 
 # No terminal prints the first, no index stores the others: bytes that are not UTF-8 come as lone surrogates.
 _NO_NAME = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-_SHOWN_NAMES = 3  # names of skipped folders in a message
+_SHOWN_NAMES = 3  # names of skipped folders, or of files without text, in a message
+_WITHOUT_TEXT = "files without text"
 _OTHER_TYPES = "files of other types left out"
-
-
-class FileText(NamedTuple):
-    """The text of a file.
-
-    Attributes:
-        text: The text.
-        unit: What ``places`` number: lines, pages or cells.
-        places: First character of a line, page or cell, and its number, ascending.
-        title: Title that the file gives itself, such as that of an HTML page.
-        encoding: Encoding that the text was read in.
-        begin: First character of what passages are cut from; what is before it is front matter.
-        metadata: Fields of the front matter.
-        remark: What the output should count, such as front matter that is not read.
-    """
-
-    text: str
-    unit: Literal["line", "page", "cell"]
-    places: Sequence[tuple[int, int]]
-    title: str = ""
-    encoding: str = "utf-8"
-    begin: int = 0
-    metadata: Metadata = MappingProxyType({})
-    remark: str = ""
-
-
-class UnreadableFileError(InputError):
-    """A file that is left out, because its content is not what its name says."""
 
 
 def type_of(path: Path) -> str | None:
@@ -119,211 +93,6 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UnreadableFileError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def read_file(path: Path, content: bytes, kind: str) -> FileText:
-    """Read the text of a file.
-
-    Args:
-        path: Name of the file, for errors.
-        content: Its bytes.
-        kind: Its type, as `type_of` returns it.
-
-    Raises:
-        UnreadableFileError: The content is binary, damaged or encrypted.
-        InputError: The library that reads files of this type is not installed.
-    """
-    if kind == "pdf":
-        return _read_pdf(path, content)
-    text, encoding = _decode(path, content)
-    if kind == "html":
-        return _read_html(path, text)._replace(encoding=encoding)
-    if kind == "notebook":
-        return _read_notebook(path, text)
-    file = FileText(text, "line", [(start, number) for number, start in enumerate(line_starts(text), start=1)], encoding=encoding)
-    return _with_front_matter(file) if kind == "markdown" else file
-
-
-# Versions of readers, part of the checksum of a file: after a change a refresh reads files again that have not changed.
-_READERS = {"markdown": b"front matter 1\0"}
-# Fields that every passage of a file has.
-_OF_PASSAGES = ("file", "type", "line", "end_line", "start", "end")
-# YAML between two lines of three dashes at the start of a file, as Jekyll, Hugo, Obsidian, Quarto and Pandoc read it.
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*\r?$\s*", re.DOTALL | re.MULTILINE)
-
-
-def _with_front_matter(file: FileText) -> FileText:
-    """Take the title and the metadata of a file from its front matter; what is not such YAML stays text."""
-    front = _FRONT_MATTER.match(file.text)
-    if front is None:
-        return file
-    import yaml
-
-    unread = file._replace(remark="front matter left in the text, because it is no YAML of fields")
-    loader = _front_matter_loader()
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(front[1], loader)):
-            return unread  # a few lines of aliases can stand for gigabytes
-        fields = _plain(yaml.load(front[1], loader))
-        if not isinstance(fields, dict):
-            return unread
-        title = fields.get("title")
-        fields = {f"front_matter.{name}" if name in _OF_PASSAGES else name: value for name, value in fields.items()}
-        metadata = flat_metadata(fields, where="front matter")
-    except (yaml.YAMLError, InputError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        return unread  # explicit tags such as !!int raise what the library's constructors raise
-    title = title if isinstance(title, str | int | float) else ""
-    begin = front.end() if file.text[front.end() :].strip() else 0  # a note of front matter alone is found by it
-    return file._replace(title=" ".join(str(title).split()), begin=begin, metadata=metadata or {})
-
-
-@cache
-def _front_matter_loader() -> Any:
-    """A safe loader with the numbers and truth values of YAML 1.2: ``no`` is text, and so are ``01234``, ``12:30`` and dates."""
-    import yaml
-
-    class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-        pass
-
-    ours = {
-        "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-        "int": (r"-?(?:0|[1-9][0-9]{0,17})", "-0123456789"),
-        "float": (r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
-    }
-    replaced = {f"tag:yaml.org,2002:{name}" for name in (*ours, "timestamp")}
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in replaced]
-        for first, resolvers in Loader.yaml_implicit_resolvers.items()
-    }
-    for name, (pattern, first) in ours.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), list(first))
-    return Loader
-
-
-def _plain(value: object) -> Any:
-    """The value of YAML without what no index stores."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | set):
-        return [_plain(each) for each in (value if isinstance(value, list) else sorted(value, key=str)) if each is not None]
-    return value
-
-
-def _decode(path: Path, content: bytes) -> tuple[str, str]:
-    """Decode UTF-8, UTF-16 with a byte order mark, or else Windows-1252."""
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encodings = ["utf-16"]
-    elif b"\0" in content[:8192]:
-        encodings = []
-    else:
-        encodings = ["utf-8-sig", "cp1252"]
-    for encoding in encodings:
-        try:
-            return content.decode(encoding), encoding.removesuffix("-sig")
-        except UnicodeDecodeError:
-            continue
-    raise UnreadableFileError(f"{path}: not text")
-
-
-_LINE_MARK = re.compile("\ue000([0-9]+)\ue001")
-_BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "pre", "td", "th", "blockquote", "div", "section", "dt", "dd", "figcaption")
-_NO_TEXT = ("script", "style", "template", "noscript", "svg", "head", "nav")
-
-
-def _read_html(path: Path, text: str) -> FileText:
-    """Convert HTML to Markdown; marks put before each block say in which line of the source it began."""
-    try:
-        from bs4 import BeautifulSoup
-        from bs4.element import PreformattedString
-        from markdownify import MarkdownConverter
-    except ImportError as error:
-        raise _missing(path, "HTML", "beautifulsoup4 and markdownify", "*.html") from error
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a page looks like XML or like a file's name
-        soup = BeautifulSoup(text.replace("\ue000", "").replace("\ue001", ""), "html.parser")
-    title = " ".join(soup.title.get_text().split()) if soup.title else ""
-    for tag in soup(list(_NO_TEXT)):
-        tag.decompose()
-    for comment in soup.find_all(string=lambda each: isinstance(each, PreformattedString)):  # and declarations and instructions
-        comment.extract()
-    for tag in soup(list(_BLOCKS)):
-        tag.insert(0, f"\ue000{tag.sourceline or 1}\ue001")
-    try:
-        marked = MarkdownConverter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False).convert_soup(soup)
-    except RecursionError as error:
-        raise UnreadableFileError(f"{path}: the HTML is nested too deeply") from error
-    places, length = [(0, 1)], 0
-    for line in marked.splitlines(keepends=True):
-        if marks := _LINE_MARK.findall(line):  # a heading's or a list's sign is before the mark, so the place is that of the whole line
-            places.append((length, int(marks[0])))
-        length += len(_LINE_MARK.sub("", line))
-    return FileText(_LINE_MARK.sub("", marked), "line", places, title)
-
-
-# What pypdf 7 raises on damaged files beside its own errors: values and lookups (numbers, keys, operands), None or null where a dictionary
-# is expected, arithmetic, its own assertions, recursion, filters that it lacks (NotImplementedError is a RuntimeError).
-_PDF_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
-
-
-def _read_pdf(path: Path, content: bytes) -> FileText:
-    try:
-        import pypdf
-        from pypdf.errors import DependencyError, PyPdfError
-    except ImportError as error:
-        raise _missing(path, "PDF", "pypdf", "*.pdf") from error
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of each deviation from the standard
-    parts, places, length = list[str](), list[tuple[int, int]](), 0
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(content))
-        locked = reader.is_encrypted and not reader.decrypt("")
-        for number, page in enumerate(() if locked else reader.pages, start=1):
-            part = _storable(page.extract_text()) + "\n\n"
-            places.append((length, number))
-            parts.append(part)
-            length += len(part)
-        title = "" if locked else _storable(str((reader.metadata.title if reader.metadata else None) or "").strip())
-    except (PyPdfError, DependencyError, *_PDF_ERRORS) as error:  # AES needs a package that pypdf does not bring
-        raise UnreadableFileError(f"{path}: the PDF cannot be read ({' '.join(str(error).split()) or type(error).__name__})") from error
-    if locked:
-        raise UnreadableFileError(f"{path}: the PDF needs a password")
-    return FileText("".join(parts), "page", places or [(0, 1)], title)
-
-
-def _read_notebook(path: Path, text: str) -> FileText:
-    """The Markdown and the code of a notebook, the code in fences."""
-    try:
-        notebook = json.loads(text)
-        language = notebook.get("metadata", {}).get("language_info", {}).get("name", "python")
-        sources = [(cell["cell_type"], _cell_source(cell["source"])) for cell in notebook["cells"]]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableFileError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
-    parts, places, length = list[str](), list[tuple[int, int]](), 0
-    for number, (kind, source) in enumerate(sources, start=1):
-        if source.strip():
-            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", source)), default=0))
-            part = f"{fence}{language}\n{source}\n{fence}\n\n" if kind == "code" else f"{source}\n\n"
-            places.append((length, number))
-            parts.append(part)
-            length += len(part)
-    return FileText("".join(parts), "cell", places or [(0, 1)])
-
-
-def _storable(text: str) -> str:
-    """The text without lone surrogates, which come from damaged fonts and escapes and which no index can store."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _cell_source(source: object) -> str:
-    if not isinstance(source, str | list):
-        raise TypeError(f"the source of a cell must be text, got {type(source).__name__}")
-    return _storable(source if isinstance(source, str) else "".join(source))
-
-
-def _missing(path: Path, kind: str, library: str, pattern: str) -> InputError:
-    return InputError(
-        f"{path}: reading {kind} needs {library}: pip install 'quiver-retrieval[files]', or leave it out with --exclude '{pattern}'"
-    )
 
 
 def to_passages(name: str, kind: str, file: FileText, rules: PassageRules, token_spans: TokenSpans) -> list[Document]:
@@ -458,7 +227,7 @@ class FolderFiles:
             kind = type_of(path) or "text"
             try:
                 content = _bytes_of(path)
-                digests[name] = hashlib.sha256(_READERS.get(kind, b"") + content).hexdigest()
+                digests[name] = hashlib.sha256(READERS + content).hexdigest()
                 file = None if unchanged(name, digests[name]) else read_file(path, content, kind)
             except UnreadableFileError as error:
                 if self.root.is_file():
@@ -470,6 +239,10 @@ class FolderFiles:
                 continue
             read += 1
             if file is not None:
+                if content.strip() and not file.text.strip():
+                    self._note_no_text(path, name, kind, skipped)
+                    read -= 1
+                    continue
                 skipped.note_encoding(name, file.encoding)
                 if file.remark:
                     skipped.add(file.remark, name)
@@ -480,6 +253,18 @@ class FolderFiles:
         if not self._logged:
             self._logged = True
             skipped.log(self.root, read, self._hidden(skipped))
+
+    def _note_no_text(self, path: Path, name: str, kind: str, skipped: _Skipped) -> None:
+        """Count a file that has content and no text.
+
+        Raises:
+            InputError: It is the only file of the source.
+        """
+        reason = f" ({NO_TEXT[kind]})" if kind in NO_TEXT else ""
+        if self.root.is_file():
+            raise InputError(f"{path}: the file has no text{reason}")
+        logger.info("%s: no text%s", path, reason)
+        skipped.add(f"{kind} {_WITHOUT_TEXT}{reason}", name)
 
     def is_empty(self) -> bool:
         """Whether there is no file to read."""
@@ -516,7 +301,11 @@ class FolderFiles:
                     kept.append(name)
             inner[:] = kept
             for name in sorted(names):
-                if self._is_chosen(prefix + name, skipped):
+                if not self._is_chosen(prefix + name, skipped):
+                    continue
+                if is_special(Path(folder) / name):
+                    skipped.add("pipes, sockets and devices left out", prefix + name)
+                else:
                     yield prefix + name, Path(folder) / name
 
     def _is_chosen(self, path: str, skipped: _Skipped) -> bool:
@@ -569,12 +358,14 @@ class _Skipped:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
-        self._first: dict[str, str] = {}
+        self._names: dict[str, list[str]] = {}
         self.hidden: list[str] = []  # paths of files and folders that are hidden or hold packages
 
     def add(self, what: str, name: str, *, kind: str = "") -> None:
         self._counts[what] += 1
-        self._first.setdefault(what, name)
+        names = self._names.setdefault(what, [])
+        if len(names) < _SHOWN_NAMES:
+            names.append(name)
         if kind:
             self._kinds[kind] += 1
 
@@ -586,6 +377,7 @@ class _Skipped:
         """Log one line."""
         parts = [f"{root}: files read: {read:,}", *([hidden] if hidden else [])]
         for what, count in self._counts.items():
+            names = self._names[what][: None if _WITHOUT_TEXT in what else 1]
             kinds = [kind for kind, _ in self._kinds.most_common(5)]
-            parts.append(f"{what}: {count:,} ({', '.join(kinds) if what == _OTHER_TYPES else f'such as {self._first[what]}'})")
+            parts.append(f"{what}: {count:,} ({', '.join(kinds) if what == _OTHER_TYPES else 'such as ' + ', '.join(names)})")
         logger.log(logging.WARNING if len(parts) > 1 else logging.INFO, "%s", "; ".join(parts))

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from pydantic import with_config
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home
+from quiver.encoder.files import check_regular, expand_home, is_special
 from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
@@ -173,6 +173,7 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
         rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, columns)
         return Corpus(source, options, _rows_or_passages(source, rows, options, rules, tokens))
     path = expand_home(source)
+    check_regular(path)
     files = _files(path, options, rules, tokens)
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files)
@@ -277,6 +278,8 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             return [find_jsonl(path, "corpus")]
         choice = FileChoice(options.include, options.exclude)
         found = [file for file in tables_of(path) if choice.has(file.name)]
+        if special := sorted(file.name for file in path.iterdir() if is_special(file)):
+            logger.warning("%s: pipes, sockets and devices left out: %d (such as %s)", path, len(special), special[0])
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:

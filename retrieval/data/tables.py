@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import decoded_lines, read_json_lines, read_whole, warn_once
+from quiver.encoder.files import check_regular, decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
 
@@ -124,8 +124,9 @@ def read_rows(file: Path) -> Iterator[tuple[EntryPosition, Row]]:
     """Stream the rows of one table with their positions; the values of CSV and TSV are strings.
 
     Raises:
-        InputError: While iterating, at the first malformed row.
+        InputError: The file is a pipe or a device; while iterating, at the first malformed row.
     """
+    check_regular(file)
     return _READERS[_suffix(file)](file, ())
 
 

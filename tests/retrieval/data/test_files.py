@@ -196,7 +196,7 @@ def test_the_encoding_is_found_and_told(tmp_path: Path, caplog: pytest.LogCaptur
     (tmp_path / "b.txt").write_bytes("latin é".encode("cp1252"))
     (tmp_path / "c.txt").write_bytes("wide é".encode("utf-16"))
     assert [document.text for document in documents(tmp_path)] == ["plain é", "latin é", "wide é"]
-    assert "read as cp1252: 1 (such as b.txt); read as utf-16: 1 (such as c.txt)" in caplog.text
+    assert "read as cp1252 by guess: 1 (such as b.txt); read as utf-16: 1 (such as c.txt)" in caplog.text
 
 
 def test_what_is_left_out_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
