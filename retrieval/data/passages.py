@@ -364,17 +364,25 @@ _BREAKS = (re.compile(r"\n[ \t\r]*\n\s*"), re.compile(r"[\n\r]\s*"), re.compile(
 
 
 def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: TokenSpans, title: str) -> Iterator[Span]:
-    """Cut a section into passages of at most so many tokens; the title's tokens count, but leave at least half of them."""
+    """Cut a section into passages of at most so many tokens; the title's tokens count, but leave at least half of them.
+
+    A section that is too long is cut evenly, into as few passages as hold it, so that none is a tail of a few words.
+    """
     tokens = _all_tokens(text[section.start : section.end], token_spans, section.start)
     budget = rules.tokens or len(tokens)
     used = len(token_spans(title_of(title, section.path)))
     limit = max(_LEAST, budget // 2, budget - used)
+    overlap = min(rules.overlap, limit // 2 - 1)
     first, start, end = 0, section.start, section.start  # the first token of the passage, its first character, the end of the one before
-    while len(tokens) - first > limit:
-        end = _break(text, max(tokens[first + limit // 2][0], end), tokens[first + limit][0])
+    while (left := len(tokens) - first) > limit:
+        more = -(-(left - limit) // (limit - overlap))  # passages after this one
+        size = -(-(left + more * overlap) // (more + 1))
+        least = max(size - size // 3, min(size, budget // 4 + 1), overlap + 1)
+        most = min(limit, 2 * size - least)
+        end = _break(text, max(tokens[first + least][0], end), tokens[first + size][0], tokens[first + most][0])
         yield Span(start, end, section.path)
         after = bisect_left(tokens, (end, end))
-        first = _overlapping(tokens, first + 1, after, min(rules.overlap, limit // 2 - 1))
+        first = _overlapping(tokens, first + 1, after, overlap)
         start = tokens[first][0] if first < after else end
     yield Span(start, section.end, section.path)
 
@@ -388,10 +396,10 @@ def _overlapping(tokens: Sequence[tuple[int, int]], least: int, after: int, over
     return wanted
 
 
-def _break(text: str, first: int, last: int) -> int:
-    """The best place to cut between two characters: the last of the best kind; ``last`` if there is none."""
+def _break(text: str, first: int, wanted: int, last: int) -> int:
+    """The best place to cut between two characters: of the best kind, the one nearest to ``wanted``, which is taken if there is none."""
     for pattern in _BREAKS:
         ends = [match.end() for match in pattern.finditer(text, first, last)]
         if ends:
-            return ends[-1]
-    return last
+            return min(ends, key=lambda end: abs(end - wanted))
+    return wanted

@@ -72,9 +72,38 @@ def test_a_long_passage_is_cut_at_its_last_paragraph_line_sentence_or_word() -> 
 
 def test_the_limit_includes_the_title_but_leaves_half_of_it() -> None:
     text = "w " * 200
-    limits = [max(len(word_spans(text[s.start : s.end])) for s in cut(text, "text", PassageRules(tokens=64), word_spans, title=title))
-              for title in ("", "t " * 20, "t " * 100)]  # fmt: skip
-    assert limits == [64, 44, 32]
+    for title, limit in (("", 64), ("t " * 20, 44), ("t " * 100, 32)):
+        sizes = [len(word_spans(text[s.start : s.end])) for s in cut(text, "text", PassageRules(tokens=64), word_spans, title=title)]
+        assert max(sizes) <= limit
+        assert len(sizes) == -(-200 // limit)
+
+
+def test_a_section_a_little_over_the_limit_is_cut_in_the_middle() -> None:
+    text = "# A\n" + "word " * 260
+    sizes = [len(word_spans(text[s.start : s.end])) for s in cut(text, "markdown", BY_STRUCTURE, word_spans, title="docs/a.md")]
+    assert sizes == [131, 131]
+
+
+ENDS = st.sampled_from([" "] * 12 + [". ", ". ", "\n", "\n\n"])
+
+
+@given(
+    sections=st.lists(st.lists(ENDS, min_size=1, max_size=180), min_size=1, max_size=4),
+    limit=st.integers(16, 64),
+    share=st.floats(0, 0.5),
+    title=st.sampled_from(["", "docs/a.md", "t " * 30]),
+)
+def test_no_passage_of_a_long_section_is_under_a_quarter_of_the_limit(
+    sections: list[list[str]], limit: int, share: float, title: str
+) -> None:
+    text = "".join(f"# S{number}\n" + "".join(f"w{end}" for end in ends) + "\n" for number, ends in enumerate(sections))
+    spans = cut(text, "markdown", PassageRules(headings=True, tokens=limit, overlap=int(limit * share)), word_spans, title=title)
+    by_section = [[len(word_spans(text[s.start : s.end])) for s in spans if s.path == (f"S{number}",)] for number in range(len(sections))]
+    for ends, sizes in zip(sections, by_section, strict=True):
+        assert len(sizes) == 1 or min(sizes) * 4 >= limit
+        assert sum(sizes) >= len(ends)
+    assert [span.start for span in spans] == sorted(span.start for span in spans)
+    assert "".join(text[s.start : t.start] for s, t in zip(spans, [*spans[1:], Span(len(text), len(text))], strict=True)) == text
 
 
 def paths(text: str, kind: Kind) -> list[tuple[str, tuple[str, ...]]]:
