@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.message import EmailMessage
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -311,7 +312,7 @@ def _read_docx(path: Path, content: bytes) -> FileText:
     _open_archive(path, content)
     styles = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => p:fresh"
     page = mammoth.convert_to_html(io.BytesIO(content), style_map=styles, convert_image=lambda image: [])
-    return _by_lines(_storable(convert_html(page.value).text))
+    return _by_lines(_storable(convert_html(page.value, headers=True).text))
 
 
 def _read_pptx(path: Path, content: bytes) -> FileText:
@@ -322,7 +323,9 @@ def _read_pptx(path: Path, content: bytes) -> FileText:
     _open_archive(path, content)
     try:
         slides = list(Presentation(io.BytesIO(content)).slides)
-        return _joined("page", ((number, "\n\n".join(_slide_parts(slide))) for number, slide in enumerate(slides, start=1)))
+        return _joined(
+            "page", ((number, "\n\n".join(part for part in _slide_parts(slide) if part)) for number, slide in enumerate(slides, start=1))
+        )
     except PythonPptxError as error:
         raise ValueError(str(error)) from error
 
@@ -340,7 +343,7 @@ def _slide_parts(slide: Any) -> Iterator[str]:
             listed = len(lines) > 1 and shape.is_placeholder  # bullets are the layout's
             yield "\n".join(f"{'  ' * level}* {text}" if listed else text for level, text in lines)
         elif getattr(shape, "has_table", False):
-            yield _markdown_table([[cell.text for cell in row.cells] for row in shape.table.rows])
+            yield "\n".join(_table_lines([[_cell_text(cell.text) for cell in row.cells] for row in shape.table.rows]))
     if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
         notes = slide.notes_slide.notes_text_frame.text.split("\n")
         yield "\n".join(f"> {line}" for line in notes if line.strip())
@@ -369,24 +372,28 @@ def _read_xlsx(path: Path, content: bytes) -> FileText:
 
 
 def _sheet_rows(sheet: Any) -> Iterator[tuple[int, str]]:
-    """The number of each row of a sheet, and the row as a line of a Markdown table."""
+    """The numbers of the rows of a sheet, and the rows as lines of Markdown tables."""
     sheet.reset_dimensions()  # each row has its own cells: a single cell in the last corner would make billions of empty ones
-    yield 1, f"# {sheet.title}\n"
-    before, blank = 0, True
-    for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
-        cells = [_cell_text(value) for value in row]
-        while cells and not cells[-1]:
-            cells.pop()
-        if not cells:
-            blank = True
-            continue
-        line = f"| {' | '.join(cells)} |" if len(cells) > 1 or before > 1 else cells[0]
-        if blank or before == 1 < len(cells):
-            before = len(cells)
-            yield number, "\n" + (f"{line}\n|{' --- |' * before}" if before > 1 else line)
-        else:
-            yield number, line
-        blank = False
+    block, heading = list[tuple[int, Mapping[int, str]]](), f"# {sheet.title}\n\n"
+    for number, row in enumerate(chain(sheet.iter_rows(values_only=True), [()]), start=1):
+        cells = {column: text for column, value in enumerate(row) if (text := _cell_text(value))}
+        if cells:
+            block.append((number, cells))
+        elif block:
+            columns = sorted({column for _, each in block for column in each})
+            lines = _table_lines([[each.get(column, "") for column in columns] for _, each in block])
+            lines[0] = heading + lines[0]
+            lines[-1] += "\n"
+            yield from zip((place for place, _ in block), lines, strict=True)
+            block, heading = [], ""
+
+
+def _table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a Markdown table whose first row is the header; the line below the header belongs to it. One column is plain lines."""
+    if len(rows[0]) == 1:
+        return [row[0] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [f"{lines[0]}\n|{' --- |' * len(rows[0])}", *lines[1:]]
 
 
 def _cell_text(value: object) -> str:
@@ -396,17 +403,12 @@ def _cell_text(value: object) -> str:
     return "" if value is None else " ".join(text.split()).replace("|", "\\|")
 
 
-def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(_cell_text(cell) for cell in row)} |" for row in rows]
-    return "\n".join([*lines[:1], *([f"|{' --- |' * len(rows[0])}"] if rows else []), *lines[1:]])
-
-
 def _joined(unit: Literal["line", "page"], parts: Iterable[tuple[int, str]]) -> FileText:
     """The numbered parts of a document; pages are separated by an empty line, and parts without text are left out."""
     texts, places, length = list[str](), list[tuple[int, int]](), 0
     for number, part in parts:
         if part.strip():
-            text = _storable(part).rstrip("\n") + ("\n\n" if unit == "page" else "\n")
+            text = _storable(part).rstrip("\n") + "\n\n" if unit == "page" else f"{_storable(part)}\n"
             places.append((length, number))
             texts.append(text)
             length += len(text)
@@ -444,7 +446,7 @@ def _read_eml(path: Path, content: bytes) -> FileText:
     message = email.message_from_bytes(content, policy=email.policy.default)
     fields = {name: _header(message, name) for name in ("from", "to", "cc", "date")}
     metadata = flat_metadata({name: text for name, text in fields.items() if text}, where="headers")
-    text = _storable("\n\n".join(_message_parts(message, 1)) + "\n")
+    text = _storable("\n\n".join(part for part in _message_parts(message, 1) if part) + "\n")
     return _by_lines(text)._replace(title=_storable(_header(message, "subject")), metadata=metadata or {})
 
 

@@ -61,12 +61,13 @@ class ConvertedPage(NamedTuple):
     title: str
 
 
-def convert_html(source: str, *, xml: bool = False) -> ConvertedPage:
+def convert_html(source: str, *, xml: bool = False, headers: bool = False) -> ConvertedPage:
     """Convert a page.
 
     Args:
         source: Its HTML.
         xml: Whether it is XHTML, in which every element may be closed by ``/>``; otherwise an XML declaration at its start says so.
+        headers: Whether the first row of a table is its header if none is marked.
 
     Raises:
         ImportError: selectolax, beautifulsoup4 or markdownify is not installed.
@@ -81,7 +82,7 @@ def convert_html(source: str, *, xml: bool = False) -> ConvertedPage:
         warnings.simplefilter("ignore")  # that a page looks like XML or like a file's name
         soup = BeautifulSoup(_flatten(page), "html.parser")
     _prepare(soup)
-    marked = _TAG_MARK.sub("", _converter().convert_soup(soup))
+    marked = _TAG_MARK.sub("", _converter(headers).convert_soup(soup))
     places, length = [(0, 1)], 0
     for line in marked.splitlines(keepends=True):
         if marks := _LINE_MARK.findall(line):  # a heading's or a list's sign is before the mark, so the place is that of the whole line
@@ -170,7 +171,7 @@ def _insert_mark(tag: Any, mark: str) -> None:
         first.insert_before(mark)
 
 
-def _converter() -> Any:
+def _converter(headers: bool) -> Any:
     """A converter that keeps the white space around and between elements, where words would run together otherwise."""
     from markdownify import MarkdownConverter
 
@@ -197,4 +198,4 @@ def _converter() -> Any:
         def convert_br(self, el: Any, text: str, parent_tags: Any) -> str:
             return f"\n{text}" if "pre" in parent_tags else super().convert_br(el, text, parent_tags)
 
-    return Converter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False)
+    return Converter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False, table_infer_header=headers)
