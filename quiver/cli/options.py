@@ -21,8 +21,8 @@ CorpusSource: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Corpus: a folder of files (Markdown, text, reStructuredText, HTML, PDF, notebooks, source code); a table (.jsonl, .json,"
-        " .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl);"
+        help="Corpus: a folder of files (Markdown, text, HTML, PDF, office and e-mail files, e-books, notebooks, source code); a table"
+        " (.jsonl, .json, .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl);"
         " hub://OWNER/NAME/CONFIG:SPLIT; ir:NAME (ir_datasets); or - for JSON lines from standard input.",
     ),
 ]

@@ -12,7 +12,7 @@ import html
 import re
 import warnings
 from bisect import bisect_right
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from quiver.retrieval.data.passages import line_starts
 
@@ -175,9 +175,9 @@ def _converter(headers: bool) -> Any:
     """A converter that keeps the white space around and between elements, where words would run together otherwise."""
     from markdownify import MarkdownConverter
 
-    class Converter(MarkdownConverter):  # type: ignore[misc]
+    class Converter(MarkdownConverter):
         def get_conv_fn(self, tag_name: str) -> Any:
-            convert = super().get_conv_fn(tag_name)
+            convert = cast(Any, super()).get_conv_fn(tag_name)
             if convert is None or tag_name not in (*_INLINE, "ul", "ol", "li", "dd"):
                 return convert
 
@@ -196,6 +196,6 @@ def _converter(headers: bool) -> Any:
             return keep_edges
 
         def convert_br(self, el: Any, text: str, parent_tags: Any) -> str:
-            return f"\n{text}" if "pre" in parent_tags else super().convert_br(el, text, parent_tags)
+            return f"\n{text}" if "pre" in parent_tags else cast(Any, super()).convert_br(el, text, parent_tags)
 
     return Converter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False, table_infer_header=headers)

@@ -130,7 +130,8 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
             - a folder with ``corpus.jsonl[.gz]`` (BEIR's layout);
             - a table with the suffix ``.jsonl``, ``.ndjson``, ``.json``, ``.csv`` or ``.tsv`` (each also with ``.gz``), ``.parquet`` or
               ``.arrow``, or a folder of such tables, which are read in the order of their names;
-            - a folder of Markdown, text, reStructuredText, HTML, PDF, notebooks and source code, or one such file, cut into passages;
+            - a folder of Markdown, text, reStructuredText, HTML, PDF, ``.docx``, ``.pptx``, ``.xlsx``, ``.epub``, ``.eml``, notebooks and
+              source code, or one such file, cut into passages;
             - ``hub://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]``, a data set of the Hugging Face Hub, or ``ir:NAME``, one of ir_datasets;
             - ``-``: JSON lines from standard input, which are kept in a temporary file;
             - a data frame of pandas or polars, a data set of the datasets library, or a list of mappings.

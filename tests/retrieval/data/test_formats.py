@@ -22,12 +22,12 @@ from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.records import Document
 
-RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей же чаю. Ветер дует с моря."
+RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей же чаю. Ветер дует с моря."  # noqa: RUF001 - Cyrillic
 KOREAN = "서울특별시는 대한민국의 수도이자 최대 도시이다. 한강이 도시를 가로지른다."
 JAPANESE = "東京は日本の首都であり、世界最大の都市の一つです。ひらがなとカタカナ。"
 CHINESE = "北京是中华人民共和国的首都,也是全国的政治中心。长城在北边。"
 POLISH = "Zażółć gęślą jaźń, czyli polski tekst z wieloma znakami, który każdy zna."
-GERMAN = "Größe und Österreich: Zürich über alles – „schön“."
+GERMAN = "Größe und Österreich: Zürich über alles – „schön“."  # noqa: RUF001 - a dash
 FRENCH = "Le café était fermé ; à Genève, nous avons déjà mangé. Où êtes-vous ?"
 PAGE = '<html><head>{}</head><body><p title="é">{}</p></body></html>'
 
@@ -166,7 +166,8 @@ def make_docx(body: str, prologue: str = "") -> bytes:
 
 
 def paragraph(text: str, style: str = "", extra: str = "") -> str:
-    return f'<w:p><w:pPr>{f"<w:pStyle w:val={style!r}/>" if style else ""}{extra}</w:pPr><w:r><w:t xml:space="preserve">{text}</w:t></w:r></w:p>'
+    styled = f"<w:pStyle w:val={style!r}/>" if style else ""
+    return f'<w:p><w:pPr>{styled}{extra}</w:pPr><w:r><w:t xml:space="preserve">{text}</w:t></w:r></w:p>'
 
 
 def make_pptx() -> bytes:
@@ -192,7 +193,7 @@ def make_xlsx() -> bytes:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     book.active.title = "Parts"
-    for row in (["Price list"], [], ["name", "price", "since"], ["axle", 1.5, datetime.datetime(2024, 5, 1)], ["bolt", 3, None]):
+    for row in (["Price list"], [], ["name", "price", "since"], ["axle", 1.5, datetime.date(2024, 5, 1)], ["bolt", 3, None]):
         book.active.append(row)
     book.create_sheet("Nothing")
     book.create_sheet("Corner")["XFD1048576"] = "far"
@@ -202,13 +203,14 @@ def make_xlsx() -> bytes:
 
 
 def make_epub(encrypted: bool = False) -> bytes:
-    container = '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="O/c.opf"/></rootfiles></container>'
+    namespace = "urn:oasis:names:tc:opendocument:xmlns:container"
+    container = f'<container xmlns="{namespace}"><rootfiles><rootfile full-path="O/c.opf"/></rootfiles></container>'
     items = '<item id="a" href="t/ch%201.xhtml"/><item id="b" href="t/ch2.xhtml"/><item id="css" href="s.css"/>'
     package = (
-        f'<package xmlns="http://www.idpf.org/2007/opf"><metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Book</dc:title>'
+        '<package xmlns="http://www.idpf.org/2007/opf"><metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Book</dc:title>'
     )
     package += f'</metadata><manifest>{items}</manifest><spine><itemref idref="b"/><itemref idref="a"/></spine></package>'
-    page = '<?xml version="1.0" encoding="utf-8"?><!DOCTYPE html><html><head><title/></head><body><a id="x"/><h1>{}</h1><p>{}</p></body></html>'
+    page = '<?xml version="1.0"?><!DOCTYPE html><html><head><title/></head><body><a id="x"/><h1>{}</h1><p>{}</p></body></html>'
     parts = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "O/c.opf": package}
     parts |= {"O/t/ch 1.xhtml": page.format("One", "größer"), "O/t/ch2.xhtml": page.format("Two", "second"), "O/s.css": "p {}"}
     if encrypted:

@@ -24,7 +24,8 @@ WIKI = """<!DOCTYPE html>
 <nav class="vector-main-menu"><ul><li><a href="/wiki/Main">Main page</a></li></ul></nav>
 <main id="content"><h1 id="firstHeading"><span class="mw-page-title-main">Heron</span></h1>
 <div id="siteSub" class="noprint">From Wikilike</div>
-<table class="infobox"><tbody><tr><th colspan="2">Heron</th></tr><tr><th scope="row">Order</th><td><a href="/wiki/P">Pelecaniformes</a></td></tr></tbody></table>
+<table class="infobox"><tbody><tr><th colspan="2">Heron</th></tr>
+<tr><th scope="row">Order</th><td><a href="/wiki/P">Pelecaniformes</a></td></tr></tbody></table>
 <p>The <b>herons</b> are long-legged <a href="/wiki/Bird">birds</a><sup id="cite_ref-1"><a href="#cite_note-1">[1]</a></sup> in the family
 <i>Ardeidae</i>.</p>
 <h2 id="Diet">Diet</h2><span class="mw-editsection">[<a href="/edit">edit</a>]</span>
@@ -45,21 +46,23 @@ BLOG = """<!DOCTYPE html><html lang="de-DE"><head><meta charset="UTF-8" />
 <aside id="secondary"><section><h2>Archive</h2><ul><li>Mai<li>Juni</ul></section></aside><button>Oben</button>
 <div id="cookie-notice"><span>Cookies</span><button>OK</button><button>Nein</button></div></body></html>"""
 DOCUSAURUS = (
-    '<!doctype html><html lang="en" class="docs-wrapper" data-has-hydrated="false"><head><meta charset="UTF-8"><title>Install | Tool</title>'
+    '<!doctype html><html lang="en" class="docs-wrapper" data-hydrated><head><meta charset="UTF-8"><title>Install | Tool</title>'
     '<script defer src="/a.js"></script></head><body class="navigation-with-keyboard"><svg style="display:none"><defs></defs></svg>'
     '<nav class="navbar">Docs</nav><main><div class="theme-doc-markdown markdown"><header><h1>Install</h1></header>'
     '<p>Run <code>npm install heron</code>:</p><div class="codeBlockContainer"><pre tabindex="0"><code>'
     '<span class="token-line">npm install heron<br></span><span class="token-line">heron start<br></span></code></pre>'
-    '<div class="buttonGroup"><button>Copy</button></div></div><h2 class="anchor" id="next">Next steps<a href="#next" class="hash-link">\u200b</a></h2>'
-    '<div class="theme-admonition"><div>note</div><div><p>Read on.</p></div></div><ul><li><a href="/a">First</a><li><a href="/b">Second</a></ul>'
+    '<button>Copy</button></div><h2 id="next">Next steps<a href="#next" class="hash-link">\u200b</a></h2>'
+    '<div><div>note</div><div><p>Read on.</p></div></div><ul><li><a href="/a">First</a><li><a href="/b">Second</a></ul>'
     "</div></main></body></html>"
 )
 SPHINX = """<!DOCTYPE html>
 <html class="writer-html5" lang="en"><head><meta charset="utf-8" /><title>heron.api &mdash; Heron 2.0 documentation</title></head>
-<body class="wy-body-for-nav"><div class="wy-grid-for-nav"><nav data-toggle="wy-nav-shift">Contents</nav>
+<body class="wy-body-for-nav"><div class="wy-grid-for-nav">
+<nav data-toggle="wy-nav-shift">Contents</nav>
 <section><div role="main"><section id="api"><h1>API<a class="headerlink" href="#api" title="Link to this heading">\uf0c1</a></h1>
 <dl class="py function"><dt class="sig"><span class="sig-name">wade</span><span class="sig-paren">(</span><em>depth</em>)</dt>
-<dd><p>Wade into water.</p><table class="docutils"><tbody><tr><td><p>depth</p></td><td><p>metres</p></td></tr></tbody></table></dd></dl>
+<dd><p>Wade into water.</p>
+<table class="docutils"><tbody><tr><td><p>depth</p></td><td><p>metres</p></td></tr></tbody></table></dd></dl>
 <table class="highlighttable"><tr><td class="linenos"><pre>1
 2</pre></td><td class="code"><pre><span></span>wade(1)
 <span class="k">wade</span>(2)
@@ -67,13 +70,16 @@ SPHINX = """<!DOCTYPE html>
 CODE_HOST = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>heron/README.md at main</title></head><body>
 <div class="js-header-wrapper"><a href="#start">Skip to content</a></div>
-<turbo-frame id="repo"><react-app><include-fragment></include-fragment><ul class="UnderlineNav"><li>Code</li><li>Issues<span class="Counter">7</span></li></ul>
-<article class="markdown-body"><div class="markdown-heading"><h1 tabindex="-1">Heron</h1><a id="user" class="anchor" href="#heron"><svg></svg></a></div>
+<turbo-frame id="repo"><react-app><include-fragment></include-fragment>
+<ul class="UnderlineNav"><li>Code</li><li>Issues<span class="Counter">7</span></li></ul>
+<article class="markdown-body"><div class="markdown-heading"><h1 tabindex="-1">Heron</h1>
+<a id="user" class="anchor" href="#heron"><svg></svg></a></div>
 <p>A tool for <strong>patient</strong>people.</p><div class="highlight"><pre>pip install heron</pre></div>
 <table><thead><tr><th>Option</th><th>Meaning</th></tr></thead><tbody><tr><td>-v</td><td>verbose</td></tr></tbody></table></article></react-app></turbo-frame>
 <template id="t"><div>never shown</div></template></body></html>"""
 HUGO = """<!DOCTYPE html><html><head><title>Posts</title><meta name=generator content="Hugo"></head><body>
-<main><article class=summary><a href=/p/1/><h2>First post</h2><p>About wings</p></a></article><article class=summary><a href=/p/2/><h2>Second post</h2>
+<main><article class=summary><a href=/p/1/><h2>First post</h2><p>About wings</p></a></article>
+<article class=summary><a href=/p/2/><h2>Second post</h2>
 <p>About feathers</p></a></article></main><footer><span>c</span> <span>2024</span></footer></body></html>"""
 MINIFIED = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Pump</title><link rel=stylesheet href=a.css><h1>Pump</h1><p>Grease the "
@@ -93,7 +99,8 @@ XHTML = """<?xml version="1.0" encoding="UTF-8"?>
 <html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en"><head><title>Marsh</title><script type="text/javascript" src="a.js"/></head>
 <body><div id="top"/><h1>Marsh</h1><p><a id="x"/>Reeds &amp; water.<br/>Mud.</p><p><![CDATA[1 < 2]]></p></body></html>"""
 AMP = """<!doctype html><html ⚡><head><meta charset="utf-8"><title>Amp</title><style amp-boilerplate>body{}</style>
-<noscript><style amp-boilerplate>body{animation:none}</style></noscript></head><body><amp-sidebar id="s"><ul><li>Menu</li></ul></amp-sidebar>
+<noscript><style amp-boilerplate>body{animation:none}</style></noscript></head><body>
+<amp-sidebar id="s"><ul><li>Menu</li></ul></amp-sidebar>
 <article><h1>Fast heron</h1><amp-img src="a.jpg"><noscript><img src="a.jpg"></noscript></amp-img><p>It is quick.</p>
 <amp-accordion><section expanded><h4>More</h4><p>And calm.</p></section></amp-accordion></article></body></html>"""
 
@@ -113,7 +120,7 @@ PAGES = {
     "docusaurus": (
         DOCUSAURUS,
         "Install Run npm install heron : npm install heron heron start Copy Next steps note Read on. First Second",
-        "Docs|hydrated",
+        "Docs|navbar",
     ),
     "sphinx": (SPHINX, "API wade (depth) Wade into water. depth metres 1 2 wade(1) wade(2) Built with Sphinx", "Contents|Link to"),
     "code host": (
