@@ -14,7 +14,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _HEAD = 8192  # bytes in which a NUL shows that a file is not text
-_FEWEST = 4  # bytes beyond ASCII that a guess needs
+_FEWEST = 4  # bytes beyond ASCII that a guess needs, and characters that prove UTF-8
 # Labels of the WHATWG's Encoding Standard that Python does not know.
 _LABELS = {
     "windows-949": "cp949",
@@ -82,9 +82,10 @@ def decode(content: bytes, declared: str = "") -> tuple[str, str]:
     if content.isascii() and codec not in _SHIFTED:
         return content.decode("ascii"), "utf-8"
     utf_8 = _decode_strictly(content, "utf-8")
-    # Of saved pages that were converted to UTF-8, many still declare what they were before; text in the encodings of one byte a character,
-    # which accept any bytes, is hardly ever valid UTF-8.
-    text = _decode_strictly(content, codec) if utf_8 is None or codec in _BY_PAIRS else None
+    # Of saved pages that were converted to UTF-8, many still declare what they were before. Text in other encodings is hardly ever valid
+    # UTF-8, except a few characters of two bytes.
+    is_utf_8 = utf_8 is not None and (codec not in _BY_PAIRS or len(utf_8) - len(utf_8.encode("ascii", "ignore")) > _FEWEST)
+    text = None if is_utf_8 else _decode_strictly(content, codec)
     if text is not None:
         return text, codec
     return (utf_8, "utf-8") if utf_8 is not None else _decode_damaged(content, codec)

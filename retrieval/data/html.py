@@ -35,6 +35,7 @@ _BOXES = ("button", "select", "textarea", "input", "meter", "progress")  # inlin
 _VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
 _HIDDEN = ("script", "style", "template", "noframes", "noembed", "head", "title", "datalist")
 _REPLACED = ("nav", "svg", "iframe", "audio", "video", "canvas")  # navigation, and boxes whose text shows only in old browsers
+_RAW = ("xmp", "plaintext")  # their content is text, whatever it looks like
 _LAYOUT = ("table", "pre", "form", *_HEADINGS)  # a table with one of these in a cell arranges a page, and its rows are not data
 _INLINE = ("a", "b", "strong", "em", "i", "del", "s", "sub", "sup", "code", "kbd", "samp", "q")
 _DEEPEST = 100  # elements within each other that are converted: a browser stops at 512, Python's stack before
@@ -113,11 +114,11 @@ def _parse(source: str) -> tuple[str, str]:
     title = " ".join(_TAG_MARK.sub("", named.text()).split()) if named is not None else ""
     if page.css_first("frameset") is not None:  # its frames are other files; the page's own text is for browsers without frames
         page = LexborHTMLParser("".join(node.text() for node in page.css("noframes")))
-    for node in page.css("xmp, plaintext"):
-        node.replace_with(f"\n{node.text()}\n")
-    page.strip_tags(list(_HIDDEN))
-    for node in page.css(", ".join(_REPLACED)):
-        node.replace_with(" ")
+    for node in reversed(page.css(", ".join((*_HIDDEN, *_REPLACED, *_RAW)))):  # inner ones first: a removed node frees those in it
+        if node.tag in _HIDDEN:
+            node.decompose()
+        else:
+            node.replace_with(f"\n{node.text()}\n" if node.tag in _RAW else " ")
     return (page.body.html or "" if page.body is not None else ""), title
 
 

@@ -92,6 +92,7 @@ def test_the_encoding_of_a_text_that_declares_none_is_found(
         (b"# coding: euc-kr\n" + (KOREAN * 2).encode("euc-kr") + b"\xff\n", f"# coding: euc-kr\n{KOREAN * 2}\ufffd"),
         (b"# coding: ascii\n" + GERMAN.encode(), f"# coding: ascii\n{GERMAN}"),
         (b"# coding: latin1\n" + RUSSIAN.encode(), f"# coding: latin1\n{RUSSIAN}"),
+        (b"# coding: gb2312\n" + CHINESE.encode(), f"# coding: gb2312\n{CHINESE}"),
         (b"# coding: utf-8\n" + (f"{FRENCH}\n" * 2).encode("cp1252"), f"# coding: utf-8\n{FRENCH}\n{FRENCH}"),
         (b"# coding: hex, rot13 or no-such-thing\n" + GERMAN.encode(), f"# coding: hex, rot13 or no-such-thing\n{GERMAN}"),
         ("x".encode("utf-16") + b"\x41", "x\ufffd"),

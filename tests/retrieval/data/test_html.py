@@ -188,6 +188,7 @@ def test_a_page_without_its_optional_tags_reads_alike(page: str, tmp_path: Path)
         ("<a href=1><h3>A</h3>b</a><a href=2><h3>C</h3>d</a>", "### A\n\nb\n\n### C\n\nd"),
         ("fore<b>ground</b><wbr>er <span>a</span>b<sub>2</sub><!-- c -->d<script>e</script>f", "fore**ground**er ab2df"),
         ("a<nav>menu</nav>b", "a b"),
+        ("<nav>a<nav>b<svg><svg>c</svg></svg></nav></nav><datalist><datalist>d</datalist></datalist>e<svg><xmp>f</xmp></svg>", "e"),
         ("<title>T</title><p>a<title>b</title>", "a"),
         ("<p>a<svg><title>icon</title></svg>b", "a b"),
         ("<b><p>a</b>b</p><table><tr>c<td>d</table>", "**a**b\n\nc\n\n|  |\n| --- |\n| d |"),
