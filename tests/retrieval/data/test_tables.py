@@ -286,7 +286,7 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
         ("a.parquet", "no parquet", SourceOptions(), "a.parquet: cannot be read as Parquet"),
         ("a.arrow", "no arrow at all", SourceOptions(), "a.arrow: cannot be read as Arrow"),
         ("a.csv.gz", b"no gzip", SourceOptions(), "a.csv.gz: damaged gzip"),
-        ("a.xlsx", "x", SourceOptions(), "a.xlsx: unsupported type; documents are read from tables (.jsonl"),
+        ("a.ods", "x", SourceOptions(), "a.ods: unsupported type; documents are read from tables (.jsonl"),
     ],
 )
 def test_errors_name_file_line_and_fields_in_one_line(
