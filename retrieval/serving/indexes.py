@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import cache_folder
+from quiver.retrieval.cache import WORDS, folder_if_known
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import Document
@@ -60,7 +60,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, word_index(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, word_index(index, cache=folder_if_known(WORDS), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)
