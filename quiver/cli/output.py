@@ -36,8 +36,7 @@ _LEAST_MEMORY = 16 << 20
 
 
 def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
-    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache, also where the user's cannot be
-    written.
+    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache, or where the user's cannot be written.
 
     Raises:
         InputError: Both options were given.

@@ -565,7 +565,9 @@ class OpenIndexes:
         """
         path = Path(folder).resolve()
         if path not in self._words:
-            self._words[path] = word_index(self.index(folder), cache=folder_if_known(WORD_TABLES), verify=self._verify, progress=self._progress)
+            self._words[path] = word_index(
+                self.index(folder), cache=folder_if_known(WORD_TABLES), verify=self._verify, progress=self._progress
+            )
         return WordRetriever(self._words[path])
 
     def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:

@@ -82,14 +82,18 @@ class Batcher(Generic[Work, Result]):
         self._running: set[asyncio.Task[None]] = set()
         self.waiting = 0
 
-    async def ask(self, work: Work) -> Result:
+    async def ask(self, work: Work, *, begun: bool = False) -> Result:
         """Queue a piece of work and return its result.
+
+        Args:
+            work: The piece.
+            begun: Whether other pieces of the same request are done, so that it is not refused.
 
         Raises:
             RequestError: 429: too many queries are waiting.
             Exception: The error of the work.
         """
-        if self.waiting + len(work) > self._room and self.waiting:
+        if not begun and self.waiting + len(work) > self._room and self.waiting:
             raise RequestError(429, "too_busy", f"{self.waiting} queries are waiting; try again in a second", {"Retry-After": "1"})
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(work, answer))
