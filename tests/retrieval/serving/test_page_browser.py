@@ -282,6 +282,19 @@ def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service
     assert "stone" not in browser.run(FOUND)
 
 
+def test_facets_are_chosen_among_all_fields_not_the_first_by_name(browser: Any, service: Service) -> None:
+    service.fields = {**{f"a{number}": ["string"] for number in range(9)}, **FIELDS}  # no document has the first nine
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until("document.querySelector('#facets dt')")
+    shown = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
+    assert "kind" in shown
+    assert set(shown) <= set(FIELDS)
+    browser.type(" birds")
+    browser.until("location.hash === '#q=sea+birds'")
+    browser.until(f"{FOUND}[1] === 'night'")
+    assert service.searches[-1]["facets"] == list(FIELDS), "fields that were useless are not counted again"
+
+
 def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
