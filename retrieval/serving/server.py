@@ -142,6 +142,7 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
 
     timeout_seconds = 10.0
     allowed: Connections
+    app_state: dict[str, Any]
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 

@@ -71,7 +71,7 @@ def query(child: Child, text: str = "bird", **options: Any) -> Any:
 
 
 def test_the_command_serves(child: Child) -> None:
-    assert query(child, "granite snow", k=3).json()["retriever"] == "index"
+    assert query(child, "granite snow", k=3).json()["retriever"] == "index+bm25"
     assert query(child, "granite snow", retriever="bm25").status_code == 200
 
 
