@@ -17,7 +17,7 @@ COPY retrieval retrieval
 COPY eval eval
 COPY recipes recipes
 COPY quiver quiver
-RUN /opt/quiver/bin/pip install --no-cache-dir '.[serve]' && /opt/quiver/bin/pip uninstall --yes pip
+RUN /opt/quiver/bin/pip install --no-cache-dir '.[mcp]' && /opt/quiver/bin/pip uninstall --yes pip
 
 FROM ${BASE_IMAGE}
 RUN useradd --create-home --uid 10001 quiver

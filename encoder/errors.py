@@ -79,3 +79,18 @@ def download_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
         importlib.import_module("huggingface_hub.errors")
     found = (getattr(sys.modules.get(module), name, None) for module, names in _CLIENT_ERRORS.items() for name in names)
     return (OSError, RuntimeError, *more, *(each for each in found if isinstance(each, type) and issubclass(each, Exception)))
+
+
+def system_error(error: BaseException | None) -> OSError | None:
+    """Return the error of the operating system behind an error, such as a full disk behind one that a writer raised; None if there is none.
+
+    Example:
+        >>> try:
+        ...     raise InputError("index: cannot be written") from OSError(28, "No space left on device")
+        ... except InputError as error:
+        ...     system_error(error).strerror
+        'No space left on device'
+    """
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error

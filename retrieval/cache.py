@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
@@ -62,6 +64,43 @@ def cache_limit() -> int | None:
     """
     text = os.environ.get(LIMIT) or DEFAULT_LIMIT
     return None if text.strip().lower() == "none" else parse_size(text, LIMIT)
+
+
+def folder_if_known(name: str) -> Path | None:
+    """Return the folder of a part of the cache; None, and a line in the log, if no home folder is known, as for a user without an account.
+
+    Args:
+        name: ``vectors``, ``words`` or ``collections``.
+    """
+    try:
+        return cache_folder(name)
+    except InputError as error:
+        warn_of_no_cache(str(error), "")
+        return None
+
+
+def folder_if_writable(name: str) -> Path | None:
+    """Return the folder of a part of the cache, created if it is missing; None, and a line in the log, if it cannot be written.
+
+    Args:
+        name: ``vectors``, ``words`` or ``collections``.
+    """
+    folder = folder_if_known(name)
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            warn_of_no_cache(str(folder), error.strerror or str(error))
+            return None
+    return folder
+
+
+@cache
+def warn_of_no_cache(folder: str, reason: str) -> None:
+    """Log, once for each folder and reason, that results are computed again by every process."""
+    problem = f"{folder}: cannot be written ({reason})" if reason else folder
+    logger.warning("%s; what would be cached there is kept for this run only. Set QUIVER_CACHE to a writable folder to keep it", problem)
 
 
 def limit_of(folder: Path) -> int | None:

@@ -36,16 +36,16 @@ _LEAST_MEMORY = 16 << 20
 
 
 def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
-    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache.
+    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache, or where the user's cannot be written.
 
     Raises:
         InputError: Both options were given.
     """
-    from quiver.encoder.files import cache_folder
+    from quiver.retrieval.cache import VECTORS, folder_if_writable
 
     if no_cache and cache is not None:
         raise InputError("--cache and --no-cache exclude each other; pass only one of them")
-    return None if no_cache else cache or cache_folder("vectors")
+    return None if no_cache else cache or folder_if_writable(VECTORS)
 
 
 def open_executor(

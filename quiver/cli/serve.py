@@ -25,7 +25,9 @@ _MCP = (*_SERVE, "mcp")
 
 Indexes: TypeAlias = Annotated[
     list[str],
-    typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
+    typer.Argument(
+        metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The default is the first, or its --fuse or --rerank."
+    ),
 ]
 Fuse: TypeAlias = Annotated[
     list[str] | None,
@@ -85,10 +87,19 @@ def serve(
     max_k: Annotated[int, typer.Option("--max-k", min=1, help="Largest number of results per query.")] = 1000,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Largest number of queries per request.")] = 64,
     max_hits: Annotated[int, typer.Option("--max-hits", min=1, help="Largest number of results per request, over all its queries.")] = 2000,
-    max_body: Annotated[str, typer.Option("--max-body", help="Largest size of a request body, such as 1MB.")] = "1MB",
+    max_texts: Annotated[int, typer.Option("--max-texts", min=1, help="Largest number of texts that a request embeds or re-ranks.")] = 2048,
+    max_body: Annotated[str, typer.Option("--max-body", help="Largest size of a request body, such as 1MB.")] = "8MB",
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=1, help="Largest number of waiting queries; further requests are answered with status 429.")
     ] = 256,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max-connections",
+            min=1,
+            help="Largest number of open connections, fewer where ulimit -n is low; further requests are answered with status 503.",
+        ),
+    ] = 1000,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Time limit of a search, in seconds.")] = 10.0,
     client_timeout: Annotated[
         float, typer.Option("--client-timeout", min=0.1, help="Time limit for a client to send a request or read a response, in seconds.")
@@ -134,8 +145,10 @@ def serve(
         k=max_k,
         batch=max_batch,
         hits=max_hits,
+        texts=max_texts,
         body_bytes=body_bytes,
         queue=max_queue,
+        connections=max_connections,
         seconds=timeout,
         read_seconds=client_timeout,
     )

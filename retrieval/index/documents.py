@@ -28,7 +28,7 @@ import logging
 import math
 import re
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -542,12 +542,23 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
     found = np.zeros(count, bool)
     for column in table.columns:
         if column.field == condition.field:
-            for first, behind in (span for value in condition.values for span in _spans(column, condition.operator, value)):
+            for first, behind in _joined_spans(span for value in condition.values for span in _spans(column, condition.operator, value)):
                 rows = column.rows_between(first, behind)
                 if len(rows) and int(rows.max()) >= count:
                     raise DamagedIndexError(f"the column of {column.field!r} refers to a row that does not exist; {LOOK}")
                 found[rows] = True
     return ~found if condition.operator == "!=" else found
+
+
+def _joined_spans(spans: Iterable[Span]) -> Iterator[Span]:
+    """Spans without overlaps, so that a list of values of which many begin the same strings reads each row once."""
+    first = behind = 0
+    for low, high in sorted(spans):
+        if low > behind:
+            yield first, behind
+            first = low
+        behind = max(behind, high)
+    yield first, behind
 
 
 def _spans(column: Column, operator: Operator, value: Value | Prefix | Date) -> Sequence[Span]:

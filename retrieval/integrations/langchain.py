@@ -10,25 +10,27 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.integrations.retrievers import TextSearcher, metadata_of
+from quiver.retrieval.integrations.retrievers import SCORE, TextSearcher, metadata_of
 
 
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
-    """Returns documents with their scores in ``metadata["score"]``; ``invoke(text, k=..., filter=[...])`` overrides the defaults.
+    """Returns documents with the metadata of `metadata_of` and their scores in ``metadata["quiver_score"]``.
+
+    ``invoke(text, k=..., filter=...)`` overrides the defaults.
 
     Attributes:
-        searcher: The index and its model.
+        searcher: The index and how it is searched.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     searcher: TextSearcher
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
         del run_manager
         return [
-            Document(page_content=self.searcher.text_of(answer.document), metadata=metadata_of(answer), id=answer.document.id)
-            for answer in self.searcher.ask(query, k=k, filter=filter)
+            Document(page_content=self.searcher.text_of(document), metadata={SCORE: score, **metadata_of(document)}, id=document.id)
+            for document, score in self.searcher.ask(query, k=k, filter=filter)
         ]
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:

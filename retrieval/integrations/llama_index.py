@@ -12,10 +12,10 @@ from quiver.retrieval.integrations.retrievers import TextSearcher, metadata_of
 
 
 class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
-    """Returns nodes with scores; the id of a node is that of the document.
+    """Returns nodes with scores and the metadata of `metadata_of`; the id of a node is that of the document.
 
     Args:
-        searcher: The index and its model.
+        searcher: The index and how it is searched.
     """
 
     def __init__(self, searcher: TextSearcher) -> None:
@@ -24,14 +24,14 @@ class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]  # typed where L
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
         found = []
-        for answer in self.searcher.ask(query_bundle.query_str):
-            text, metadata = self.searcher.text_of(answer.document), metadata_of(answer)
+        for document, score in self.searcher.ask(query_bundle.query_str):
+            text, metadata = self.searcher.text_of(document), metadata_of(document)
             # Only the text is embedded and shown to a language model, not the fields.
             keys = list(metadata)
             node = TextNode(
-                id_=answer.document.id, text=text, metadata=metadata, excluded_embed_metadata_keys=keys, excluded_llm_metadata_keys=keys
+                id_=document.id, text=text, metadata=metadata, excluded_embed_metadata_keys=keys, excluded_llm_metadata_keys=keys
             )
-            found.append(NodeWithScore(node=node, score=answer.score))
+            found.append(NodeWithScore(node=node, score=score))
         return found
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[Any]:

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -30,11 +31,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, system_error
 from quiver.encoder.files import read_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
-from quiver.retrieval.cache import limit_of, mark_used, prune_cache
+from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, Files, LostTextError, write_file
@@ -207,22 +208,39 @@ class _List:
 
 
 def word_tables(
-    texts: Iterable[str], *, texts_sha256: str, cache: Path | None, verify: bool, limits: BlockLimits | None = None
+    read: Callable[[], Iterable[str]], *, texts_sha256: str, cache: Path | None, verify: bool, limits: BlockLimits | None = None
 ) -> list[WordTable]:
     """Open the cached word tables of texts, one per block, or count and cache them.
 
+    A cache that cannot be written, such as one on a read-only or full disk, costs time and memory, not the search: the tables are then kept
+    in memory, and one line in the log says so.
+
     Args:
-        texts: The texts; not read if their tables are cached.
+        read: Function that starts a pass over the texts; not called if their tables are cached.
         texts_sha256: Checksum of the texts.
         cache: Cache folder; None keeps the tables in memory.
         verify: Compare the checksums of cached files, which reads them once; otherwise only sizes are compared.
         limits: Size of a block.
+    """
+    if cache is not None:
+        try:
+            return _cached_tables(cache, read, texts_sha256, verify=verify, limits=limits)
+        except (OSError, InputError) as error:
+            cause = system_error(error)
+            if cause is None:
+                raise
+            warn_of_no_cache(str(cache), cause.strerror or str(cause))
+    return [WordTable.of(words) for words in _split_blocks(read(), limits)]
+
+
+def _cached_tables(
+    cache: Path, read: Callable[[], Iterable[str]], texts_sha256: str, *, verify: bool, limits: BlockLimits | None
+) -> list[WordTable]:
+    """Arguments and result of `word_tables`.
 
     Raises:
-        InputError: The folder cannot be written.
+        OSError: The cache cannot be read or written.
     """
-    if cache is None:
-        return [WordTable.of(words) for words in _split_blocks(texts, limits)]
     rule = {
         "layout": 4,
         "texts": texts_sha256,
@@ -237,7 +255,7 @@ def word_tables(
         except (InputError, FileNotFoundError, ValueError) as error:
             logger.warning("%s: damaged (%s); counting the words again", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
-    _write(folder, texts, limits)
+    _write(folder, read(), limits)
     tables = _open(folder, verify=False)
     if limit is not None:
         prune_cache(limit)
@@ -253,7 +271,8 @@ def _split_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterable[
 
 def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> None:
     """Count the words of texts block by block and write them to a folder."""
-    temporary = _make_temporary(folder)
+    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")  # renamed to `folder` when it is complete
+    temporary.mkdir(parents=True)
     try:
         holds: dict[str, str] = {}
         sizes: list[int] = []
@@ -271,16 +290,6 @@ def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> No
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _remove_stale(folder.parent)
-
-
-def _make_temporary(folder: Path) -> Path:
-    """Create a temporary folder that is renamed to ``folder`` when it is complete."""
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
-    return temporary
 
 
 def _open(folder: Path, *, verify: bool) -> list[WordTable]:
@@ -322,7 +331,7 @@ def word_index(
         limits: Size of a block of documents.
 
     Raises:
-        InputError: The index was built without texts, or the folder cannot be written.
+        InputError: The index was built without texts.
     """
     manifest, policy, codec = index.manifest, index.manifest.policy, WordCodec()
     if index.kind == codec.name:
@@ -334,8 +343,8 @@ def word_index(
         # The counts depend on the stored texts and on whether titles are included.
         file = entry.files.get(_TEXTS)  # None of an index in memory, whose tables are not kept
         checksum = "" if file is None else f"{file.sha256} {policy.use_title} {policy.separator!r}"
-        texts = _contents(segment, use_title=policy.use_title, progress=progress)
-        tables = word_tables(texts, texts_sha256=checksum, cache=None if file is None else cache, verify=verify, limits=limits)
+        read = partial(_contents, segment, use_title=policy.use_title, progress=progress)
+        tables = word_tables(read, texts_sha256=checksum, cache=None if file is None else cache, verify=verify, limits=limits)
         segments.append(replace(segment, vectors=WordSegment(tables)))
     words = replace(manifest, model=BM25().card, codec=CodecEntry(codec.name, "", codec.parameters, {}), calibration=None)
     return Index(index.path, words, codec, segments, verified=index.verified)

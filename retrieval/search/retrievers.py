@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import cache_folder
 from quiver.encoder.progress import progress_bar
+from quiver.retrieval.cache import WORDS as WORD_TABLES
+from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.documents import FilterLike
@@ -564,8 +565,9 @@ class OpenIndexes:
         """
         path = Path(folder).resolve()
         if path not in self._words:
-            index, cache = self.index(folder), cache_folder("words")
-            self._words[path] = word_index(index, cache=cache, verify=self._verify, progress=self._progress)
+            self._words[path] = word_index(
+                self.index(folder), cache=folder_if_known(WORD_TABLES), verify=self._verify, progress=self._progress
+            )
         return WordRetriever(self._words[path])
 
     def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
-from inspect import signature
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
@@ -27,7 +26,7 @@ from quiver.retrieval.search.search import describe_nothing_found
 from quiver.retrieval.serving.indexes import Changes
 from quiver.retrieval.serving.inference import (
     AnyRerankBody,
-    CohereBody,
+    AnyTextsBody,
     EmbedBody,
     EmbeddingsAnswer,
     EmbeddingsBody,
@@ -38,6 +37,7 @@ from quiver.retrieval.serving.inference import (
     ServedModel,
     TextModels,
     TextRank,
+    TextsRequest,
 )
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
@@ -73,6 +73,7 @@ from quiver.retrieval.serving.schemas import (
     TokenSpan,
     WordPart,
     answer_problems,
+    describe_unknown,
     json_body,
 )
 from quiver.retrieval.serving.service import Service
@@ -90,8 +91,9 @@ _MEANINGS = {
     422: "The request violates the schema or a limit, or cannot be executed.",
     429: "Too many queries are waiting.",
     500: "Internal error.",
-    503: "The service is shutting down.",
+    503: "The service is shutting down, or too many connections are open.",
     504: "The time limit has passed.",
+    507: "The disk of the index is full; the index is as before.",
 }
 
 
@@ -100,9 +102,10 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     headers: dict[int, dict[str, Any]] = {
         401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
         429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
+        503: {"Retry-After": {"description": "Seconds; not while the service shuts down.", "schema": {"type": "integer"}}},
     }
     found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({408, 413, 421, 500, *statuses}):
+    for status in sorted({408, 413, 421, 500, 503, *statuses}):
         found[status] = {"model": ErrorAnswer, "description": _MEANINGS[status]}
         if status in headers:
             found[status]["headers"] = headers[status]
@@ -389,6 +392,18 @@ def create_application(
     return app
 
 
+async def check_parameters(request: Request) -> None:
+    """Refuse parameters of an address that its route does not have.
+
+    Raises:
+        RequestError: 422: there is one.
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    if unknown := [name for name in request.query_params if name not in known][:5]:
+        message = describe_unknown("parameter", unknown, known)
+        raise RequestError(422, "invalid_request", message if known else f"{message} in the address; write fields of the JSON body instead")
+
+
 class Routes:
     """Routes of the service.
 
@@ -409,14 +424,14 @@ class Routes:
         add = app.add_api_route
         changing: dict[str, Any] = {
             "response_model": ChangeAnswer,
-            "dependencies": [Depends(self.may_change)],
+            "dependencies": [Depends(self.may_change), Depends(check_parameters)],
             "tags": ["documents"],
-            "responses": refusals(400, 401, 403, 404, 409, 413, 415, 422, 504),
+            "responses": refusals(400, 401, 403, 404, 409, 413, 415, 422, 504, 507),
         }
         add("/v1/documents", self.add_documents, methods=["POST"], **changing)
         add("/v1/documents", self.delete_documents, methods=["DELETE"], **changing)
         add("/healthz", self.healthy, response_model=Status, responses=REFUSALS, tags=["service"])
-        add("/readyz", self.ready, response_model=Status, responses=refusals(503), tags=["service"])
+        add("/readyz", self.ready, response_model=Status, responses=REFUSALS, tags=["service"])
         metrics = refusals(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
         add("/metrics", self.metrics, response_class=Response, responses=metrics, tags=["service"], dependencies=[Depends(self.may_read)])
 
@@ -431,10 +446,10 @@ class Routes:
         app.add_api_route("/docs", reference, include_in_schema=False)
 
     def _add_search(self, app: FastAPI) -> None:
-        add, reading = app.add_api_route, [Depends(self.may_read)]
+        add, reading = app.add_api_route, [Depends(self.may_read), Depends(check_parameters)]
         found: dict[str, Any] = {"response_model": SearchAnswer, "tags": ["search"], "dependencies": reading}
         statuses = (401, 404, 413, 422, 429, 504)
-        add("/v1/info", self.info, response_model=Info, responses=refusals(401), tags=["search"], dependencies=reading)
+        add("/v1/info", self.info, response_model=Info, responses=refusals(401, 422), tags=["search"], dependencies=reading)
         add("/v1/search", self.search_by_address, responses=refusals(*statuses), **found)
         add("/v1/search", self.search, methods=["POST"], responses=refusals(400, 415, *statuses), **found)
         found["response_model"] = BatchAnswer
@@ -443,15 +458,16 @@ class Routes:
         add("/v1/documents/{key:path}", self.document, dependencies=reading, **document)
 
     def _add_models(self, app: FastAPI) -> None:
-        common: dict[str, Any] = {"tags": ["models"], "dependencies": [Depends(self.may_read)]}
-        app.add_api_route("/v1/models", self.models, response_model=ModelList, responses=refusals(401), **common)
-        app.add_api_route("/v1/models/{name:path}", self.model, response_model=ServedModel, responses=refusals(401, 404), **common)
+        common: dict[str, Any] = {"tags": ["models"], "dependencies": [Depends(self.may_read), Depends(check_parameters)]}
+        app.add_api_route("/v1/models", self.models, response_model=ModelList, responses=refusals(401, 422), **common)
+        app.add_api_route("/v1/models/{name:path}", self.model, response_model=ServedModel, responses=refusals(401, 404, 422), **common)
         common |= {"methods": ["POST"], "responses": refusals(400, 401, 404, 413, 415, 422, 429, 504)}
         app.add_api_route("/v1/embeddings", self.embeddings, response_model=EmbeddingsAnswer, **common)
         app.add_api_route("/v1/rerank", self.rerank, response_model=RerankAnswer, **common)
-        app.add_api_route("/v2/rerank", self.rerank_cohere, response_model=RerankAnswer, **common)
+        app.add_api_route("/v2/rerank", self.rerank, response_model=RerankAnswer, **common)
         app.add_api_route("/embed", self.embed, response_model=list[list[float]], **common)
         app.add_api_route("/rerank", self.rerank_any, response_model=list[TextRank] | RerankAnswer, **common)
+        app.add_api_route("/", self.embed_or_rank, response_model=list[TextRank] | list[list[float]], **common)
 
     async def page(self) -> Response:
         """The search page."""
@@ -470,7 +486,6 @@ class Routes:
 
     async def search_by_address(  # noqa: PLR0913 - the parameters of the address
         self,
-        address: Request,
         q: Annotated[NonBlankText, Query(description="Text of the query.")],
         k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
@@ -487,10 +502,6 @@ class Routes:
         ] = None,
     ) -> Response:
         """Search with one query that is written in the address."""
-        known = signature(self.search_by_address).parameters.keys() - {"address"}
-        if unknown := [name for name in address.query_params if name not in known]:
-            message = f"unknown parameter '{unknown[0]}'; the parameters are {', '.join(sorted(known))}"
-            raise RequestError(422, "invalid_request", message)
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet, group_by)
         (found,) = await search(self._service, request)
         return await self._written(found)
@@ -541,15 +552,17 @@ class Routes:
         """Re-rank documents, as the APIs of Jina, Cohere and vLLM do."""
         return await self._encoded(self._models.rerank(request))
 
-    async def rerank_cohere(self, request: CohereBody) -> Response:
-        """Re-rank documents, as version 2 of Cohere's API does; unknown fields are ignored."""
-        return await self._encoded(self._models.rerank(request))
-
     async def rerank_any(self, request: AnyRerankBody) -> Response:
         """Re-rank texts: `texts` as text-embeddings-inference does, `documents` as vLLM does."""
         if isinstance(request, RerankRequest):
             return await self._encoded(self._models.rerank(request))
         return await self._encoded(self._models.rank_texts(request))
+
+    async def embed_or_rank(self, request: AnyTextsBody) -> Response:
+        """Embed `inputs` or re-rank `texts`, as text-embeddings-inference does at its own address."""
+        if isinstance(request, TextsRequest):
+            return await self._encoded(self._models.rank_texts(request))
+        return await self._encoded(self._models.embed(request))
 
     async def _encoded(self, work: Awaitable[Any]) -> Response:
         content = await self._within(work, "the texts were not encoded within {} seconds; send fewer or shorter ones")
@@ -590,7 +603,7 @@ class Routes:
 
     def _changed(self, name: str | None) -> Retriever:
         """The retriever whose index a request changes."""
-        found = self._service.retriever(name)
+        found = self._service.first_index if name is None else self._service.retriever(name)
         if len(found.indexes) > 1:
             parts = ", ".join(part.name for part in found.parts)
             raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")

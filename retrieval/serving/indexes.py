@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quiver.encoder.errors import InputError
-from quiver.encoder.files import cache_folder
+from quiver.encoder.errors import InputError, system_error
+from quiver.retrieval.cache import WORDS, folder_if_known
+from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import SharedModel
-from quiver.retrieval.serving.schemas import RequestError
+from quiver.retrieval.serving.schemas import MOST_FIELDS, RequestError, encodable
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, word_index(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, word_index(index, cache=folder_if_known(WORDS), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)
@@ -163,7 +165,8 @@ class Changes:
         """Add documents; searches find them when this returns.
 
         Raises:
-            RequestError: 422: an id is repeated or blank; 409: an id is in the index already, or another process is writing.
+            RequestError: 422: an id is repeated or blank, or metadata cannot be stored; 409: an id is in the index already, or the index
+                cannot be written, such as while another process writes; 507: the disk is full.
         """
         key, times = Counter(document.id for document in documents).most_common(1)[0]
         if times > 1:
@@ -176,7 +179,8 @@ class Changes:
         """Delete documents; searches no longer find them when this returns.
 
         Raises:
-            RequestError: 404: a document is not in the index, and none was deleted; 409: another process is writing.
+            RequestError: 404: a document is not in the index, and none was deleted; 409: the index cannot be written, such as while another
+                process writes; 507: the disk is full.
         """
         return await self._change(served, partial(self._deleted, served, ids))
 
@@ -188,8 +192,8 @@ class Changes:
         async with self._one:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._threads, change)
-            except InputError as error:
-                raise RequestError(409, "not_changed", str(error)) from error
+            except (InputError, OSError) as error:
+                raise _unchanged(error) from error
             return await served.refresh()
 
     def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Index:
@@ -197,10 +201,46 @@ class Changes:
         if not replace and any(known):
             key = next(document.id for document, position in zip(documents, known, strict=True) if position is not None)
             raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
-        return add_documents(served.folder, documents, served.current.model, replace_existing=replace, wait=self._wait)
+        flat = list(map(_with_flat_metadata, documents))
+        return add_documents(served.folder, flat, served.current.model, replace_existing=replace, wait=self._wait)
 
     def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
         missing = [key for key, position in zip(ids, served.current.index.locate(ids), strict=True) if position is None]
         if missing:
             raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
         return delete_documents(served.folder, ids, wait=self._wait)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _unchanged(error: InputError | OSError) -> Exception:
+    """What clients are told of a change that failed; a fault of the disk stays what it is. The writers leave the index as it was."""
+    cause = system_error(error)
+    if cause is not None and cause.errno in _FULL:
+        logger.error("documents cannot be changed: %s", error)
+        return RequestError(507, "no_space", f"the index was not changed: {cause.strerror}; free space on the disk of the service")
+    if isinstance(error, InputError):
+        return RequestError(409, "not_changed", str(error))
+    if error.errno in _LOCKED:
+        return RequestError(409, "not_changed", f"the index cannot be written ({error.strerror}); the service needs the right to write it")
+    return error
+
+
+def _with_flat_metadata(document: Document) -> Document:
+    """A document of a request by the rules for files.
+
+    Raises:
+        RequestError: 422: a value cannot be metadata, or there are too many fields.
+    """
+    try:
+        flat = checked_document(document)
+        for field, value in (flat.metadata or {}).items():
+            for text in (field, *(value if isinstance(value, Sequence) and not isinstance(value, str) else [value])):
+                encodable(text if isinstance(text, str) else "")
+    except ValueError as error:
+        raise RequestError(422, "invalid_request", str(error)) from error
+    if (count := len(flat.metadata or {})) > MOST_FIELDS:
+        raise RequestError(422, "beyond_limit", f"fields of document {document.id!r}: at most {MOST_FIELDS:,}, got {count:,}")
+    return flat

@@ -8,17 +8,18 @@ Sources: the references of OpenAI's embeddings, of Jina's and Cohere's rerank, a
 from __future__ import annotations
 
 import base64
+import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -28,7 +29,7 @@ from quiver.retrieval.models.packed_maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever
-from quiver.retrieval.serving.schemas import CLOSED, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text, not_too_many
+from quiver.retrieval.serving.schemas import CLOSED, Bounded, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text, encodable
 
 TokenIds: TypeAlias = Filled[Annotated[int, Field(strict=True)]]
 
@@ -107,15 +108,6 @@ class EmbedRequest:
 
 
 @dataclass(frozen=True)
-class TextDocument:
-    """Text of a document to re-rank; other fields are ignored."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
-
-    text: Text
-
-
-@dataclass(frozen=True)
 class RerankRequest:
     """Documents to order by their relevance to a query, as Jina, Cohere and vLLM take them.
 
@@ -124,16 +116,24 @@ class RerankRequest:
         documents: Texts, or objects with a text.
         model: Name of a retriever, or of its model. Default: the first ColBERT model, otherwise the first model.
         top_n: Number of documents to return. Default: all.
-        return_documents: Return the texts too.
+        return_documents: Return the texts, or the ranked fields of objects, too.
+        rank_fields: Fields of objects that are joined to the text, in this order. Default: text.
+        max_chunks_per_doc: Ignored: a document is one text, which the model truncates at its own length.
+        max_tokens_per_doc: Ignored, as ``max_chunks_per_doc`` is.
+        priority: Ignored.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
-    documents: Filled[Text | TextDocument]
+    documents: Filled[Text | dict[str, Any]]
     model: Text | None = None
     top_n: Count | None = None
     return_documents: Flag = True
+    rank_fields: Annotated[list[Text], Field(min_length=1, max_length=20)] | None = None
+    max_chunks_per_doc: Count | None = None
+    max_tokens_per_doc: Count | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,38 +159,29 @@ class TextsRequest:
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
 
 
-def _given(body: Any) -> Any:
-    """A body without its nulls, by which clients say that they leave the choice to the service."""
-    body = not_too_many(body)
-    return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+def _form(other: str) -> Discriminator:
+    """Tells a body with ``texts`` from one of another form, by the name of a field of it."""
+    return Discriminator(lambda body: "texts" if isinstance(body, TextsRequest) or (isinstance(body, dict) and "texts" in body) else other)
 
 
-def _known(body: Any) -> Any:
-    """A body without the fields that are not this service's, such as Cohere's ``max_tokens_per_doc``."""
-    known = {each.name for each in fields(RerankRequest)}
-    return {name: value for name, value in _given(body).items() if name in known} if isinstance(body, dict) else body
-
-
-def _form(body: Any) -> str:
-    return "documents" if isinstance(body, RerankRequest) or (isinstance(body, dict) and "texts" not in body) else "texts"
-
-
-EmbeddingsBody: TypeAlias = Annotated[EmbeddingsRequest, BeforeValidator(_given)]
-EmbedBody: TypeAlias = Annotated[EmbedRequest, BeforeValidator(_given)]
-RerankBody: TypeAlias = Annotated[RerankRequest, BeforeValidator(_given)]
-CohereBody: TypeAlias = Annotated[RerankRequest, BeforeValidator(_known)]
+EmbeddingsBody: TypeAlias = Annotated[EmbeddingsRequest, Bounded]
+EmbedBody: TypeAlias = Annotated[EmbedRequest, Bounded]
+RerankBody: TypeAlias = Annotated[RerankRequest, Bounded]
 AnyRerankBody: TypeAlias = Annotated[
-    Annotated[TextsRequest, Tag("texts")] | Annotated[RerankRequest, Tag("documents")], Discriminator(_form), BeforeValidator(_given)
+    Annotated[TextsRequest, Tag("texts")] | Annotated[RerankRequest, Tag("documents")], _form("documents"), Bounded
+]
+AnyTextsBody: TypeAlias = Annotated[
+    Annotated[TextsRequest, Tag("texts")] | Annotated[EmbedRequest, Tag("inputs")], _form("inputs"), Bounded
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
-    """A re-ranked document: its position in the request, and its score."""
+    """A re-ranked document: its position in the request, its score, and its text or the fields that were ranked."""
 
     index: int
     relevance_score: float
-    document: TextDocument | None = None
+    document: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +277,27 @@ class Encoded:
         tokens: Number of tokens after truncation.
         truncated: Number of truncated texts.
         terms: Number of query vectors whose similarities a score sums; 1 for a model with one vector per text.
+        query_tokens: Number of tokens of the query, which ``tokens`` does not count.
+        query_truncated: Whether the query was truncated.
     """
 
     values: NDArray[np.float32]
     tokens: int
     truncated: int
     terms: int = 1
+    query_tokens: int = 0
+    query_truncated: bool = False
+
+    @classmethod
+    def joined(cls, parts: Sequence[Encoded]) -> Encoded:
+        """The vectors or scores of all texts of a request that was encoded in parts; its query is counted once."""
+        first, values = parts[0], np.concatenate([part.values for part in parts])
+        tokens, truncated = sum(part.tokens for part in parts), sum(part.truncated for part in parts)
+        return replace(first, values=values, tokens=tokens + first.query_tokens, truncated=truncated + first.query_truncated)
+
+
+_PART = 64  # texts of a request that are queued at a time, so that others need not wait for all of them
+_ROOM = 32 * _PART  # texts that wait for a model
 
 
 class TextModel:
@@ -302,7 +308,6 @@ class TextModel:
         retriever: A retriever of an index of the model.
         shared: The model.
         threads: Executor for batches.
-        limits: Limits of the queue.
 
     Attributes:
         name: Name in requests.
@@ -310,12 +315,12 @@ class TextModel:
         shared: The model.
     """
 
-    def __init__(self, retriever: Retriever, shared: SharedModel, threads: Executor, limits: Limits) -> None:
+    def __init__(self, retriever: Retriever, shared: SharedModel, threads: Executor) -> None:
         self.name = retriever.name
         self.source = retriever.info().model
         self.shared = shared
-        # Forward passes run one at a time, so a second worker would only make smaller batches. A batch is at most two full requests.
-        size = {"workers": 1, "largest": 2 * limits.texts, "room": 8 * limits.texts}
+        # Forward passes run one at a time, so a second worker would only make smaller batches.
+        size = {"workers": 1, "largest": 4 * _PART, "room": _ROOM}
         self._encoding: Batcher[Texts, Encoded] = Batcher(self._encode, threads, **size, observe=lambda texts: None)
         self._scoring: Batcher[Pairs, Encoded] = Batcher(self._score, threads, **size, observe=lambda texts: None)
 
@@ -325,7 +330,8 @@ class TextModel:
         Raises:
             RequestError: 422: token ids are not the model's; 429: too many texts are waiting.
         """
-        return await self._encoding.ask(texts)
+        parts = [replace(texts, texts=texts.texts[first : first + _PART]) for first in range(0, len(texts.texts), _PART)]
+        return Encoded.joined([await self._encoding.ask(part, begun=number > 0) for number, part in enumerate(parts)])
 
     async def score(self, pairs: Pairs) -> Encoded:
         """Score texts for a query, (B,).
@@ -333,7 +339,8 @@ class TextModel:
         Raises:
             RequestError: 429: too many texts are waiting.
         """
-        return await self._scoring.ask(pairs)
+        parts = [replace(pairs, texts=pairs.texts[first : first + _PART]) for first in range(0, len(pairs.texts), _PART)]
+        return Encoded.joined([await self._scoring.ask(part, begun=number > 0) for number, part in enumerate(parts)])
 
     def _encode(self, work: Sequence[Texts]) -> list[Encoded | Exception]:
         found: dict[int, Encoded | Exception] = {}
@@ -380,8 +387,8 @@ class TextModel:
             else:
                 card = self.shared.card
                 scores, terms = comparable(documents.vectors[rows], card) @ comparable(query[None], card)[0], 1
-            tokens = int(queries.tokens.tokens[number]) + int(counts[rows].sum())
-            found.append(Encoded(scores, tokens, int(queries.tokens.truncated[number]) + int(lost[rows].sum()), terms))
+            query_tokens, query_truncated = int(queries.tokens.tokens[number]), bool(queries.tokens.truncated[number])
+            found.append(Encoded(scores, int(counts[rows].sum()), int(lost[rows].sum()), terms, query_tokens, query_truncated))
         return found
 
 
@@ -397,7 +404,7 @@ class TextModels:
     Args:
         retrievers: Retrievers by name.
         threads: Executor for batches.
-        limits: Limits of a request and of the queues.
+        limits: Limits of a request.
     """
 
     def __init__(self, retrievers: Mapping[str, Retriever], threads: Executor, limits: Limits) -> None:
@@ -406,7 +413,7 @@ class TextModels:
         self._models: dict[str, TextModel] = {}
         for name, retriever in retrievers.items():
             if retriever.model is not None:
-                self._models[name] = TextModel(retriever, retriever.model, threads, limits)
+                self._models[name] = TextModel(retriever, retriever.model, threads)
 
     def listed(self) -> ModelList:
         """Describe the models."""
@@ -491,12 +498,12 @@ class TextModels:
         Raises:
             RequestError: There is no such model, or the request violates a limit.
         """
-        texts = tuple(each if isinstance(each, str) else each.text for each in request.documents)
+        self._check_count(request.documents)
+        documents = [_ranked_fields(each, request.rank_fields or ["text"], place) for place, each in enumerate(request.documents)]
+        texts = tuple(" ".join(map(str, each.values())) for each in documents)
         model, encoded, order = await self._ranked(request.query, texts, request.model)
         scores = (encoded.values / encoded.terms).tolist()
-        results = [
-            RerankResult(row, scores[row], TextDocument(texts[row]) if request.return_documents else None) for row in order[: request.top_n]
-        ]
+        results = [RerankResult(row, scores[row], documents[row] if request.return_documents else None) for row in order[: request.top_n]]
         return RerankAnswer(f"rerank-{uuid.uuid4().hex}", request.model or model.name, results, TotalUsage(encoded.tokens))
 
     async def rank_texts(self, request: TextsRequest) -> list[TextRank]:
@@ -505,6 +512,7 @@ class TextModels:
         Raises:
             RequestError: There is no model, the request violates a limit, or a text is too long.
         """
+        self._check_count(request.texts)
         texts = tuple(request.texts)
         _, encoded, order = await self._ranked(request.query, texts, None)
         _check_truncated(encoded, request)
@@ -513,7 +521,6 @@ class TextModels:
 
     async def _ranked(self, query: str, texts: tuple[str, ...], name: str | None) -> tuple[TextModel, Encoded, list[int]]:
         """The scores of texts, and their positions, best first; equal scores in the order of the request."""
-        self._check_count(texts)
         if len(query) > (most := self._limits.query_characters):
             raise RequestError(422, "beyond_limit", f"characters per query: at most {most:,}, got {len(query):,}")
         model = self.find(name, dense=False)
@@ -525,7 +532,28 @@ class TextModels:
 
     def _check_count(self, texts: Sequence[object]) -> None:
         if len(texts) > (most := self._limits.texts):
-            raise RequestError(422, "beyond_limit", f"texts per request: at most {most:,}, got {len(texts):,}")
+            raise RequestError(422, "beyond_limit", f"texts per request: at most {most:,} (--max-texts), got {len(texts):,}")
+
+
+def _ranked_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
+    """The fields that a document is ranked by; of a text, the text.
+
+    Raises:
+        RequestError: 422: the document has none of the fields, or a value is no text.
+    """
+    if isinstance(document, str):
+        return {"text": document}
+    chosen = {name: document[name] for name in names if document.get(name) is not None}
+    if not chosen:
+        raise RequestError(422, "invalid_request", f"body.documents.{place}: has none of the fields to rank: {', '.join(names)}")
+    for name, value in chosen.items():
+        if not isinstance(value, str | int | float) or value in (math.inf, -math.inf) or value != value:
+            raise RequestError(422, "invalid_request", f"body.documents.{place}.{name}: must be text or a number")
+        try:
+            encodable(str(value))
+        except ValueError as error:
+            raise RequestError(422, "invalid_request", f"body.documents.{place}.{name}: {error}") from error
+    return chosen
 
 
 def _cut(vectors: DenseVectors, width: int | None) -> DenseVectors:

@@ -15,13 +15,24 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import value_range
 from quiver.retrieval.serving.application import search
-from quiver.retrieval.serving.schemas import Hit, List, NonBlankText, RequestError, SearchRequest, Text
+from quiver.retrieval.serving.schemas import (
+    Count,
+    Hit,
+    List,
+    NonBlankText,
+    Offset,
+    RequestError,
+    SearchRequest,
+    Text,
+    describe_unknown,
+    wrong_values,
+)
 from quiver.retrieval.serving.service import Service
 
 _EXCERPT = 1200  # characters of a hit's text: about as many words as an agent can judge ten hits by
@@ -30,8 +41,8 @@ _VALUES = 20  # values that a field is described by
 _PASSAGES = 20  # passages that a group is shown by
 
 Words = Annotated[NonBlankText, Field(description="What to search for, in plain words.")]
-HitCount = Annotated[int, Field(description="Number of hits.", ge=1, le=100)]
-Skip = Annotated[int, Field(description="Number of leading hits to skip, for more of them.", ge=0)]
+HitCount = Annotated[Count, Field(description="Number of hits.", le=100)]
+Skip = Annotated[Offset, Field(description="Number of leading hits to skip, for more of them.")]
 Conditions = Annotated[
     Text | List[Text] | None,
     Field(
@@ -48,7 +59,7 @@ GroupBy = Annotated[
 ]
 RetrieverName = Annotated[Text | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
 DocumentId = Annotated[Text, Field(description="Id of a hit.", min_length=1)]
-Start = Annotated[int, Field(description="Number of leading characters to skip, for the rest of a long document.", ge=0)]
+Start = Annotated[Offset, Field(description="Number of leading characters to skip, for the rest of a long document.")]
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,32 @@ class RetrieverDescription:
     fields: list[FieldDescription]
 
 
+class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is installed
+    """Refuses arguments that a tool does not have, which the class itself leaves out: a filter by another name would filter nothing."""
+
+    async def list_tools(self) -> list[Any]:
+        """List the tools; their schemas say that there are no further arguments."""
+        tools = await super().list_tools()
+        return [tool.model_copy(update={"input_schema": {**tool.input_schema, "additionalProperties": False}}) for tool in tools]
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool.
+
+        Raises:
+            ToolError: There is no such tool, it has no such argument, a value is wrong, or the tool refuses them; one line.
+        """
+        known = next((list(tool.input_schema["properties"]) for tool in await self.list_tools() if tool.name == name), None)
+        if known is not None and (unknown := [each for each in arguments if each not in known]):
+            raise ToolError(describe_unknown("argument", unknown[:5], known))
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            problems = [{**each, "loc": ("argument", *each["loc"])} for each in error.__cause__.errors()]
+            raise ToolError("; ".join(wrong_values(problems)[:5])) from error.__cause__
+
+
 def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:
     """Create the server with its three tools.
 
@@ -129,7 +166,7 @@ def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:
         poll_seconds: Interval between checks for newer generations, in seconds.
     """
     tools = _Tools(service)
-    server = MCPServer(
+    server = _Server(
         "quiver",
         version=installed_version("quiver-retrieval") or "unknown",
         instructions=_instructions(service),

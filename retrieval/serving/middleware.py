@@ -140,6 +140,8 @@ Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awa
 _DISCARDED = 16 << 20
 _DISCARDING = 2.0
 _CLOSE = {"Connection": "close"}
+_AGAIN = {"Retry-After": "1", **_CLOSE}
+_BODIES = 32  # times the largest body, which the bodies of all running requests may take
 # Methods with a metric label of their own; clients could create any number of others.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -159,6 +161,9 @@ class RequestMiddleware:
         hosts: Allowed hosts; None for all.
         metrics: Records every request.
         draining: Whether the service is stopping; connections are then closed after the response.
+
+    The bodies of all running requests together are limited too. A request whose scope says that its connection is one too many
+    (``scope["state"]["refused"]``, set by the server) is refused.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class RequestMiddleware:
     ) -> None:
         self._app, self._hosts, self._limits = app, hosts, limits
         self._metrics, self._draining = metrics, draining
+        self._held = 0  # bytes of the bodies of running requests
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -187,14 +193,24 @@ class RequestMiddleware:
 
     async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: _Answer) -> None:
         headers = dict(scope["headers"])
+        parts: list[bytes] = []
         try:
-            # The body is read first: a client that is still sending when it is refused would not see the response.
-            body = await self._body(headers, receive)
-            if self._hosts is not None:
-                self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
-        except RequestError as error:
-            await problem_answer(error)(scope, receive, answer.send)
-            return
+            try:
+                # The body is read first: a client that is still sending when it is refused would not see the response.
+                await self._body(headers, receive, parts)
+                if scope.get("state", {}).get("refused"):
+                    raise too_many_connections()
+                if self._hosts is not None:
+                    self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
+            except RequestError as error:
+                await problem_answer(error)(scope, receive, answer.send)
+                return
+            await self._answered(scope, b"".join(parts), receive, answer)
+        finally:
+            self._held -= sum(map(len, parts))
+
+    async def _answered(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: _Answer) -> None:
+        """Pass a request with its whole body on, until it is answered or its client has gone."""
         given = False
 
         async def replay() -> Message:
@@ -206,45 +222,47 @@ class RequestMiddleware:
 
         await _while_connected(asyncio.ensure_future(self._app(scope, replay, answer.send)), receive)
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """Read the whole body.
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
+        """Read the whole body into ``parts``, which are counted as held.
 
         Raises:
-            RequestError: 413: it is too large; 408: it was not sent in time.
+            RequestError: 413: it is too large; 408: it was not sent in time; 503: the bodies of other requests take too much memory.
             ClientGone: The client disconnected.
         """
         try:
-            return await asyncio.wait_for(self._read(headers, receive), self._limits.read_seconds)
+            await asyncio.wait_for(self._read(headers, receive, parts), self._limits.read_seconds)
         except asyncio.TimeoutError:
             message = f"the body was not received within {self._limits.read_seconds:g} seconds"
             raise RequestError(408, "too_slow", message, _CLOSE) from None
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
         limit = self._limits.body_bytes
         declared = headers.get(b"content-length", b"0")
         too_large = declared.isdigit() and int(declared[:20]) > limit
         if too_large and b"expect" in headers:  # Expect: 100-continue: nothing has been sent yet
             raise _too_large(limit)
-        parts: list[bytes] = []
-        size, deadline = 0, time.monotonic() + _DISCARDING
+        size, deadline, busy = 0, time.monotonic() + _DISCARDING, False
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part = message.get("body", b"")
             size += len(part)
-            too_large = too_large or size > limit
-            if too_large:
+            too_large, busy = too_large or size > limit, busy or self._held + len(part) > _BODIES * limit
+            if too_large or busy:
+                self._held -= sum(map(len, parts))
                 parts.clear()
             else:
+                self._held += len(part)
                 parts.append(part)
             if not message.get("more_body", False):
                 break
-            if too_large and (size > _DISCARDED or time.monotonic() > deadline):
+            if (too_large or busy) and (size > _DISCARDED or time.monotonic() > deadline):
                 break
         if too_large:
             raise _too_large(limit)
-        return b"".join(parts)
+        if busy:
+            raise RequestError(503, "too_busy", "many large requests are being sent; try again in a second", _AGAIN)
 
 
 class _Answer:
@@ -283,6 +301,11 @@ async def _while_connected(handling: asyncio.Future[None], receive: Receive) -> 
     finally:
         gone.cancel()
         handling.cancel()
+
+
+def too_many_connections() -> RequestError:
+    """Refusal of a request whose connection is beyond the number that the service accepts."""
+    return RequestError(503, "too_many_connections", "too many connections are open; try again in a second", _AGAIN)
 
 
 def _too_large(limit: int) -> RequestError:

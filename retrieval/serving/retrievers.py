@@ -82,35 +82,41 @@ class Batcher(Generic[Work, Result]):
         self._running: set[asyncio.Task[None]] = set()
         self.waiting = 0
 
-    async def ask(self, work: Work) -> Result:
+    async def ask(self, work: Work, *, begun: bool = False) -> Result:
         """Queue a piece of work and return its result.
+
+        Args:
+            work: The piece.
+            begun: Whether other pieces of the same request are done, so that it is not refused.
 
         Raises:
             RequestError: 429: too many queries are waiting.
             Exception: The error of the work.
         """
-        if self.waiting + len(work) > self._room and self.waiting:
+        if not begun and self.waiting + len(work) > self._room and self.waiting:
             raise RequestError(429, "too_busy", f"{self.waiting} queries are waiting; try again in a second", {"Retry-After": "1"})
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(work, answer))
         self.waiting += len(work)
         if len(self._running) < self._workers:
-            task = asyncio.create_task(self._work())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.add(asyncio.create_task(self._work()))
         return await answer
 
     async def _work(self) -> None:
-        while batch := self._take():
-            self._observe(sum(len(waiting.work) for waiting in batch))
-            found = await self._results([waiting.work for waiting in batch])
-            for waiting, result in zip(batch, found, strict=True):
-                if waiting.answer.done():  # the client disconnected, or the time limit has passed
-                    continue
-                if isinstance(result, BaseException):
-                    waiting.answer.set_exception(result)
-                else:
-                    waiting.answer.set_result(result)
+        try:
+            while batch := self._take():
+                self._observe(sum(len(waiting.work) for waiting in batch))
+                found = await self._results([waiting.work for waiting in batch])
+                for waiting, result in zip(batch, found, strict=True):
+                    if waiting.answer.done():  # the client disconnected, or the time limit has passed
+                        continue
+                    if isinstance(result, BaseException):
+                        waiting.answer.set_exception(result)
+                    else:
+                        waiting.answer.set_result(result)
+        finally:
+            # At once, not when the task is done: work that is queued in between would wait for a worker that has ended.
+            self._running = {task for task in self._running if task is not asyncio.current_task()}
 
     async def _results(self, work: list[Work]) -> Sequence[Result | BaseException]:
         """Run a batch. If it fails, run each piece alone, so that only the piece that made it fail fails."""

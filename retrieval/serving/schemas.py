@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -29,16 +29,17 @@ class Limits:
         explained: Largest number of explained hits per query.
         facets: Largest number of fields whose values are counted per request.
         query_characters: Longest query, in characters.
-        filter_characters: Longest condition of a filter, in characters. Parsing time grows at least quadratically with the length.
+        filter_characters: Longest condition of a filter, in characters; its time grows linearly with them.
         conditions: Largest number of conditions in a filter.
         batch: Largest number of queries per request.
         hits: Largest number of hits per request, over all its queries.
         passages: Largest number of passages that a search with ``group_by`` ranks; there may be more groups in the others.
         documents: Largest number of documents that a request adds or deletes.
-        texts: Largest number of texts that a request embeds or re-ranks.
-        body_bytes: Largest request body, in bytes.
+        texts: Largest number of texts that a request embeds or re-ranks; OpenAI's API takes 2,048.
+        body_bytes: Largest request body, in bytes. The bodies of all running requests take at most 32 times as much.
         queue: Largest number of queries that wait for a retriever; further requests are refused with status 429.
-        connections: Largest number of open connections.
+        connections: Largest number of open connections; fewer where the process may not open as many files. Further ones are refused with
+            status 503.
         seconds: Time limit of a search, from the end of the request to the response.
         write_seconds: Time limit for adding or deleting documents, and for embedding or re-ranking texts.
         lock_seconds: Time to wait for another process that writes to the index; part of ``write_seconds``.
@@ -49,14 +50,14 @@ class Limits:
     explained: int = 20
     facets: int = 20
     query_characters: int = 8 << 10
-    filter_characters: int = 400
+    filter_characters: int = 16 << 10
     conditions: int = 8
     batch: int = 64
     hits: int = 2000
     passages: int = 100_000
     documents: int = 100
-    texts: int = 256
-    body_bytes: int = 1 << 20
+    texts: int = 2048
+    body_bytes: int = 8 << 20
     queue: int = 256
     connections: int = 1000
     seconds: float = 10.0
@@ -75,7 +76,7 @@ class Limits:
                 raise ValueError(f"{name} must be > 0, got {value}")
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Refuse a lone surrogate, which JSON can write and tokenizers cannot read."""
     try:
         text.encode("utf-8")
@@ -84,17 +85,24 @@ def _encodable(text: str) -> str:
     return text
 
 
-def not_too_many(fields: Any) -> Any:
-    """Refuse an object with very many fields, each of which can be an error of its own: they would block the event loop."""
-    if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:
-        raise ValueError(f"at most {_MOST_FIELDS:,} fields, got {len(fields):,}")
-    return fields
+def _given_fields(fields: Any) -> Any:
+    """An object without its nulls, by which clients say that they leave the choice to the service.
+
+    Refuse very many fields, each of which can be an error of its own: they would block the event loop.
+    """
+    if not isinstance(fields, dict):
+        return fields
+    if len(fields) > MOST_FIELDS:
+        raise ValueError(f"at most {MOST_FIELDS:,} fields, got {len(fields):,}")
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-_MOST_FIELDS = 1000
-Text = Annotated[str, Field(strict=True), AfterValidator(_encodable)]
+MOST_FIELDS = 1000
+"""Largest number of fields of an object in a request, and of the metadata of a document."""
+
+Text = Annotated[str, Field(strict=True), AfterValidator(encodable)]
 # Text that is not blank.
-NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S"), AfterValidator(_encodable)]
+NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S"), AfterValidator(encodable)]
 Item = TypeVar("Item")
 # A list of which only the first invalid item is reported: with an error per item, a megabyte would block the event loop for seconds.
 List: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
@@ -102,18 +110,12 @@ Filled: TypeAlias = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Offset = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-Scalar = (
-    Annotated[bool, Field(strict=True)]
-    | Annotated[int, Field(strict=True)]
-    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-    | Text
-)
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
 CLOSED: dict[str, Any] = {"extra": "forbid"}
-Bounded = BeforeValidator(not_too_many)
+Bounded = BeforeValidator(_given_fields)
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class NewDocument:
         id: Id of the document.
         text: Text to search.
         title: Title; prepended to the text if the index was built with titles.
-        metadata: Field -> value or values, for filters.
+        metadata: Field -> value, list of values or object with fields of its own, for filters. A null is as if the field were not there; a
+            field of an object is named as in files, ``object.field``.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
@@ -184,7 +187,7 @@ class NewDocument:
     id: NonBlankText
     text: Text
     title: Text = ""
-    metadata: Annotated[dict[Text, Scalar | List[Scalar]], Bounded] | None = None
+    metadata: Annotated[dict[Text, Any], Bounded] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class AddRequest:
     Attributes:
         documents: One or more documents.
         replace: Replace documents that have the same id.
-        retriever: Name of the retriever whose index is changed. Default: the first.
+        retriever: Name of the retriever whose index is changed. Default: the first index.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
@@ -422,8 +425,8 @@ class RetrieverInfo:
         efforts: Search efforts that a request can choose; empty for bm25.
         parts: Names of the rankings of a fusion, and of what re-ranks; empty for a single ranking.
         depth: Largest ``offset + k``: the candidates of a re-ranking; null if only the limit of k bounds it.
-        warning: Why its rankings must not be compared with those of the first retriever: an index of it holds other documents. Null if they
-            can be.
+        warning: Why its rankings must not be compared with those of the first index: an index of it holds other documents. Null if they can
+            be.
     """
 
     name: str
@@ -550,7 +553,7 @@ async def _malformed(request: Any, error: Any) -> Response:
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
     unknown = [problem["loc"][1:] for problem in problems if problem["type"] == "unexpected_keyword_argument"]
     others = [problem for problem in problems if problem["type"] != "unexpected_keyword_argument"]
-    messages = _wrong_values(others)[:5]
+    messages = wrong_values(others)[:5]
     if unknown:
         messages.insert(0, _unknown_fields(unknown, get_type_hints(request.scope["endpoint"]).get("request")))
     return problem_answer(RequestError(422, "invalid_request", "; ".join(messages)))
@@ -569,8 +572,12 @@ _WANTED = {
 _EXAMPLES = {"filter": '; write it as "year>=2015", or as a list of such conditions'}
 
 
-def _wrong_values(problems: Sequence[Any]) -> list[str]:
-    """Describe what is wrong at each place, once: pydantic has a problem for each type of a field, and names the type as a part."""
+def wrong_values(problems: Sequence[Any]) -> list[str]:
+    """Describe what is wrong at each place, once: pydantic has a problem for each type of a field, and names the type as a part.
+
+    Args:
+        problems: Errors of pydantic, whose places begin with the part of the request, such as ``body``.
+    """
     places: dict[tuple[Any, ...], list[Any]] = {}
     for problem in problems:
         places.setdefault(tuple(part for part in problem["loc"] if not _is_type(part)), []).append(problem)
@@ -590,19 +597,65 @@ def _wrong_values(problems: Sequence[Any]) -> list[str]:
 
 def _is_type(part: object) -> bool:
     """Whether a part of a place names one of the types of a union, such as ``list[int]``, and no field."""
-    return isinstance(part, str) and (part in ("bool", "int", "float", "str", "TextDocument") or "[" in part)
+    return isinstance(part, str) and (part in ("bool", "int", "float", "str") or "[" in part)
 
 
 def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
-    """Name unknown fields of a body, and the closest known field or, if none is close, all of them."""
-    if not is_dataclass(kind):  # one of two forms of a body, whose name leads the place
+    """Name unknown fields of a body or of a part of it, what is meant by them, and those that there are."""
+    if not is_dataclass(kind):  # one of two forms of a body, which the first part of a place names by a field of it
+        kind = next(each for each in get_args(kind) if places[0][0] in {known.name for known in fields(each)})
         places = [place[1:] for place in places]
-    names = [f"'{'.'.join(map(str, place))}'" for place in places[:5]]
-    message = f"unknown field{'s' if len(names) > 1 else ''} {', '.join(names)}"
-    if not is_dataclass(kind) or any(len(place) > 1 for place in places):  # a field of a part of the body
-        return message
-    known = [each.name for each in fields(kind)]
-    return message + (did_you_mean(places[0][0], known) if len(places) == 1 else "") + f"; the fields are {', '.join(known)}"
+    inside = places[0][:-1]
+    names = [place[-1] for place in places if place[:-1] == inside][:5]
+    known = [each.name for each in fields(NewDocument if inside[:1] == ("documents",) else kind)]
+    return describe_unknown("field", names, known, inside=".".join(map(str, inside)))
+
+
+# What other interfaces call a field or argument of this one.
+_OTHER_NAMES: dict[str, str] = {
+    "k": "top_k topk top top_n limit n size count num_results n_results max_results num_documents",
+    "top_n": "top_k topk top k limit n size count num_results",
+    "filter": "where conditions condition query_filter metadata_filter search_filter expr",
+    "query": "q text question search query_text search_query prompt input",
+    "q": "query text question search query_text search_query prompt input",
+    "queries": "query q texts questions",
+    "offset": "skip start from page",
+    "start": "offset skip from",
+    "retriever": "index collection engine system model name",
+    "group_by": "group groups aggregate collapse",
+    "facets": "aggs aggregations count",
+    "facet": "aggs aggregations count",
+    "effort": "ef ef_search nprobe quality",
+    "id": "document_id doc_id key _id document ids",
+    "ids": "id documents keys document_ids",
+    "documents": "texts passages docs inputs items",
+    "texts": "documents passages docs inputs items",
+    "input": "inputs text texts documents",
+    "inputs": "input text texts documents",
+}
+
+
+def describe_unknown(what: str, names: Sequence[str], known: Collection[str], *, inside: str = "") -> str:
+    """Name unknown fields, parameters or arguments, with what is meant by each, and all that are known.
+
+    Args:
+        what: What they are, such as ``field``.
+        names: The unknown names.
+        known: The names that there are.
+        inside: Place of the object whose fields they are, such as ``documents.0``.
+
+    Example:
+        >>> describe_unknown("argument", ["top_k", "filters"], ["query", "k", "filter"])
+        "unknown arguments 'top_k' (did you mean 'k'?), 'filters' (did you mean 'filter'?); the arguments are query, k, filter"
+    """
+    given = [f"{'.'.join(filter(None, (inside, name)))!r}{_meant(name, known)}" for name in names]
+    there = f"the {what}s are {', '.join(known)}" if known else f"there are no {what}s"
+    return f"unknown {what}{'s' if len(names) > 1 else ''} {', '.join(given)}; {there}"
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    other = next((each for each in known if name.lower() in _OTHER_NAMES.get(each, "").split()), None)
+    return did_you_mean(name, known) if other is None else f" (did you mean {other!r}?)"
 
 
 async def _failed(request: Any, error: Exception) -> Response:

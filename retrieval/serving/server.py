@@ -7,12 +7,17 @@ connections and finishes running requests within a grace period.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -21,8 +26,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quiver.encoder import InputError
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.middleware import own_hosts
-from quiver.retrieval.serving.schemas import Problem, problem_body
+from quiver.retrieval.serving.middleware import own_hosts, too_many_connections
+from quiver.retrieval.serving.schemas import RequestError, problem_body
 from quiver.retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -53,27 +58,106 @@ class Address:
     drain_seconds: float = 30.0
 
 
-_MALFORMED = Problem(
+_MALFORMED = RequestError(
+    400,
     "malformed_http",
     "this is not HTTP/1.1; an address holds ASCII without spaces: curl -G --data-urlencode 'q=größe' ADDRESS encodes the other characters",
 )
 
 
+_BACKLOG = 32  # connections that are accepted in one turn of the event loop
+_QUEUE = 1024  # connections that wait in the system until they are accepted
+_SPARE_FILES = 64  # for the files of a newer generation, beside as many as are open
+_MINUTE = 60.0  # seconds between two lines in the log about connections
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connections:
+    """How many connections may be open, fewer than the files that this process may open.
+
+    A connection beyond ``most`` is refused when it has sent its request, so that its client sees the answer; one beyond ``limit`` at once.
+
+    Args:
+        wanted: Largest number of connections.
+        files: Number of files that this process may still open.
+
+    Attributes:
+        most: Number of connections whose requests are answered.
+        limit: Number of connections that may be open.
+
+    Raises:
+        InputError: There are not enough files.
+    """
+
+    def __init__(self, wanted: int, files: int) -> None:
+        # Four turns of the event loop pass from accepting connections until those that are one too many are closed.
+        room = files - 4 * _BACKLOG
+        if room < _BACKLOG:
+            needed = 5 * _BACKLOG - files
+            raise InputError(f"this process may open too few files to serve connections; allow {needed} more, such as with ulimit -n 1024")
+        self.most = min(wanted, room - room // 8)
+        self.limit = min(room, self.most + max(_BACKLOG, self.most // 4))
+        self._reported = -_MINUTE
+
+    def report(self, opened: int | None) -> None:
+        """Log that connections are refused, once a minute.
+
+        Args:
+            opened: Number of open connections; None if no file is left to accept another one.
+        """
+        if time.monotonic() < self._reported + _MINUTE:
+            return
+        self._reported = time.monotonic()
+        problem = "no file descriptor is left for another connection" if opened is None else f"{opened:,} connections are open"
+        logger.warning(
+            "%s; requests beyond %d connections are answered with status 503. --max-connections and the limit on open files (ulimit -n)"
+            " allow more",
+            problem,
+            self.most,
+        )
+
+
+def free_files() -> int:
+    """Number of files that this process may still open, without those that it will need for a newer generation."""
+    if sys.platform == "win32":
+        return 1 << 20
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return 1 << 20
+    try:
+        opened = len(list(Path("/dev/fd").iterdir()))
+    except OSError:
+        opened = 128
+    return allowed - 2 * opened - _SPARE_FILES
+
+
 class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 with time limits for clients: to send a header, and to read a part of a response.
+    """HTTP/1.1 with limits for clients: on the time to send a header and to read a part of a response, and on their number.
 
     Uvicorn itself limits only the time between two requests of a connection. `quiver.retrieval.serving.middleware` limits the time to
     send a body.
     """
 
     timeout_seconds = 10.0
+    allowed: Connections
+    app_state: dict[str, Any]
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the header timer."""
+        """Start the header timer, or refuse a connection that is one too many."""
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
+        opened, seconds = len(self.connections), self.timeout_seconds
+        if opened > self.allowed.most:
+            self.allowed.report(opened)
+            if opened > self.allowed.limit:
+                self._refuse(too_many_connections())
+                return
+            self.app_state = {**self.app_state, "refused": True}
+            seconds = min(seconds, 1.0)
+        self._header_timer = self.loop.call_later(seconds, self._time_out)
 
     def data_received(self, data: bytes) -> None:
         """Stop the header timer at the end of a header; start it at the beginning of one."""
@@ -86,9 +170,14 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP as other requests are refused; Uvicorn's own answer is plain text."""
         del msg
-        body = problem_body(_MALFORMED)
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+        self._refuse(_MALFORMED)
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer without a request, and close the connection."""
+        body, reason = problem_body(error.problem), HTTPStatus(error.status).phrase.encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers, "Connection": "close"}
+        response = h11.Response(status_code=error.status, headers=list(headers.items()), reason=reason)
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         self.transport.close()
 
@@ -156,29 +245,46 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     bound, port = listening.getsockname()[:2]
     hosts = own_hosts(address.host, bound, address.hosts)
     app = create_application(service, origins=address.origins, hosts=hosts, poll_seconds=address.poll_seconds)
-    protocol = type("Protocol", (TimeoutProtocol,), {"timeout_seconds": service.limits.read_seconds})
+    allowed = Connections(service.limits.connections, free_files())
+    protocol = type("Protocol", (TimeoutProtocol,), {"timeout_seconds": service.limits.read_seconds, "allowed": allowed})
     server = Server(
         uvicorn.Config(
             app,
             http=protocol,
             ws="none",
             lifespan="on",
-            limit_concurrency=service.limits.connections,
+            backlog=_BACKLOG,
             timeout_keep_alive=_whole(service.limits.read_seconds),
             timeout_graceful_shutdown=_whole(address.drain_seconds),
             log_config=None,
+            log_level="error",  # its warnings are a line for every request that is not HTTP
             access_log=False,
             proxy_headers=False,
             server_header=False,
         )
     )
     _stop_on_signal(service, server, address.drain_delay)
+    _report_exhaustion(asyncio.get_running_loop(), allowed)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
+        listening.listen(_QUEUE)  # asyncio has one number for this and for the connections of a turn
         started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
     await serving
+
+
+def _report_exhaustion(loop: asyncio.AbstractEventLoop, allowed: Connections) -> None:
+    """Log once a minute that connections cannot be accepted, where asyncio logs a traceback each time."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context:
+            allowed.report(None)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
 
 
 def _stop_on_signal(service: Service, server: Any, delay: float) -> None:

@@ -130,7 +130,7 @@ class Service:
     """State of the service.
 
     Attributes:
-        retrievers: Retrievers by name; the first is the default.
+        retrievers: Retrievers by name; the first is the default of searches.
         limits: Limits on requests.
         access: Access control for changes and reading.
         metrics: Metrics.
@@ -167,8 +167,8 @@ class Service:
         self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
 
     def compared_warning(self, retriever: Retriever) -> str | None:
-        """Why the rankings of a retriever must not be compared with those of the first; None if both rank the same documents."""
-        first, *_ = self.retrievers.values()
+        """Why the rankings of a retriever must not be compared with those of the first index; None if both rank the same documents."""
+        first = self.first_index
         names = f"{first.name!r} and {retriever.name!r}"
         return self._warning(first.served, retriever, f"{names} rank different documents, so their rankings cannot be compared")
 
@@ -211,6 +211,11 @@ class Service:
         if found is None:
             raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
+
+    @property
+    def first_index(self) -> Retriever:
+        """The retriever of the first index alone, which changes are for by default."""
+        return next(each for each in self.retrievers.values() if len(each.parts) == 1 and each.reranker is None)
 
     def document(self, key: str, retriever: str | None = None) -> StoredDocument:
         """Return a document by its id, from the index of a retriever, or of the first one for None.
@@ -269,6 +274,9 @@ def open_service(
 ) -> Service:
     """Open indexes and their models.
 
+    The first retriever, the default of searches, is the most that was asked for: the first re-ranking, otherwise the first fusion,
+    otherwise the first index.
+
     Args:
         folders: Name -> folder of an index; one or more.
         combined: BM25, fused and re-ranked retrievers; None for none.
@@ -301,15 +309,19 @@ def open_service(
     parts |= {part.name: part for part in list(by_words.values())[:1]}
     make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
     retrievers = {name: make(name, [part]) for name, part in parts.items()}
+    default = next(iter(retrievers))
     fused = [_parts_of(names, parts, by_words) for names in combined.fused]
     for each in fused:
         name = "+".join(part.name for part in each)
         retrievers[name] = make(name, each)
+    default = next((name for name in retrievers if name not in parts), default)
     if combined.reranked_by is not None:
         reranker = _reranker(combined.reranked_by, parts, device)
         for each in fused or [[next(iter(parts.values()))]]:
             name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
             retrievers[name] = make(name, each, reranker=reranker)
+        default = next(name for name, each in retrievers.items() if each.reranker is not None)
+    retrievers = {default: retrievers[default], **retrievers}
     service = Service(retrievers, limits, access or Access(None), metrics, threads)
     warned = {name: warning for name, retriever in retrievers.items() if (warning := service.compared_warning(retriever)) is not None}
     if warned:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quiver.cli.output import vector_cache
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import build_index
@@ -141,3 +142,14 @@ def test_the_commands_show_and_prune_the_cache(
     with pytest.raises(InputError, match="QUIVER_CACHE_LIMIT: 'much' is not a size"):
         store.encode(word_sum, ["new"], "query")
     assert (cache / "collections" / "beir" / "corpus.jsonl").is_file()
+
+
+def test_vectors_are_kept_for_one_run_where_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "cache", "~nobody-has-this-name/cache"):
+        monkeypatch.setenv("QUIVER_CACHE", str(folder))
+        caplog.clear()
+        assert vector_cache(None, False) is None
+        assert [record.getMessage().count("for this run only") for record in caplog.records] == [1]

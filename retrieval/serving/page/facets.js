@@ -1,17 +1,27 @@
 // Facets: the values of the fields with their numbers of documents, each of which adds a filter.
 
-const FACETS = 6; // fields
+const FACETS = 6; // fields that are shown
+const COUNTED = 20; // fields that are counted to choose them from
 const VALUES = 8; // values of a field
 
 // The place of a passage in its file is different for nearly every passage.
 const PLACES = new Set(["start", "end", "line", "end_line", "page", "end_page", "cell", "end_cell"]);
-const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).filter((field) => !PLACES.has(field)).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
+const useless = new Set(); // fields of retrievers that an answer has shown to be nothing to choose from; others are counted instead
+const facetKey = (retriever, field) => JSON.stringify([retriever.name, field]);
+const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).filter((field) => !PLACES.has(field) && !useless.has(facetKey(retriever, field)))
+  .slice(0, Math.min(COUNTED, limits.facets ?? COUNTED));
 
 function drawFacets() {
   const host = byId("facets");
   const [retriever] = shownRetrievers();
   const answer = state.together ? null : shown.get(retriever?.name);
-  const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever, answer.matching ?? retriever.documents)).filter(Boolean);
+  const rows = [];
+  for (const [field, facet] of Object.entries(answer?.facets ?? {})) {
+    const row = facetRow(field, facet, retriever, answer.matching ?? retriever.documents);
+    if (row !== null) rows.push(row);
+    else if (state.filters.length === 0) useless.add(facetKey(retriever, field));
+  }
+  rows.length = Math.min(rows.length, FACETS);
   host.hidden = rows.length === 0 || (answer.hits.length === 0 && state.filters.length === 0);
   host.querySelector("dl").replaceChildren(...rows);
 }

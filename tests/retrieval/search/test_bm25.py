@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import pickle
@@ -161,10 +162,31 @@ def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
     bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts, which BM25 needs"):
         word_index(bare)
-    index = build_index(DOCUMENTS, word_sum, tmp_path / "i")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        word_index(index, cache=tmp_path / "file")
+
+
+@pytest.mark.parametrize("fault", ["no folder", "full disk", "full disk, as a writer reports it"])
+def test_word_tables_stay_in_memory_where_the_cache_cannot_be_written(
+    changed: tuple[Index, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    index, alive = changed
+    cache = tmp_path / "words"
+    if fault == "no folder":
+        cache.write_text("")  # also the root user can make no folder of a file
+    else:
+
+        def fail(*arguments: object) -> None:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            if fault == "full disk":
+                raise full
+            raise InputError("cannot be written") from full
+
+        monkeypatch.setattr("quiver.retrieval.search.bm25.write_file", fail)  # behind a pass over the texts
+    for _ in range(2):
+        same(word_index(index, cache=cache, limits=BlockLimits(7)).search(QUERIES, 10), over(alive, 10))
+    (line,) = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
+    assert line.startswith(f"{cache}: cannot be written (N")
+    assert "QUIVER_CACHE" in line
+    assert not list(tmp_path.glob("words/*"))
 
 
 def test_bm25_over_an_empty_index_finds_nothing(tmp_path: Path, word_sum: Any) -> None:

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 import torch
@@ -104,10 +104,11 @@ class Child(NamedTuple):
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[Child]:
+def started(command: list[str], *, stderr: IO[str] | None = None) -> Iterator[Child]:
     """Start a process that prints its address in JSON when it listens."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([imported_python(), *command], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
+    words = [imported_python(), *command]
+    process = subprocess.Popen(words, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         said = ""

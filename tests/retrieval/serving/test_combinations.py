@@ -42,15 +42,15 @@ def search(app: Any, **request: Any) -> Any:
 def test_each_combination_is_a_retriever(app: Any) -> None:
     info = answer(app, "GET", "/v1/info").json()["retrievers"]
     assert [(each["name"], each["kind"], each["parts"]) for each in info] == [
+        ("dense+bm25>colbert", "reranked", ["dense", "bm25", "colbert"]),
         ("dense", "dense", []),
         ("colbert", "colbert", []),
         ("bm25", "bm25", []),
         ("dense+bm25", "fused", ["dense", "bm25"]),
         ("dense+colbert+bm25", "fused", ["dense", "colbert", "bm25"]),
-        ("dense+bm25>colbert", "reranked", ["dense", "bm25", "colbert"]),
         ("dense+colbert+bm25>colbert", "reranked", ["dense", "colbert", "bm25", "colbert"]),
     ]
-    assert [each["depth"] for each in info] == [None] * 5 + [100] * 2
+    assert [each["depth"] for each in info] == [100] + [None] * 5 + [100]
     assert all(each["documents"] == 60 and each["fields"]["year"] == ["integer"] for each in info)
     assert [each["id"] for each in answer(app, "GET", "/v1/models").json()["data"]] == ["dense", "colbert"]
 
@@ -224,7 +224,7 @@ def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_pa
     other = build_index([Document(f"other-{number}", f"a bird number {number}") for number in range(5)], "bm25", tmp_path / "other")
     folders = {"other": other.path, "dense": indexes.dense}
     service = open_service(folders, combined=Combinations(fused=[["dense", "bm25"]]))
-    assert list(service.retrievers) == ["other", "dense", "bm25", "dense+bm25"]
+    assert list(service.retrievers) == ["dense+bm25", "other", "dense", "bm25"]
     app = create_application(service)
     expected = open_retriever(indexes.dense, fuse=["bm25"]).search([Query("q", QUERY)], 8).run["q"]
     assert [hit["id"] for hit in search(app, k=8, retriever="dense+bm25")["hits"]] == list(expected)
@@ -235,3 +235,43 @@ def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_pa
     assert served["bm25"] == served["colbert"]
     assert served["dense+bm25"] == served["dense"] * 2
     assert served["bm25+colbert"] == served["colbert"] * 2
+
+
+@pytest.mark.parametrize("home", ["file/home", "~nobody-has-this-name"])
+def test_a_fusion_with_bm25_needs_no_writable_home(
+    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, home: str
+) -> None:
+    """As in `docker run --read-only`, or for a user without an account."""
+    expected = [(hit.id, hit.score) for hit in open_index(indexes.dense).search(QUERY, 5, fuse="bm25")]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUIVER_CACHE", home if home.startswith("~") else str(tmp_path / home))
+    assert [(hit.id, hit.score) for hit in open_index(indexes.dense).search(QUERY, 5, fuse="bm25")] == expected
+    app = create_application(open_service({"dense": indexes.dense}, combined=Combinations(fused=[["dense", "bm25"]])))
+    assert [hit["id"] for hit in search(app, k=5, retriever=FUSED)["hits"]] == [key for key, _ in expected]
+    assert sum("for this run only" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("fused", "reranked_by", "first"),
+    [
+        ([], None, "dense"),
+        ([["dense", "bm25"]], None, "dense+bm25"),
+        ([["colbert", "bm25"], ["dense", "colbert"]], None, "colbert+bm25"),
+        ([], "colbert", "dense>colbert"),
+    ],
+)
+def test_the_fusion_or_re_ranking_that_was_asked_for_answers_by_default(
+    indexes: Indexes, tmp_path: Path, fused: list[list[str]], reranked_by: str | None, first: str
+) -> None:
+    shutil.copytree(indexes.dense, tmp_path / "dense")
+    combined = Combinations(fused=fused, reranked_by=reranked_by)
+    app = create_application(
+        open_service({"dense": tmp_path / "dense", "colbert": indexes.colbert}, combined=combined, access=Access(TOKEN))
+    )
+    assert answer(app, "GET", "/v1/info").json()["retrievers"][0]["name"] == first
+    assert search(app, k=3)["retriever"] == first
+    assert search(app, k=3)["hits"] == search(app, k=3, retriever=first)["hits"]
+    # Changes are for the first index by default, whatever ranks its documents.
+    body = {"documents": [{"id": "new", "text": "obsidian"}]}
+    changed = answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {TOKEN}"}).json()
+    assert (changed["retriever"], changed["documents"]) == ("dense", 61)

@@ -90,7 +90,7 @@ def test_embeddings_of_one_text_of_queries_of_token_ids_and_of_fewer_dimensions(
         ({"model": "dense", "input": [-1]}, 422, "invalid_request", "token id outside of the vocabulary"),
         ({"model": "dense", "input": [1] * 65}, 422, "invalid_request", "65 tokens; a text of this model has 1 to 64"),
         ({"model": "dense", "input": "a", "dimensions": 33}, 422, "invalid_request", "at most 32, the width of this model, got 33"),
-        ({"model": "dense", "input": ["a"] * 9}, 422, "beyond_limit", "texts per request: at most 8, got 9"),
+        ({"model": "dense", "input": ["a"] * 9}, 422, "beyond_limit", "texts per request: at most 8 (--max-texts), got 9"),
         ({"model": "dense", "input": "a", "surprise": 1}, 422, "invalid_request", "unknown field 'surprise'; the fields are input, model"),
     ],
 )
@@ -153,7 +153,8 @@ def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
     expected = answer(app, "POST", "/v1/rerank", json=request).json()["results"]
     found = answer(app, "POST", "/v2/rerank", json=request | {"max_tokens_per_doc": 4096, "priority": 1})
     assert (found.status_code, found.json()["results"]) == (200, expected)
-    assert answer(app, "POST", "/v1/rerank", json=request | {"max_tokens_per_doc": 4096}).status_code == 422
+    for version, more in (("v1", {"max_chunks_per_doc": 10, "rank_fields": ["text"]}), ("v2", {"max_tokens_per_doc": None})):
+        assert answer(app, "POST", f"/{version}/rerank", json=request | more).json()["results"] == expected
     for path, plain, nulls in (
         ("/embed", {"inputs": TEXTS}, {"normalize": None, "truncate": None, "prompt_name": None, "dimensions": None}),
         ("/rerank", {"query": "bird", "texts": TEXTS}, {"raw_scores": None, "return_text": None, "truncate": None}),
@@ -162,6 +163,51 @@ def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
         asked = plain | nulls | ({} if path.startswith("/v1") else {"truncation_direction": "Right"})
         response = answer(app, "POST", path, json=asked)
         assert (response.status_code, response.json()) == (200, answer(app, "POST", path, json=plain).json()), path
+
+
+def test_a_request_of_many_texts_is_cut_and_answered_as_a_whole(indexes: Indexes, dense: BiEncoder, colbert: ColBERT) -> None:
+    app = create_application(open_service({"dense": indexes.dense, "colbert": indexes.colbert}))
+    texts = [f"bird {number} {TEXTS[number % 4]}" for number in range(150)]
+    found = answer(app, "POST", "/v1/embeddings", json={"model": "dense", "input": texts}).json()
+    assert np.array([each["embedding"] for each in found["data"]]) == pytest.approx(unit(dense.encode_document(texts)), abs=1e-5)
+    assert found["usage"]["total_tokens"] == sum(map(len, dense.tokenize(texts, "document").ids))
+    ranked = answer(app, "POST", "/v1/rerank", json={"model": "colbert", "query": "bird", "documents": texts}).json()
+    vectors = colbert.encode_query(["bird"])
+    expected = colbert.similarity(vectors, colbert.encode_document(texts))[0] / len(vectors[0])
+    assert {each["index"]: each["relevance_score"] for each in ranked["results"]} == pytest.approx(
+        dict(enumerate(expected.tolist())), abs=1e-4
+    )
+    tokens = len(colbert.tokenize(["bird"], "query").ids[0]) + sum(map(len, colbert.tokenize(texts, "document").ids))
+    assert ranked["usage"] == {"total_tokens": tokens}  # those of the query once
+    many = answer(app, "POST", "/v1/embeddings", json={"model": "dense", "input": [""] * 2049})
+    assert (many.status_code, "at most 2,048" in many.text) == (422, True)
+
+
+def test_the_address_without_a_path_embeds_and_re_ranks(app: Any) -> None:
+    for path, body in (
+        ("/embed", {"inputs": TEXTS, "normalize": False}),
+        ("/rerank", {"query": "bird", "texts": TEXTS, "raw_scores": True}),
+    ):
+        assert answer(app, "POST", "/", json=body).json() == answer(app, "POST", path, json=body).json()
+    assert answer(app, "GET", "/").headers["content-type"].startswith("text/html")
+
+
+def test_documents_are_ranked_by_the_fields_that_are_named(app: Any) -> None:
+    documents = [{"title": "Stone", "body": "granite", "year": 7}, {"title": "Bird", "body": None, "text": "unused"}, "a text"]
+    request = {"model": "dense", "query": "bird", "documents": documents, "rank_fields": ["title", "body", "year"]}
+    found = answer(app, "POST", "/v1/rerank", json=request).json()["results"]
+    plain = {"model": "dense", "query": "bird", "documents": ["Stone granite 7", "Bird", "a text"]}
+    expected = answer(app, "POST", "/v1/rerank", json=plain).json()["results"]
+    assert [(each["index"], each["relevance_score"]) for each in found] == [(each["index"], each["relevance_score"]) for each in expected]
+    shown = [{"title": "Stone", "body": "granite", "year": 7}, {"title": "Bird"}, {"text": "a text"}]
+    assert [each["document"] for each in found] == [shown[each["index"]] for each in found]
+    for document, said in (
+        ({"name": "x"}, "body.documents.0: has none of the fields to rank: text"),
+        ({"text": ["x"]}, "body.documents.0.text: must be text or a number"),
+        ({"text": {"a": 1}}, "body.documents.0.text: must be text or a number"),
+    ):
+        response = answer(app, "POST", "/v1/rerank", json={"query": "bird", "documents": [document]})
+        assert (response.status_code, response.json()["error"]["message"]) == (422, said)
 
 
 def test_objects_with_very_many_fields_are_refused_at_once(app: Any) -> None:

@@ -13,10 +13,20 @@ import pytest
 from quiver.retrieval.index import build_index, delete_documents, open_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
+from quiver.retrieval.serving.service import open_service
 from tests.processes import imported_python
-from tests.retrieval.serving.conftest import REPOSITORY, Indexes
+from tests.retrieval.serving.conftest import REPOSITORY, Indexes, documents
 
 mcp = pytest.importorskip("mcp")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The server over an index of words, asked in this process."""
+    from quiver.retrieval.serving.mcp_server import create_server
+
+    folder = build_index(documents(), "bm25", tmp_path_factory.mktemp("agents") / "words").path
+    return create_server(open_service({"words": folder}))
 
 
 def test_a_field_of_many_numbers_is_described_by_its_range() -> None:
@@ -35,6 +45,57 @@ def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
     build_index(documents, "bm25", tmp_path / "index")
     [line] = describe_fields(delete_documents(tmp_path / "index", ["0", "24"]))
     assert (line.distinct, line.range) == (23, (10**17 + 1, 10**17 + 23))
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        (
+            "search",
+            {"query": "sea", "filters": ["year<2005"]},
+            "unknown argument 'filters' (did you mean 'filter'?); the arguments are query,",
+        ),
+        (
+            "search",
+            {"query": "sea", "where": {"year": 2004}},
+            "unknown argument 'where' (did you mean 'filter'?); the arguments are query,",
+        ),
+        ("search", {"query": "sea", "top_k": 1, "by": 2}, "unknown arguments 'top_k' (did you mean 'k'?), 'by'; the arguments are"),
+        ("search", {"text": "sea"}, "unknown argument 'text' (did you mean 'query'?)"),
+        ("search", {"query": "sea", "k": "5"}, "argument.k: must be a whole number"),
+        (
+            "search",
+            {"query": "sea", "k": 2.0, "offset": True},
+            "argument.k: must be a whole number; argument.offset: must be a whole number",
+        ),
+        ("search", {"query": "sea", "k": 101}, "argument.k: Input should be less than or equal to 100"),
+        ("search", {"query": 5}, "argument.query: must be text"),
+        ("search", {"query": "sea", "filter": {"year": 2004}}, 'argument.filter: must be text or a list; write it as "year>=2015"'),
+        ("search", {"query": "sea", "filter": ["year=2004", 5]}, "argument.filter.1: must be text"),
+        ("search", {}, "argument.query: Field required"),
+        (
+            "read_document",
+            {"document_id": "d/7"},
+            "unknown argument 'document_id' (did you mean 'id'?); the arguments are id, start, retriever",
+        ),
+        ("read_document", {"id": "d/7", "offset": 3}, "unknown argument 'offset' (did you mean 'start'?)"),
+        ("list_fields", {"retriever": "dense"}, "unknown argument 'retriever'; there are no arguments"),
+    ],
+)
+def test_unknown_arguments_and_wrong_types_are_refused_in_one_line(server: Any, tool: str, arguments: dict[str, Any], said: str) -> None:
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    with pytest.raises(ToolError) as refused:
+        asyncio.run(server.call_tool(tool, arguments))
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_schema_of_every_tool_has_no_further_arguments(server: Any) -> None:
+    tools = asyncio.run(server.list_tools())
+    assert [tool.input_schema["additionalProperties"] for tool in tools] == [False] * 3
+    found = asyncio.run(server.call_tool("search", {"query": "sea", "filter": '["year<2005"]', "k": 3, "retriever": None}))
+    assert {hit["fields"]["year"] < 2005 for hit in found.structured_content["hits"]} == {True}
 
 
 @pytest.mark.slow
@@ -74,10 +135,10 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
             assert (await call("read_document", id="d/7", start=4))["text"] == read_text(folder, "d/7")[4:]
             described = (await call("list_fields"))["result"]
             assert [(each["name"], each["kind"], each["documents"]) for each in described] == [
+                ("dense+bm25", "fused", 60),
                 ("dense", "dense", 60),
                 ("colbert", "colbert", 60),
                 ("bm25", "bm25", 60),
-                ("dense+bm25", "fused", 60),
             ]
             by_text = await call("search", **{**asked, "filter": "year>=2003"}, k=3)
             assert by_text["hits"] == found["hits"]
@@ -85,7 +146,7 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
             assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
             for tool, arguments, said in (
                 ("search", {"query": "a", "filter": ["colour=red"]}, "no document has the field 'colour'"),
-                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense, colbert, bm25, dense+bm25"),
+                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense+bm25, dense, colbert, bm25"),
                 ("read_document", {"id": "none"}, "document 'none' is not in the index"),
             ):
                 refused = await client.call_tool(tool, arguments)

@@ -282,6 +282,19 @@ def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service
     assert "stone" not in browser.run(FOUND)
 
 
+def test_facets_are_chosen_among_all_fields_not_the_first_by_name(browser: Any, service: Service) -> None:
+    service.fields = {**{f"a{number}": ["string"] for number in range(9)}, **FIELDS}  # no document has the first nine
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until("document.querySelector('#facets dt')")
+    shown = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
+    assert "kind" in shown
+    assert set(shown) <= set(FIELDS)
+    browser.type(" birds")
+    browser.until("location.hash === '#q=sea+birds'")
+    browser.until(f"{FOUND}[1] === 'night'")
+    assert service.searches[-1]["facets"] == list(FIELDS), "fields that were useless are not counted again"
+
+
 def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
@@ -761,12 +774,12 @@ def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving:
         assert tab.run(FOUND) == first
         # The fused ranking says where each document stands in its parts.
         tab.run("document.activeElement.blur()")
-        tab.press("4")
+        tab.press("5")
         tab.until(
             "document.querySelectorAll('.list .parts').length === 10 && document.querySelector('.parts').innerText.includes('bm25')", 30
         )
         assert re.fullmatch(r"score 0\.0\d{3}", tab.run("document.querySelector('.list .score').textContent"))
-        tab.press("5")
+        tab.press("1")  # what was asked for comes first
         tab.until(
             "document.querySelector('.list .parts')?.innerText.includes('candidates') && document.querySelector('.list .met')",
             30,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import select
 import shutil
 import socket
 import subprocess
@@ -14,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
-from quiver.retrieval.index import add_documents, delete_documents, open_index
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document
+from quiver.retrieval.serving.server import Connections, TimeoutProtocol
 from tests.processes import imported_python
-from tests.retrieval.serving.conftest import Child, Indexes, httpx
+from tests.retrieval.serving.conftest import Child, Indexes, httpx, started
 
 Serving = Callable[..., Any]
 HEADER = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -66,7 +71,7 @@ def query(child: Child, text: str = "bird", **options: Any) -> Any:
 
 
 def test_the_command_serves(child: Child) -> None:
-    assert query(child, "granite snow", k=3).json()["retriever"] == "index"
+    assert query(child, "granite snow", k=3).json()["retriever"] == "index+bm25"
     assert query(child, "granite snow", retriever="bm25").status_code == 200
 
 
@@ -329,3 +334,92 @@ def test_a_search_beyond_the_time_limit_is_given_up(indexes: Indexes, held_servi
         answer = query(child)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
         assert httpx.get(f"{child.url}/healthz").status_code == 200
+
+
+CROWDED = """
+import resource, sys
+from pathlib import Path
+from quiver.retrieval.serving.schemas import Limits
+from quiver.retrieval.serving.server import Address, free_files, run_service
+from quiver.retrieval.serving.service import open_service
+from tests.retrieval.serving.held_service import say
+
+service = open_service({"words": Path(sys.argv[1])}, limits=Limits(read_seconds=2.0))
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024 - free_files() + 300, hard))  # files for 300 connections, all in all
+run_service(service, Address(port=0, drain_delay=0, drain_seconds=1), started=say)
+"""
+
+
+def test_connections_without_end_are_refused_with_one_line_in_the_log(tmp_path: Path) -> None:
+    """Idle connections that take all that there are, and requests beyond them; the process may open files for 300."""
+    folder = build_index([Document("a", "sea bird")], "bm25", tmp_path / "words").path
+    with (tmp_path / "log").open("w+") as log, started(["-c", CROWDED, str(folder)], stderr=log) as child:
+        idle = [socket.create_connection(("127.0.0.1", child.port)) for _ in range(450)]
+        try:
+            # Those that are far too many are answered at once, without a request.
+            answered = [each for each in idle if select.select([each], [], [], 0)[0]] or idle[-1:]
+            head, _, body = read_all(answered[-1]).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1" in head.lower()
+            assert json.loads(body)["error"]["code"] == "too_many_connections"
+        finally:
+            for each in idle:
+                each.close()
+        wait_until(lambda: query(child).status_code == 200)
+        # One that is a few too many is answered when its request has come.
+        few = [socket.create_connection(("127.0.0.1", child.port)) for _ in range(165)]
+        try:
+            refused = query(child)
+            assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (503, "1", "close")
+        finally:
+            for each in few:
+                each.close()
+        wait_until(lambda: query(child).status_code == 200)
+        assert child.stop() == 0
+        log.seek(0)
+        lines = [line for line in log.read().splitlines() if "shutting down" not in line]
+    assert len(lines) == 1, lines
+    assert "connections are open; requests beyond" in lines[0]
+
+
+def test_a_process_without_files_for_connections_is_refused() -> None:
+    allowed = Connections(1000, 10_000)
+    assert (allowed.most, allowed.limit) == (1000, 1250)
+    for files in (160, 300, 700, 1024):
+        allowed = Connections(1000, files)
+        assert 0 < allowed.most < allowed.limit < files
+    with pytest.raises(InputError, match="ulimit -n"):
+        Connections(1000, 100)
+
+
+def test_a_client_that_reads_nothing_loses_its_connection_in_time() -> None:
+    """The answer stays in memory as long as the connection: only the write timer ends it, long before a keep-alive time could."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a" * (64 << 20)})
+
+    async def talk() -> tuple[float, int]:
+        config = uvicorn.Config(answer, lifespan="off", log_config=None, timeout_keep_alive=60)
+        config.load()
+        state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
+        protocol = type("Protocol", (TimeoutProtocol,), {"timeout_seconds": 0.3, "allowed": Connections(10, 1000)})
+        server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(server.sockets[0].getsockname())
+        reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        begun = loop.time()
+        while not state.connections or loop.time() < begun + 0.1:
+            await asyncio.sleep(0.01)
+        while state.connections and loop.time() < begun + 20:
+            await asyncio.sleep(0.01)
+        taken = loop.time() - begun
+        reader.close()
+        server.close()
+        return taken, len(state.connections)
+
+    taken, left = asyncio.run(talk())
+    assert (left, taken < 20) == (0, True)
