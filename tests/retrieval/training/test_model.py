@@ -118,7 +118,7 @@ def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Pa
     assert isinstance(model, BiEncoder)
     assert same_weights(model.projections, old.projections)
     assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
-    assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("", "d: ", 32)
+    assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("q: ", "d: ", 32)
     assert (model.settings.pooling, model.settings.normalize, model.settings.similarity) == ("mean", False, "dot")
     assert not model.encoder.prepacked
 
