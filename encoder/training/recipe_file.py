@@ -163,10 +163,11 @@ def load_sections(
     for path, value, override in _settings(overrides, problems):
         given.add(path)
         problems.extend(_override(document, path, value, override))
+    rules = tuple(rules)
     found, wrong = validate(kind, document, rules)
     if found is None or problems:
         raise SchemaError(source, problems + wrong)
-    if given and isinstance(found, RecipeSchema) and (before := validate(kind, original)[0]) is not None:
+    if given and isinstance(found, RecipeSchema) and (before := validate(kind, original, rules)[0]) is not None:
         return found.adapted(before, given)
     return found
 

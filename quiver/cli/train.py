@@ -116,7 +116,7 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
-    notes = [f"{found.skipped:,} skipped"] if found.skipped else []
+    notes = _row_notes(found.documents_per_row, found.skipped, found.not_relevant, found.rows_short, found.rows_cut)
     notes += [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
     rows = [
         ("rows", f"{found.rows:,}" + (f" ({'; '.join(notes)})" if notes else "")),
@@ -130,6 +130,17 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batch{'es' * (found.measured_batches > 1)}"),
     ]
     print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+
+
+def _row_notes(documents: int, skipped: int, not_relevant: int, short: int, cut: int) -> list[str]:
+    """What is said of rows that are not as the others."""
+    counts = {
+        "skipped": skipped,
+        "left out by their label": not_relevant,
+        f"with fewer than {documents:,} documents": short,
+        f"with more than {documents:,} documents": cut,
+    }
+    return [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
 def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) -> None:
@@ -167,8 +178,9 @@ def _print_run(record: dict[str, Any], out: Path) -> None:
     from quiver.encoder.training.run_folder import REPORTS
 
     result, data, batch = record["result"], record["data"], record["batch"]
+    notes = _row_notes(data["documents_per_row"], data["skipped"], data["not_relevant"], data["rows_short"], data["rows_cut"])
     rows = [
-        ("rows", f"{data['rows']:,}"),
+        ("rows", f"{data['rows']:,}" + (f" ({'; '.join(notes)})" if notes else "")),
         ("rows per update", f"{batch['effective']:,}"),
         ("negatives per query", f"{batch['negatives_per_query']:,}"),
         ("updates", f"{result['steps']:,}"),

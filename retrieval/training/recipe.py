@@ -18,6 +18,9 @@ from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, Trainin
 RANDOM = "random"
 """Value of ``model.init`` for random weights."""
 
+COLBERT_LENGTHS = {"query_length": 32, "document_length": 180}
+"""Lengths of a ColBERT model -> default in tokens."""
+
 DENSE_SETTINGS = ("pooling", "normalize", "max_length", "query_prompt", "document_prompt")
 """Settings of ``model`` that a bi-encoder's checkpoint may have too."""
 
@@ -141,12 +144,21 @@ class DataSection(TextSchema):
     score_fields: tuple[NonBlank, ...] = ()
     """Fields of the teacher scores, concatenated in this order: one number per document. Required by distillation losses."""
     documents_per_row: int | None = Field(default=None, ge=1)
-    """Documents per row, positive included; null: as many as the first row has. A row with fewer is an error, see ``short_rows``. Negatives
-    that are blank or equal to another document of the row are removed, and counted in run.json."""
+    """Documents per row, positive included; null: as many as the longest row has. Negatives that are blank or equal to another document of
+    the row are removed, and counted in run.json."""
     negatives: Literal["first", "random"] = "first"
     """Hard negatives of a row that has more than needed: the first, or others in every epoch (drawn by seed, epoch and row)."""
-    short_rows: Literal["error", "skip"] = "error"
-    """Treatment of a row with fewer documents than ``documents_per_row``; skipped rows are counted in run.json."""
+    short_rows: Literal["error", "skip", "repeat", "fewer"] | None = None
+    """Treatment of a row with fewer documents than ``documents_per_row``. ``fewer``: train with those that it has. ``repeat``: draw some of
+    its negatives again, others in every epoch; a row without negatives is skipped. ``skip``: leave it out. ``error``: refuse it. Null:
+    ``fewer``; ``error`` with teacher scores, whose losses need rows of equal length. run.json counts the rows. A row without a query or a
+    positive is refused, or with ``skip`` left out."""
+    label_field: NonBlank | None = None
+    """Field that says whether the documents of a row are relevant: a number, true or false. A row whose value is 0 or less is left out, and
+    counted in run.json. If the field holds a list, one value per document, the documents above 0 are the positives and the others hard
+    negatives. Pairs with a label, score or similarity other than 1 are refused unless it is named here or in ``ignore_fields``."""
+    ignore_fields: tuple[NonBlank, ...] = ()
+    """Fields such as ``score`` that say nothing about whether a document is relevant."""
     queries: NonBlank | None = None
     """Source of the query texts by id. Required for ``format: ids``, and only allowed there."""
     documents: NonBlank | None = None
@@ -163,6 +175,11 @@ class DataSection(TextSchema):
     """Maximum number of rows; null for all."""
     revision: str = ""
     """Version of the data (a commit, a release, a date) for run.json."""
+
+    @property
+    def short(self) -> Literal["error", "skip", "repeat", "fewer"]:
+        """Treatment of short rows, with null resolved; data has teacher scores if and only if the loss needs them."""
+        return self.short_rows or ("error" if self.score_fields else "fewer")
 
 
 class LossSection(TextSchema):
@@ -393,7 +410,15 @@ ARCHITECTURE = (
             lambda length, positions: length is not None and length > positions,
             "must be <= architecture.max_positions {1}, got {0}",
         )
-        for name in ("query_length", "document_length")
+        for name in COLBERT_LENGTHS
+    ),
+    *(
+        Rule(
+            (f"model.colbert.{name}", f"{_SHAPE}.max_positions"),
+            lambda length, positions, default=default: length is None and default > positions,
+            f"must be <= architecture.max_positions {{1}}, got {default}",
+        )
+        for name, default in COLBERT_LENGTHS.items()
     ),
 )
 
@@ -439,6 +464,21 @@ DATA = (
         ("data.positives", "data.format"),
         lambda positives, form: positives == "each" and form == "beir",
         "format: beir already makes one row per relevant document; remove it",
+    ),
+    Rule(
+        ("data.short_rows", "data.score_fields"),
+        lambda short, scores: short == "fewer" and bool(scores),
+        "fewer needs a loss with in-batch negatives; with data.score_fields use repeat, skip or error",
+    ),
+    Rule(
+        ("data.label_field", "data.score_fields"),
+        lambda label, scores: label is not None and bool(scores),
+        "the losses of data.score_fields learn from the scores alone; remove one of the two",
+    ),
+    Rule(
+        ("data.label_field", "data.format"),
+        lambda label, form: label is not None and form == "beir",
+        "the judgements of a BEIR folder have grades already; remove it",
     ),
     Rule(("data.document_fields",), lambda fields: not fields, "must name at least one field"),
     Rule(("data.document_fields",), lambda fields: len(set(fields)) < len(fields), "names a field twice: {0}"),

@@ -554,6 +554,9 @@ def describe_data(rows: TrainingRows) -> dict[str, Any]:
         "documents_per_row": rows.documents_per_row,
         "sha256": rows.sha256,
         "skipped": rows.skipped,
+        "not_relevant": rows.not_relevant,
+        "rows_short": rows.short,
+        "rows_cut": rows.cut,
         "copies": rows.copies,
     }
 
@@ -565,7 +568,10 @@ def base_model(recipe: Recipe) -> str | None:
 
 
 def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
-    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows."""
+    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows.
+
+    Rows with fewer documents lower it.
+    """
     if recipe.loss.name not in IN_BATCH:
         return documents_per_row - 1
     rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)

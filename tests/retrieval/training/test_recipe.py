@@ -190,7 +190,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
     ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
     ({"model.init": " "}, "model.init: must not be blank, got ' '"),
-    *(({f"model.{name}": ...}, f"model.{name}: required for kind: dense") for name in ("pooling", "normalize", "max_length")),
+    (
+        COLBERT | {"model.colbert": {"document_length": 8}, "model.architecture.max_positions": 16},
+        "model.colbert.query_length: must be <= architecture.max_positions 16, got 32",
+    ),
+    ({"model.only_if_bare": ["poling"]}, "model.only_if_bare: must name settings such as pooling or colbert.query_length, got ('poling',)"),
     *(
         (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, but kind is colbert")
         for name, value in (
@@ -202,7 +206,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             ("document_prompt", "d"),
         )
     ),
-    (COLBERT | {"model.colbert": None}, "model.colbert: required for kind: colbert"),
     ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, but kind is dense"),
     ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
