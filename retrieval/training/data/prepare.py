@@ -134,7 +134,7 @@ class RowFilter:
         self.cut = 0
         self._section = section
         self._lengths = array("i")  # documents of each row that was written, those that are not used included
-        self._located: dict[int, str] = {}  # number of documents -> first row with so many
+        self._located: dict[int, tuple[str, int]] = {}  # number of documents -> first row with so many, and those excluded from it
 
     def usable(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yield the relevant examples without a flaw.
@@ -173,7 +173,7 @@ class RowFilter:
             self.skipped += 1
             return []
         self._lengths.append(len(positions))
-        self._located.setdefault(len(positions), example.location)
+        self._located.setdefault(len(positions), (example.location, excluded))
         return positions if self._section.negatives == "random" else positions[: self.documents]
 
     def finish(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,8 +194,8 @@ class RowFilter:
         wanted = self.documents = int(lengths.max()) if self.documents is None else self.documents
         enough = np.array([self._enough(length, wanted) for length in lengths.tolist()])
         if not enough.all() and self._section.short == "error":
-            shortest = int(lengths.min())
-            raise self._too_short(self._located[shortest], shortest, wanted, 0)
+            documents, (location, excluded) = next(item for item in self._located.items() if item[0] < wanted)
+            raise self._too_short(location, documents, wanted, excluded)
         self.skipped += int((~enough).sum())
         order, lengths = order[enough], lengths[enough]
         self.short, self.cut = int((lengths < wanted).sum()), int((lengths > wanted).sum())

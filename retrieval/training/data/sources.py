@@ -302,6 +302,7 @@ class FieldReader:
         self._documents = section.document_fields
         self._scores = section.score_fields
         self._each = section.positives == "each"
+        self._item = _id if section.format == "ids" else _text
         self._label = section.label_field
         named = {name.lower() for field in (*self.columns, *section.ignore_fields) for name in (field, field.partition(".")[0])}
         # Names in lower case of fields that are not read although they may say that a document is not relevant.
@@ -315,6 +316,16 @@ class FieldReader:
     def missing(self, location: str, row: Mapping[str, object]) -> set[str]:
         """Return the fields that a row lacks; a null field is there."""
         return {name for name in self.columns if _reach(location, name, row) is _MISSING}
+
+    def check(self, location: str, row: Mapping[str, object]) -> None:
+        """Check that a row has all fields.
+
+        Raises:
+            InputError: A field is missing; lists those that exist.
+        """
+        missing = self.missing(location, row)
+        for name in (name for name in self.columns if name in missing):
+            raise self.misspelt(location, row, name)
 
     def misspelt(self, location: str, row: Mapping[str, object], name: str) -> InputError:
         """Make the error for a field that no row has; it lists the fields of the first one."""
