@@ -207,6 +207,22 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         )
     ),
     ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, but kind is dense"),
+    (
+        COLBERT | {"model.colbert": {"document_length": 129}},
+        "model.colbert.document_length: must be <= architecture.max_positions 128, got 129",
+    ),
+    (
+        {"data.score_fields": ["scores"], "loss": {"name": "kl"}, "data.short_rows": "fewer"},
+        "data.short_rows: fewer needs a loss with in-batch negatives; with data.score_fields use repeat, skip or error",
+    ),
+    (
+        {"data.score_fields": ["scores"], "loss": {"name": "kl"}, "data.label_field": "label"},
+        "data.label_field: the losses of data.score_fields learn from the scores alone; remove one of the two",
+    ),
+    (
+        {"data.format": "beir", "data.label_field": "label"},
+        "data.label_field: the judgements of a BEIR folder have grades already; remove it",
+    ),
     ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
     ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),
