@@ -167,8 +167,10 @@ def load_sections(
     found, wrong = validate(kind, document, rules)
     if found is None or problems:
         raise SchemaError(source, problems + wrong)
-    if given and isinstance(found, RecipeSchema) and (before := validate(kind, original, rules)[0]) is not None:
-        return found.adapted(before, given)
+    if given and isinstance(found, RecipeSchema):
+        before: Any = validate(kind, original, rules)[0]
+        if before is not None:  # otherwise the file is a template, and the overrides complete it
+            return found.adapted(before, given)
     return found
 
 

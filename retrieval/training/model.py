@@ -17,7 +17,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from quiver.retrieval.training.recipe import RANDOM, ArchitectureSection, ColBER
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
+Similarity: TypeAlias = Literal["cosine", "dot", "maxsim"]
 
 DIM = 128
 """Width of the token vectors of a ColBERT model with a new projection: PyLate's default."""
@@ -164,8 +165,8 @@ def _without_settings(start: ModelFolder, recipe: Recipe) -> ModelFolder:
 def _dense_settings(start: ModelFolder, choice: _Choice) -> ModelFolder:
     section = choice.section
     known = (start.normalize, start.similarity)
-    wanted = None if section.normalize is None else (section.normalize, "cosine" if section.normalize else "dot")
-    normalize, similarity = choice.of("normalize", wanted, known)
+    by_recipe: dict[bool | None, tuple[bool, Similarity]] = {True: (True, "cosine"), False: (False, "dot")}
+    normalize, similarity = choice.of("normalize", by_recipe.get(section.normalize), known)
     return replace(
         start,
         max_length=choice.of("max_length", section.max_length, start.max_length),

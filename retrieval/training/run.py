@@ -35,6 +35,7 @@ from quiver.encoder.training.processes import (
     keep_freed_memory,
     stop_requests,
 )
+from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
@@ -274,7 +275,7 @@ class _Session:
             fixed["data"] = describe_data(rows)
         about = run_folder.describe_session(self.command, run.device)
         # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
-        without_weight = run_folder.WITHOUT_WEIGHT | {"development", "development.every"}
+        without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
         return RunIdentity(run.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
 
     def _refuse_other_best(self) -> None:

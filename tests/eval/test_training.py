@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ from quiver.encoder import InputError
 from quiver.retrieval.training.recipe import load_recipe
 
 pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture
+def command_line(request: pytest.FixtureRequest) -> Any:
+    """The fixture ``quiver``, whose name is the module's here."""
+    return request.getfixturevalue("quiver")
+
 
 SMALL = {
     "model": {"architecture": {"hidden_size": 16, "heads": 2, "intermediate_size": 24, "vocab_size": 320, "layers": 1}, "max_length": 24},
@@ -91,9 +99,17 @@ def claims(record: dict[str, Any]) -> dict[str, Any]:
     return {name: recipe[name] for name in ("description", "source", "cost", "expected")} | {"revision": record["data"]["revision"]}
 
 
-def test_a_run_on_other_data_does_not_claim_what_the_recipe_measured(rows: Path, tmp_path: Path) -> None:
+def test_a_run_on_other_data_does_not_claim_what_the_recipe_measured(command_line: Callable[..., Any], rows: Path, tmp_path: Path) -> None:
     record = quiver.train("docstrings-dense-small", tmp_path / "run", tiny_start(tmp_path, rows), device="cpu")
     assert claims(record) == {"description": None, "source": None, "cost": None, "expected": None, "revision": ""}
+    exported = command_line(
+        "export", tmp_path / "run/model", "--layout", "hf", "--run-folder", tmp_path / "run", "--out", tmp_path / "card"
+    )
+    assert exported.code == 0, exported.err
+    card = (out / "README.md").read_text()
+    assert "docstrings-dense-small" in card
+    for claim in ("code search model", "AnswerDotAI", "CPU core", "nDCG@10", "docstrings-dense`", "| Source |"):
+        assert claim not in card
     own = {**tiny_start(tmp_path, rows), "description": "numbers", "data.revision": "of today", "training.max_steps": 1}
     record = quiver.train("docstrings-dense-small", tmp_path / "own", own, device="cpu")
     assert claims(record) == {"description": "numbers", "source": None, "cost": None, "expected": None, "revision": "of today"}
