@@ -102,9 +102,8 @@ def claims(record: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_on_other_data_does_not_claim_what_the_recipe_measured(command_line: Callable[..., Any], rows: Path, tmp_path: Path) -> None:
     record = quiver.train("docstrings-dense-small", tmp_path / "run", tiny_start(tmp_path, rows), device="cpu")
     assert claims(record) == {"description": None, "source": None, "cost": None, "expected": None, "revision": ""}
-    exported = command_line(
-        "export", tmp_path / "run/model", "--layout", "hf", "--run-folder", tmp_path / "run", "--out", tmp_path / "card"
-    )
+    run, out = tmp_path / "run", tmp_path / "card"
+    exported = command_line("export", run / "model", "--layout", "hf", "--run-folder", run, "--out", out)
     assert exported.code == 0, exported.err
     card = (out / "README.md").read_text()
     assert "docstrings-dense-small" in card
