@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,11 @@ def installed_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def is_main_process() -> bool:
+    """Return whether this is process 0 of torchrun, or the only process."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def resident(name: str) -> int:

@@ -1,4 +1,7 @@
-"""Progress on standard error: a bar on a terminal and in a notebook, elsewhere, as in the log of a job, a line a minute."""
+"""Progress on standard error: a bar on a terminal and in a notebook, elsewhere, as in the log of a job, a line a minute.
+
+Long work counts its steps here, so this is also where it can be stopped between two of them, see `interruptible`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 LINES_EVERY = 60.0
@@ -27,6 +31,51 @@ class AdvanceWithNews(Advance, Protocol):
         """Count steps as done, and show a text until the next one."""
 
 
+class WorkStoppedError(Exception):
+    """Work within `interruptible` was stopped between two of its steps."""
+
+
+_STOP_REQUESTED: ContextVar[Callable[[], bool] | None] = ContextVar("stop_requested", default=None)
+
+
+@contextmanager
+def interruptible(stop_requested: Callable[[], bool]) -> Iterator[None]:
+    """Let the work in the block be stopped between two of its steps, such as batches of texts to encode.
+
+    Args:
+        stop_requested: Whether to stop; called after each step that a `progress_bar` counts, shown or not, and by `check_stop`.
+
+    Raises:
+        WorkStoppedError: A step was done and ``stop_requested`` returned true.
+    """
+    token = _STOP_REQUESTED.set(stop_requested)
+    try:
+        yield
+    finally:
+        _STOP_REQUESTED.reset(token)
+
+
+def is_interruptible() -> bool:
+    """Whether this is called within `interruptible`."""
+    return _STOP_REQUESTED.get() is not None
+
+
+def should_stop() -> bool:
+    """Whether the work within `interruptible` should stop; False elsewhere."""
+    requested = _STOP_REQUESTED.get()
+    return requested is not None and requested()
+
+
+def check_stop() -> None:
+    """Stop the work within `interruptible` if that is requested; does nothing elsewhere.
+
+    Raises:
+        WorkStoppedError: A stop was requested.
+    """
+    if should_stop():
+        raise WorkStoppedError
+
+
 @contextmanager
 def progress_bar(description: str, total: int | None, *, enabled: bool, done: int = 0) -> Iterator[AdvanceWithNews]:
     """Show progress while the block runs.
@@ -38,8 +87,24 @@ def progress_bar(description: str, total: int | None, *, enabled: bool, done: in
         done: Number of steps that were done before.
 
     Yields:
-        Function that advances the bar by a number of steps.
+        Function that advances the bar by a number of steps; within `interruptible` it raises if a stop was requested.
     """
+    requested = _STOP_REQUESTED.get()  # of the thread that opens the bar; another one may advance it
+    with _shown_bar(description, total, enabled=enabled, done=done) as advance:
+        if requested is None:
+            yield advance
+            return
+
+        def advance_or_stop(steps: int, news: str = "") -> None:
+            advance(steps, news)
+            if requested():
+                raise WorkStoppedError
+
+        yield advance_or_stop
+
+
+@contextmanager
+def _shown_bar(description: str, total: int | None, *, enabled: bool, done: int) -> Iterator[AdvanceWithNews]:
     if not enabled or total == 0:
         yield lambda steps, news="": None
         return

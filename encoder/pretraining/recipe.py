@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
+from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
 
 
 class VocabularySection(TextSchema):
@@ -189,20 +189,20 @@ class TrainingSection(TextSchema):
     """Weights that become the model of the run."""
 
 
-class PretrainingRecipe(TextSchema):
+class PretrainingRecipe(RecipeSchema):
     """All settings of a pretraining run."""
 
     name: NonBlank
     """Name of the recipe file, without suffix."""
     kind: Literal["pretraining"]
     """Kind of recipe."""
-    description: NonBlank
+    description: NonBlank | None = None
     """Model and data in one sentence."""
-    source: NonBlank
+    source: NonBlank | None = None
     """Source of the settings."""
-    cost: NonBlank
+    cost: NonBlank | None = None
     """Time and hardware."""
-    expected: NonBlank
+    expected: NonBlank | None = None
     """Expected result."""
     model: ModelSection
     """The encoder and its vocabulary."""
@@ -259,7 +259,7 @@ RULES = (
 )
 
 
-def load_pretraining_recipe(path: str | Path, overrides: Sequence[str] = ()) -> PretrainingRecipe:
+def load_pretraining_recipe(path: str | Path, overrides: Overrides = ()) -> PretrainingRecipe:
     """Read and check a recipe.
 
     Args:

@@ -41,12 +41,12 @@ from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
+from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     CORPUS,
     RECORD,
     TOKENIZER,
-    WITHOUT_WEIGHT,
     RunIdentity,
     describe_session,
     exclusive_lock,

@@ -33,6 +33,7 @@ from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.phases import first_model, in_form, learning_rate_share, phase_config, start_from_frequencies
 from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, empty_row, held_out_rows
+from quiver.encoder.progress import WorkStoppedError, should_stop
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.averaging import MovingAverage
@@ -264,7 +265,11 @@ class PretrainingTask:
         return self._held_out is not None and (self._phase_ended or _due(training.evaluate_every, progress.step))
 
     def evaluate(self) -> Mapping[str, float]:
-        """The held-out loss."""
+        """The held-out loss.
+
+        Raises:
+            WorkStoppedError: A process was asked to stop.
+        """
         if self._held_out is None:
             return {}
         with autocast(self._session.recipe.training.dtype, self.device):
@@ -365,6 +370,7 @@ class HeldOut:
         if training.sharding == "full":
             self._rows += [empty_row()] * (-(-len(rows) // processes.size) - len(self._rows))
         self._processes = processes
+        self._sharded = training.sharding == "full" and processes.size > 1
 
     @torch.no_grad()
     def loss(self, model: MaskedLM) -> float:
@@ -372,10 +378,18 @@ class HeldOut:
         model.eval()
         # Summed on the device, so that the host prepares the next row while the device computes.
         sums = torch.zeros((), dtype=torch.float64, device=model.encoder.device)
+        stopped = False
         for row in self._rows:
+            # Sharded weights are gathered in all processes, so that none of them may stop alone.
+            stopped = bool(self._processes.sum([should_stop()])[0]) if self._sharded else should_stop()
+            if stopped:
+                break
             sums += model(row.batch, row.labels).loss.double() * row.masked
         model.train()
-        [total, count] = self._processes.sum([float(sums), sum(row.masked for row in self._rows)])
+        # The processes have different numbers of rows; here they meet, and stop together.
+        [total, count, stops] = self._processes.sum([float(sums), sum(row.masked for row in self._rows), stopped])
+        if stops:
+            raise WorkStoppedError
         return total / max(1.0, count)
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,6 +42,9 @@ from quiver.encoder.files import save_tensors, write_json, write_text
 
 LOG, NONFINITE = "log.jsonl", "nonfinite"
 """Names in the run folder."""
+
+LEARNING_RATE = "learning_rate"
+"""Key of the lines about the training itself; the others are of an evaluation."""
 
 Line: TypeAlias = Mapping[str, int | float]
 Curve: TypeAlias = list[tuple[int, float]]
@@ -63,9 +66,16 @@ class RunLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def holds(self, step: int, key: str) -> bool:
-        """Whether a line of a step has a key."""
-        return self._path.exists() and any(line["step"] == step and key in line for line in read_log(self._path))
+    def measures(self, step: int, position: Collection[str]) -> dict[str, float]:
+        """Return the measures that were logged after a step, in their order; empty if there are none.
+
+        Args:
+            step: The step.
+            position: Keys that place a line in the run.
+        """
+        lines = [line for line in read_log(self._path) if line["step"] == step] if self._path.exists() else []
+        found = next((line for line in lines if LEARNING_RATE not in line), {})
+        return {key: float(value) for key, value in found.items() if key not in ("step", "seconds", *position)}
 
     def sync(self) -> None:
         """Sync the lines to disk, before a checkpoint of the same step is sealed."""

@@ -43,6 +43,11 @@ class StopRequest:
         self.name: str | None = None
         self._when = 0.0
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal has requested the run to stop."""
+        return self.name is not None
+
     def take(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal.
 
@@ -56,7 +61,7 @@ class StopRequest:
             self.name = signal.Signals(number).name
             self._when = time.monotonic()
             # By another thread: the signal may have come in the middle of a write to the very stream that the log goes to.
-            message = "%s: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+            message = "%s: stopping after this step or batch of the evaluation, with a checkpoint; Ctrl-C again stops at once"
             threading.Thread(target=logger.warning, args=(message, self.name)).start()
 
 

@@ -8,18 +8,23 @@ date. The schema knows the type of each setting and converts the text; only null
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import yaml
 
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.schema import Rule, SchemaError, TextSchema, validate
+from quiver.encoder.schema import Rule, Schema, SchemaError, TextSchema, validate
 
 Section = TypeVar("Section", bound=TextSchema)
+Described = TypeVar("Described", bound="RecipeSchema")
+
+Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
+"""Changes to a recipe: ``["training.batch_size=64"]``, or ``{"training.batch_size": 64}``, also nested."""
 
 AUTO = "auto"
 """Value of a setting that a run chooses when it begins; the recipe in its folder has the choice."""
@@ -27,9 +32,57 @@ AUTO = "auto"
 TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
 """Values of ``training.dtype``, see `quiver.encoder.training.autocast`."""
 
+WITHOUT_WEIGHT = frozenset(
+    {"name", "description", "source", "cost", "expected", "data.revision", "training.log_every", "training.keep_checkpoints"}
+)
+"""Settings of a recipe that do not affect the weights; a resumed session may change them."""
+
+_SAME_RESULT = WITHOUT_WEIGHT | {"training.dtype", "training.save_every"}
+"""Settings whose change leaves cost and expected result of a recipe as they are; so does one of ``development``."""
+
 _SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
 
 _TAG = "tag:yaml.org,2002:"
+
+
+class RecipeSchema(TextSchema):
+    """Base of recipes of all kinds, whose optional fields ``description``, ``source``, ``cost`` and ``expected`` describe a whole run.
+
+    They hold for the settings that they were written for. In a recipe with another model or other data they are None, and
+    ``data.revision`` is empty; with other settings of another kind, such as the learning rate, ``cost`` and ``expected`` are None.
+    """
+
+    def replace(self: Described, **changes: Any) -> Described:
+        """A validated copy in which some fields have other values; what described the fields before is left out."""
+        changed: Described = super().replace(**changes)
+        return changed.adapted(self, changes)
+
+    def adapted(self: Described, before: Described, given: Collection[str]) -> Described:
+        """Leave out what is no longer true.
+
+        Args:
+            before: The recipe that some settings were changed of.
+            given: Dotted paths of the settings that were given; they stay as they are.
+        """
+        changed = set(_changed_settings(before, self)) - WITHOUT_WEIGHT
+        replaced = any(path.partition(".")[0] in ("model", "data") for path in changed)
+        retrained = any(path not in _SAME_RESULT and path.partition(".")[0] != "development" for path in changed)
+        names = ("description", "source", "cost", "expected") if replaced else ("cost", "expected") if retrained else ()
+        updates: dict[str, Any] = {name: None for name in names if name not in given and getattr(self, name) == getattr(before, name)}
+        data, known = getattr(self, "data", None), getattr(getattr(before, "data", None), "revision", "")
+        if replaced and known and "data.revision" not in given and isinstance(data, Schema) and getattr(data, "revision", "") == known:
+            updates["data"] = data.replace(revision="")
+        return TextSchema.replace(self, **updates)
+
+
+def _changed_settings(before: Schema, after: Schema) -> Iterator[str]:
+    """Dotted paths of two levels at which two recipes differ."""
+    for name in type(after).model_fields:
+        was, now = getattr(before, name), getattr(after, name)
+        if isinstance(was, Schema) and isinstance(now, Schema):
+            yield from (f"{name}.{inner}" for inner in type(now).model_fields if getattr(was, inner) != getattr(now, inner))
+        elif was != now:
+            yield name
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,24 +135,50 @@ def parse_yaml(text: str) -> tuple[object, list[str]]:
 
 
 def load_sections(
-    path: str | Path, kind: type[Section], rules: Iterable[Rule], *, kinds: Collection[str] | None = None, overrides: Sequence[str] = ()
+    recipe: str | Path | Mapping[str, Any] | TextSchema,
+    kind: type[Section],
+    rules: Iterable[Rule],
+    *,
+    kinds: Collection[str] | None = None,
+    overrides: Overrides = (),
 ) -> Section:
     """Read and check a recipe.
 
     Args:
-        path: A YAML file, or the name of a shipped recipe.
+        recipe: A YAML file, the name of a shipped recipe, the sections as a mapping, or a recipe that was loaded before.
         kind: The dataclass of the whole recipe.
         rules: Relations between its fields.
         kinds: Kinds of the shipped recipes that a name may select; None for any.
         overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` set None; a value in
-            quotes is text without the quotes; ``[1, 2]`` is a list; items of a list are addressed by number, from 0.
+            quotes is text without the quotes; ``[1, 2]`` is a list; items of a list are addressed by number, from 0. Or a mapping from
+            dotted paths, or nested, to values.
 
     Raises:
         SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
             or at odds with another; names all of them.
         InputError: There is no such recipe, or it cannot be read.
     """
-    file = find_recipe(path, kinds)
+    source, document, problems = _read_recipe(recipe, kinds)
+    original, given = copy.deepcopy(document), set[str]()
+    for path, value, override in _settings(overrides, problems):
+        given.add(path)
+        problems.extend(_override(document, path, value, override))
+    rules = tuple(rules)
+    found, wrong = validate(kind, document, rules)
+    if found is None or problems:
+        raise SchemaError(source, problems + wrong)
+    if given and isinstance(found, RecipeSchema):
+        before: Any = validate(kind, original, rules)[0]
+        if before is not None:  # otherwise the file is a template, and the overrides complete it
+            return found.adapted(before, given)
+    return found
+
+
+def _read_recipe(recipe: str | Path | Mapping[str, Any] | TextSchema, kinds: Collection[str] | None) -> tuple[str, object, list[str]]:
+    """Name of a recipe for errors, its content as `parse_yaml` gives it, and problems of its syntax."""
+    if isinstance(recipe, TextSchema | Mapping):
+        return "recipe", _plain(recipe.model_dump() if isinstance(recipe, TextSchema) else recipe), []
+    file = find_recipe(recipe, kinds)
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -107,15 +186,18 @@ def load_sections(
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     try:
-        document, problems = parse_yaml(text)
+        return str(file), *parse_yaml(text)
     except InputError as error:
         raise SchemaError(str(file), [str(error)]) from error
-    for override in overrides:
-        problems.extend(_override(document, override))
-    recipe, found = validate(kind, document, rules)
-    if recipe is None or problems:
-        raise SchemaError(str(file), problems + found)
-    return recipe
+
+
+def _plain(value: object) -> object:
+    """A value of Python as a parsed file has it: lists, mappings of new identity, paths as text."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
@@ -173,12 +255,35 @@ def _shipped_folder() -> Path:
     return Path(__file__).resolve().parents[2] / "recipes"
 
 
-def _override(document: object, override: str) -> list[str]:
-    """Apply ``dotted.path=value`` to a parsed recipe; the problem, if any, in a list."""
-    key, equals, text = override.partition("=")
-    *parents, name = key.strip().split(".")
-    if not equals or not all([*parents, name]):
-        return [f"override {override!r}: must read section.setting=value"]
+def _settings(overrides: Overrides, problems: list[str]) -> Iterator[tuple[str, object, str]]:
+    """Path, value and, for messages, the text of each override; overrides that are not one add to the problems."""
+    if isinstance(overrides, Mapping):
+        yield from ((path, _plain(value), path) for path, value in _leaves(overrides))
+        return
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        key, equals, text = override.partition("=")
+        path = key.strip()
+        if not equals or not all(path.split(".")):
+            problems.append(f"override {override!r}: must read section.setting=value")
+            continue
+        try:
+            yield path, _scalar(text), override
+        except InputError as error:
+            problems.append(f"override {override!r}: {error}")
+
+
+def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted paths and values of a mapping, whose values may be mappings."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _override(document: object, path: str, value: object, override: str) -> list[str]:
+    """Set the value at a dotted path of a parsed recipe; the problem, if any, in a list."""
+    *parents, name = path.split(".")
     target = document
     for number, parent in enumerate(parents):
         target = _inner(target, parent)
@@ -187,10 +292,7 @@ def _override(document: object, override: str) -> list[str]:
     if not isinstance(target, dict):
         why = f"{'.'.join(parents)} is a list, name one of its items by its number" if parents else "the recipe has no settings"
         return [f"override {override!r}: {why}"]
-    try:
-        target[name] = _scalar(text)
-    except InputError as error:
-        return [f"override {override!r}: {error}"]
+    target[name] = value
     return []
 
 

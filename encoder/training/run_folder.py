@@ -35,7 +35,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.log import LOG, NONFINITE
-from quiver.encoder.training.recipe_file import AUTO
+from quiver.encoder.training.recipe_file import AUTO, WITHOUT_WEIGHT
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,6 @@ LOCK = ".lock"
 _BEGUN_SCHEMAS, _RECORD_SCHEMAS = "quiver-begun/", "quiver-run/"
 SCHEMA = f"{_BEGUN_SCHEMAS}1"
 """Schema of ``begun.json``."""
-
-WITHOUT_WEIGHT = frozenset({"name", "description", "source", "cost", "expected", "training.log_every", "training.keep_checkpoints"})
-"""Settings of a recipe that do not affect the weights; a resumed session may change them."""
 
 PACKAGES = (
     "quiver-retrieval",

@@ -1,10 +1,13 @@
-"""The training loop: forward, backward, clip, step; then log, evaluate, save and stop, in this order.
+"""The training loop: forward, backward, clip, step; then log, save, evaluate and stop, in this order.
 
 A `Task` gives batches, a loss and checkpoints; the trainer does the rest. Retrieval training, fine-tuning and pretraining are tasks.
 The loop uses torch.distributed without DistributedDataParallel: the gradients are averaged over the processes once per step, while the last
 backward pass runs (`quiver.encoder.training.gradients`). `docs/decisions.md` says why accelerate is not used.
 
 The host waits for the device once per step, to read the losses, the norm of the gradient and the counts of all processes together.
+
+A checkpoint is saved before the evaluation of the same step, so that a process that is killed while it evaluates loses nothing, and an
+evaluation stops between two batches when a signal asks for it. The session that resumes the run evaluates, or reads the score in the log.
 
 A resumed run is the run that was not interrupted, on a CPU bit for bit: `Progress` holds what has been logged and counted so far, and the
 random generators of all processes are part of every checkpoint.
@@ -28,6 +31,7 @@ from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch, copy_to
+from quiver.encoder.progress import WorkStoppedError, interruptible
 from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
@@ -195,7 +199,11 @@ class Task(Protocol):
         """Whether `evaluate` is called after this step."""
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measures on held-out data, the same in all processes; empty if there is none. The first decides which checkpoint is best."""
+        """Measures on held-out data, the same in all processes; empty if there is none. The first decides which checkpoint is best.
+
+        Raises:
+            WorkStoppedError: A stop was requested (`quiver.encoder.progress.interruptible`); raised in all processes, or in none.
+        """
 
     def save_due(self, progress: Progress) -> bool:
         """Whether a checkpoint is written after this step."""
@@ -276,7 +284,7 @@ class Trainer:
         settings: Settings of the loop.
         output: Where it writes.
         processes: Processes of the run.
-        stop: Checked once per step.
+        stop: Checked once per step, and between the batches of an evaluation.
         progress: Updated in place.
         random_states: Random generator states by process; None for a new run, which is seeded.
     """
@@ -316,8 +324,8 @@ class Trainer:
                 seed_random(settings.seed + self._processes.rank)  # equal generators would drop the same units in all ranks
             else:
                 set_random_state(self._random_states[self._processes.rank])
-            if progress.step and task.evaluation_due(progress) and progress.evaluated != progress.step:
-                self._evaluate()  # the last session was stopped before it
+            if progress.step and progress.evaluated != progress.step and self._save_and_evaluate(saved=True):
+                raise RunStoppedError(progress.step)  # the last session was stopped before it had evaluated, and so is this one
             while not self._patience_is_over() and (batches := next(steps, None)) is not None:
                 update = self._update(batches)
                 self._count(update)
@@ -368,7 +376,7 @@ class Trainer:
         names = self._settings.counts
         counts = [sum(batch.tokens for batch in batches), *(sum(batch.counts[name] for batch in batches) for name in names)]
         # The only wait for the device per step.
-        values = self._read(losses, [norm, *unused.marks], [self._stop.name is not None, *counts])
+        values = self._read(losses, [norm, *unused.marks], [self._stop.is_requested, *counts])
         own, (grad_norm, *marks), (total, stop, tokens, *summed) = values
         mean = total / processes.size
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
@@ -458,7 +466,7 @@ class Trainer:
         progress.seconds = self._earlier + now - self._start
 
     def _after(self, update: _Update) -> bool:
-        """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here.
+        """Log, save, evaluate, in this order; whether the run stops here.
 
         After a stop request, the run is saved at once, and the session that resumes it evaluates.
         """
@@ -468,8 +476,25 @@ class Trainer:
         if update.stop and not task.finished(progress):
             self._save()
             return True
-        improved = task.evaluation_due(progress) and self._evaluate()
-        if (improved and task.keep_best) or task.save_due(progress):
+        return self._save_and_evaluate(saved=False)
+
+    def _save_and_evaluate(self, *, saved: bool) -> bool:
+        """Save if a checkpoint is due and the step is not ``saved``, then evaluate if that is due; whether the run stops here."""
+        task, progress = self._task, self.progress
+        if not saved and task.save_due(progress):
+            self._save()
+            saved = True
+        if not task.evaluation_due(progress):
+            return False
+        try:
+            improved = self._evaluate()
+        except WorkStoppedError:
+            if not saved:
+                self._save()
+            return True
+        if saved:  # this step may be the best one now, in place of another
+            self._keep_checkpoints()
+        elif improved and task.keep_best:
             self._save()
         return False
 
@@ -504,18 +529,25 @@ class Trainer:
             self._output.log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
 
     def _evaluate(self) -> bool:
-        """Log the measures; whether the first one is among the best that are kept."""
-        progress = self.progress
-        with preserve_rng_state():
-            measures = self._task.evaluate()
-            self._task.module.train()
+        """Log the measures; whether the first one is among the best that are kept.
+
+        Raises:
+            WorkStoppedError: A stop was requested; the progress is as before.
+        """
+        progress, task = self.progress, self._task
+        measures = self._logged_measures()
+        logged = bool(measures)
+        if not logged:
+            with preserve_rng_state(), interruptible(lambda: self._stop.is_requested):
+                measures = dict(task.evaluate())
+                task.module.train()
         progress.seconds = self._earlier + time.perf_counter() - self._start
         progress.evaluated = progress.step
         if not measures:
             return False
-        key, score = next(iter(measures.items()))
-        if not self._output.log.holds(progress.step, key):  # by a session that was killed after it
+        if not logged:
             self._write(measures)
+        key, score = next(iter(measures.items()))
         if not math.isfinite(score):
             logger.warning("step %d: %s is %s, which is not compared with other scores", progress.step, key, score)
             progress.worse += 1
@@ -525,6 +557,14 @@ class Trainer:
         progress.best = ranked[: max(1, self._task.keep_best)]
         progress.worse = 0 if progress.best_step == progress.step else progress.worse + 1
         return (score, progress.step) in progress.best
+
+    def _logged_measures(self) -> dict[str, float]:
+        """Measures of this step that an earlier session has logged before it was killed; empty without one."""
+        progress = self.progress
+        if not progress.resumed_at or progress.resumed_at[-1] != progress.step:
+            return {}
+        position, is_main = self._task.position(progress), self._processes.is_main_process
+        return self._processes.gather(self._output.log.measures(progress.step, position) if is_main else {})[0]
 
     def _save(self) -> None:
         progress, checkpoints = self.progress, self._output.checkpoints
@@ -537,8 +577,13 @@ class Trainer:
             self._output.log.sync()
             with checkpoints.writing(progress.step) as folder:
                 self._task.save(folder, progress, states)
-        checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
+        self._keep_checkpoints()
         logger.info("checkpoint of step %d saved", progress.step)
+
+    def _keep_checkpoints(self) -> None:
+        if self._processes.is_main_process:
+            checkpoints = self._output.checkpoints
+            checkpoints.keep(self._task.kept_steps(checkpoints.steps(), self.progress))
 
 
 def prefetch(items: Iterator[Item]) -> Iterator[Item]:

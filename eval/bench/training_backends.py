@@ -27,9 +27,9 @@ from quiver.encoder.pretraining.stream import Masker
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.eval.bench.results import OWN
-from quiver.retrieval.models.loading import default_device, read_model_folder
+from quiver.retrieval.models.loading import ColBERTSettings, default_device, read_model_folder
 from quiver.retrieval.training.dataloader import TEXTS, Collator
-from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.model import DIM, build_model
 from quiver.retrieval.training.recipe import LOSSES_BY_KIND, ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 
 Row: TypeAlias = dict[str, Any]
@@ -375,10 +375,10 @@ def _load_pylate(recipe: Recipe, initial: InitialModel, *, steps: int) -> Backen
 
     from quiver.retrieval.training.losses import LOSSES as LIBRARY_LOSSES
 
-    section = recipe.model.colbert or ColBERTSection()
+    section = recipe.model.colbert
     model = ColBERT(
         str(initial.folder("colbert")),
-        document_length=section.document_length,
+        document_length=None if section is None else section.document_length,
         device=default_device(),
         model_kwargs={"attn_implementation": "sdpa"},
     )
@@ -444,14 +444,14 @@ def write_initial_model(folder: Path, encoder: Encoder, tokenizer: Tokenizer, se
         return InitialModel(plain, mlm=mlm)
     from pylate.models import ColBERT
 
-    section = ColBERTSection()
+    settled = ColBERTSettings()
     torch.manual_seed(settings.seed)
     colbert = ColBERT(
         str(plain),
-        embedding_size=section.dim,
-        query_length=section.query_length,
-        document_length=section.document_length,
-        attend_to_expansion_tokens=section.attend_to_expansion,
+        embedding_size=DIM,
+        query_length=settled.query_length,
+        document_length=settled.document_length,
+        attend_to_expansion_tokens=settled.attend_to_expansion,
         device="cpu",
     )
     colbert.save_pretrained(str(folder / "colbert"), create_model_card=False)

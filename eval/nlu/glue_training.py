@@ -32,6 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.encoder.heads import SHARED_TRANSFORM, ClassifierPooling, SequenceClassifier, init_head
 from quiver.encoder.packing import pack, pack_ids
+from quiver.encoder.progress import check_stop
 from quiver.encoder.tokenizer import TokenizedTexts, Tokenizer
 from quiver.eval.nlu.fine_tuning import Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.glue_tasks import TASKS, GlueExample, GlueTask, TaskName, measure, read_split
@@ -146,6 +147,7 @@ def predict(model: SequenceClassifier, sequences: Sequence[Sequence[int]], *, ba
         with torch.inference_mode():
             for batch in pack(sequences, max_tokens=max(batch_tokens, longest)):
                 scores[list(batch.rows)] = model(batch).float().cpu()
+                check_stop()
     finally:
         model.train(was_training)
     return scores[:, 0] if model.num_labels == 1 else scores.argmax(dim=1)

@@ -6,12 +6,11 @@ and the fine-tuning jobs of its release for GLUE; Jeong et al., HCLT 2023, for l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from quiver.encoder.schema import Field, NonBlank, Rule, SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
+from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
 from quiver.eval.nlu.answers import Official
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.questions import WindowSettings
@@ -113,20 +112,20 @@ class GlueTasksSection(TextSchema):
     """Whether a sentence entails another."""
 
 
-class GlueRecipe(TextSchema):
+class GlueRecipe(RecipeSchema):
     """Fine-tuning of one model on GLUE; fixes everything except the machine."""
 
     name: NonBlank
     """Short name of the runs."""
-    description: NonBlank
+    description: NonBlank | None = None
     """What the runs train, and for what purpose."""
     kind: Literal["glue"]
     """Recipe type."""
-    source: NonBlank
+    source: NonBlank | None = None
     """Paper or script that the settings come from."""
-    cost: NonBlank
+    cost: NonBlank | None = None
     """Time and machine of all runs."""
-    expected: NonBlank
+    expected: NonBlank | None = None
     """Expected scores."""
     model: GlueModelSection
     """The encoder."""
@@ -149,7 +148,7 @@ class GlueRecipe(TextSchema):
         return sorted(named, key=lambda task: task in self.model.from_mnli)
 
 
-def load_glue_recipe(path: str | Path, overrides: Sequence[str] = ()) -> GlueRecipe:
+def load_glue_recipe(path: str | Path, overrides: Overrides = ()) -> GlueRecipe:
     """Read and check a recipe.
 
     Args:
@@ -207,20 +206,20 @@ class QaDataSection(TextSchema):
     """Maximum number of training questions, from the first; null for all."""
 
 
-class QaRecipe(TextSchema):
+class QaRecipe(RecipeSchema):
     """Recipe of one fine-tuning; fixes everything except the machine."""
 
     name: NonBlank
     """Short name of the run."""
-    description: NonBlank
+    description: NonBlank | None = None
     """What the run trains, and for what purpose."""
     kind: Literal["span_qa"]
     """Recipe type."""
-    source: NonBlank
+    source: NonBlank | None = None
     """Paper or script that the settings come from."""
-    cost: NonBlank
+    cost: NonBlank | None = None
     """Time and machine of a whole run."""
-    expected: NonBlank
+    expected: NonBlank | None = None
     """Expected score of a whole run, with its tolerance."""
     model: QaModelSection
     """The encoder."""
@@ -253,7 +252,7 @@ QA_RULES = (
 )
 
 
-def load_qa_recipe(path: str | Path, overrides: Sequence[str] = ()) -> QaRecipe:
+def load_qa_recipe(path: str | Path, overrides: Overrides = ()) -> QaRecipe:
     """Read and check a recipe.
 
     Args:

@@ -21,6 +21,7 @@ from quiver.cli.output import (
     say_error,
     vector_cache,
 )
+from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ _NO_OUT = "--out names the run folder; add --out FOLDER, or --dry-run to write n
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
 """Default fields of the documents of a row, by format: as ``quiver mine`` writes them."""
-
-
-def is_main_process() -> bool:
-    """Whether this is process 0 of torchrun, or the only process."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
@@ -87,31 +83,23 @@ def train(
 
     quiver train quickstart --dry-run training.batch_size=128
     """
-    from quiver.eval.development import development_scorer
-    from quiver.eval.report.training import write_training_report
-    from quiver.retrieval.training import run as training_run
+    from quiver.eval import training
     from quiver.retrieval.training.recipe import load_recipe
     from quiver.retrieval.training.run import RunStoppedError
 
     resolved = load_recipe(recipe, with_dtype(overrides, dtype))
-    section = resolved.development
     if dry_run:
         _check_dry_run(out, resume=resume, overwrite=overwrite)
         _dry_run(resolved, device=device, progress=progress, as_json=as_json)
         return
     if out is None:
         raise InputError(_NO_OUT)
-    # Only the process that scores holds the development collection in memory.
-    scorer = None if section is None else development_scorer(section, progress=progress) if is_main_process() else _broadcast_score
     try:
-        record = training_run.train(
-            resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), scorer=scorer, device=device
-        )
+        record = training.train(resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
-        report = write_training_report(out)
-        print_json(record) if as_json else _print_run(record, out, report)
+        print_json(record) if as_json else _print_run(record, out)
 
 
 def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: bool) -> None:
@@ -128,7 +116,7 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
-    notes = [f"{found.skipped:,} skipped"] if found.skipped else []
+    notes = _row_notes(found.documents_per_row, found.skipped, found.not_relevant, found.rows_short, found.rows_cut)
     notes += [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
     rows = [
         ("rows", f"{found.rows:,}" + (f" ({'; '.join(notes)})" if notes else "")),
@@ -142,6 +130,17 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
         ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batch{'es' * (found.measured_batches > 1)}"),
     ]
     print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+
+
+def _row_notes(documents: int, skipped: int, not_relevant: int, short: int, cut: int) -> list[str]:
+    """What is said of rows that are not as the others."""
+    counts = {
+        "skipped": skipped,
+        "left out by their label": not_relevant,
+        f"with fewer than {documents:,} documents": short,
+        f"with more than {documents:,} documents": cut,
+    }
+    return [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
 def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) -> None:
@@ -175,14 +174,13 @@ def _duration(seconds: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
 
 
-def _broadcast_score(model: object) -> float:
-    raise ValueError("only process 0 computes development scores; the other processes receive them by broadcast")
+def _print_run(record: dict[str, Any], out: Path) -> None:
+    from quiver.encoder.training.run_folder import REPORTS
 
-
-def _print_run(record: dict[str, Any], out: Path, report: Path) -> None:
     result, data, batch = record["result"], record["data"], record["batch"]
+    notes = _row_notes(data["documents_per_row"], data["skipped"], data["not_relevant"], data["rows_short"], data["rows_cut"])
     rows = [
-        ("rows", f"{data['rows']:,}"),
+        ("rows", f"{data['rows']:,}" + (f" ({'; '.join(notes)})" if notes else "")),
         ("rows per update", f"{batch['effective']:,}"),
         ("negatives per query", f"{batch['negatives_per_query']:,}"),
         ("updates", f"{result['steps']:,}"),
@@ -193,7 +191,7 @@ def _print_run(record: dict[str, Any], out: Path, report: Path) -> None:
     ]
     print_table(str(out), ("", "value"), rows)
     say(f"model: {out / 'model'}")
-    say(f"report: {report}")
+    say(f"report: {next(path for name in reversed(REPORTS) if (path := out / name).exists())}")
 
 
 def pretrain(
@@ -387,30 +385,44 @@ def _print_sweep(sweep: Sweep, out: Path) -> None:
 
 
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Recipe files, or names of shipped recipes.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPES...",
+            help="Recipe files, names of shipped recipes, and settings to change in all of them: section.setting=value.",
+        ),
+    ],
     as_json: options.Json = False,
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
+    The data and the model are not opened: quiver train RECIPE --dry-run does that.
+
     Examples: quiver validate quickstart docstrings-dense
 
     quiver validate recipes/*.yaml
+
+    quiver validate quickstart data.train=pairs.jsonl training.batch_size=32
     """
+    overrides = [word for word in recipes if "=" in word and not Path(word).exists()]
+    names = [word for word in recipes if word not in overrides]
+    if not names:
+        raise InputError("name at least one recipe before the settings to change")
     problems = {}
-    for name in recipes:
+    for name in names:
         try:
-            _load_recipe(name)
+            _load_recipe(name, overrides)
         except InputError as error:
             problems[name] = str(error)
     if as_json:
-        print_json({"checked": len(recipes), "problems": problems})
+        print_json({"checked": len(names), "problems": problems})
     if problems:
         raise InputError("\n".join(problems.values()))
     if not as_json:
-        say(f"{len(recipes)} recipe{'s' if len(recipes) != 1 else ''} checked, no problems")
+        say(f"{len(names)} recipe{'s' if len(names) != 1 else ''} checked, no problems")
 
 
-def _load_recipe(name: str) -> object:
+def _load_recipe(name: str, overrides: Sequence[str]) -> object:
     """Load a recipe according to its ``kind``; a recipe of an unknown kind as a retriever's, whose loader reports the kind."""
     from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
     from quiver.encoder.pretraining.recipe import load_pretraining_recipe
@@ -420,10 +432,10 @@ def _load_recipe(name: str) -> object:
 
     kind = recipe_kind(find_recipe(name))
     if kind in PRETRAINING_KINDS:
-        return load_pretraining_recipe(name)
+        return load_pretraining_recipe(name, overrides)
     if kind in GLUE_KINDS:
-        return load_glue_recipe(name)
-    return load_qa_recipe(name) if kind in QA_KINDS else load_recipe(name)
+        return load_glue_recipe(name, overrides)
+    return load_qa_recipe(name, overrides) if kind in QA_KINDS else load_recipe(name, overrides)
 
 
 def average_checkpoints(

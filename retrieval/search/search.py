@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.progress import progress_bar, timed_slices
+from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
@@ -131,17 +131,17 @@ def search(
 
 
 def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
-    """Search queries slice by slice under a progress bar, or all at once without one; the hits are the same.
+    """Search queries slice by slice under a progress bar or where it can be stopped, otherwise all at once; the hits are the same.
 
     Args:
         search: Searches a slice of the queries.
         count: Number of queries.
         progress: Show a bar, unless there is a single query.
     """
-    if not progress or count < 2:
+    if count < 2 or not (progress or is_interruptible()):
         return search(slice(count))
     parts = list[Hits]()
-    with progress_bar("searching", count, enabled=True) as advance:
+    with progress_bar("searching", count, enabled=progress) as advance:
         for part in timed_slices(count):
             parts.append(search(part))
             advance(len(parts[-1]))

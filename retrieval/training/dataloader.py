@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-TEXTS, COLUMNS, LABEL = "texts", "columns", "label"
-"""Keys of a batch: the packed texts of all columns, the number of texts of each column, the teacher scores."""
+TEXTS, COLUMNS, LABEL, PRESENT = "texts", "columns", "label", "present"
+"""Keys of a batch: the packed texts of all columns, the number of texts of each column, the teacher scores, and which texts are there."""
 
 _BLOCK = 512
 """Rows read together to compare their texts."""
@@ -238,10 +238,11 @@ def without_shared_texts(rows: Iterator[KeyedRow], size: int) -> Iterator[list[i
 def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[KeyedRow]:
     for first in range(0, len(order), _BLOCK):
         numbers = list(order[first : first + _BLOCK])
-        columns = rows.columns(numbers)
-        keys = [text_keys(texts).tolist() for name, texts in columns.items() if name != SCORES]
-        for number, row in zip(numbers, zip(*keys, strict=True), strict=True):
-            yield KeyedRow(number, frozenset(row))
+        texts = [values for name, values in rows.columns(numbers).items() if name != SCORES]
+        each = [[text for text in row if text is not None] for row in zip(*texts, strict=True)]
+        keys = iter(text_keys([text for row in each for text in row]).tolist())
+        for number, row in zip(numbers, each, strict=True):
+            yield KeyedRow(number, frozenset(islice(keys, len(row))))
 
 
 @dataclass
@@ -298,7 +299,8 @@ class Collator:
 
         Returns:
             ``texts``: a `PackedBatch` of all texts, column by column, the queries first. ``columns``: the number of texts of each column, C
-            integers. ``label``: the teacher scores, (B, n) float32, if the rows have scores.
+            integers. ``label``: the teacher scores, (B, n) float32, if the rows have scores. ``present``: whether a text is there, a
+            tensor with one value per text, if a document is None; an empty text takes its place in ``texts``.
         """
         query, *documents = (column for column in rows[0] if column != SCORES)
         ids, key_lengths = self._queries([row[query] for row in rows])
@@ -309,6 +311,9 @@ class Collator:
             ids, key_lengths = [*ids, *tokens], [*key_lengths, *map(len, tokens)]
             sizes.append(len(texts))
         batch: dict[str, Any] = {TEXTS: pack_ids(ids, key_lengths=key_lengths), COLUMNS: tuple(sizes)}
+        if any(text is None for texts in columns for text in texts):
+            there = [True] * len(rows) + [text is not None for texts in columns for text in texts]
+            batch[PRESENT] = torch.tensor(there)
         if SCORES in rows[0]:
             batch[LABEL] = teacher_scores([row[SCORES] for row in rows], minmax=self._minmax)
         self._warn_of_truncation()
@@ -321,11 +326,12 @@ class Collator:
             ids, attended = self._model.expand(ids, max_length=self._max_length)
         return ids, list(map(len, ids)) if attended is None else attended
 
-    def _tokens(self, texts: Sequence[str], role: Role) -> list[list[int]]:
-        found = self._model.tokenize(texts, role, max_length=self._max_length)
-        self.counts.texts += len(found.ids)
+    def _tokens(self, texts: Sequence[str | None], role: Role) -> list[list[int]]:
+        found = self._model.tokenize([text or "" for text in texts], role, max_length=self._max_length)
+        there = [ids for ids, text in zip(found.ids, texts, strict=True) if text is not None]
+        self.counts.texts += len(there)
         self.counts.truncated += sum(found.truncated)
-        self.counts.tokens += sum(map(len, found.ids))
+        self.counts.tokens += sum(map(len, there))
         return found.ids
 
     def _warn_of_truncation(self) -> None:

@@ -101,6 +101,9 @@ class DryRun:
     Attributes:
         rows: Training rows.
         skipped: Rows that were skipped.
+        not_relevant: Rows that were left out by their label.
+        rows_short: Rows with fewer documents than ``documents_per_row``.
+        rows_cut: Rows with more.
         documents_per_row: Documents per row, positive included.
         batch: Rows per batch and per update, negatives per query, as in ``run.json``.
         updates: Optimizer steps.
@@ -118,6 +121,9 @@ class DryRun:
 
     rows: int
     skipped: int
+    not_relevant: int
+    rows_short: int
+    rows_cut: int
     documents_per_row: int
     batch: dict[str, int]
     updates: int
@@ -203,6 +209,9 @@ def dry_run(
         return DryRun(
             rows=len(rows),
             skipped=rows.skipped,
+            not_relevant=rows.not_relevant,
+            rows_short=rows.short,
+            rows_cut=rows.cut,
             documents_per_row=rows.documents_per_row,
             batch=describe_batch(recipe, rows, processes.size),
             updates=schedule.steps,
@@ -238,7 +247,7 @@ def _count(
             numbers = sample[first : first + _BLOCK]
             each[numbers] = _row_counts(model, rows, numbers.tolist(), max_length=recipe.training.max_length)
             advance(len(numbers))
-    exact = len(sample) == len(rows) and recipe.data.negatives == "first"
+    exact = len(sample) == len(rows) and recipe.data.negatives == "first" and not (rows.short and recipe.data.short == "repeat")
     if exact:
         read = np.zeros(len(rows), np.int64)
         for batch in islice(order.batches(), batches):
@@ -255,8 +264,12 @@ def _row_counts(model: BiEncoder | ColBERT, rows: TrainingRows, numbers: Sequenc
     found = np.zeros((len(numbers), 3), np.int64)
     columns = rows.columns(numbers)
     for place, texts in enumerate(values for name, values in columns.items() if name != SCORES):
-        tokenized = model.tokenize(texts, "query" if place == 0 else "document", max_length=max_length)
-        found += np.array([[1, cut, len(ids)] for ids, cut in zip(tokenized.ids, tokenized.truncated, strict=True)], np.int64)
+        there = np.array([text is not None for text in texts])
+        tokenized = model.tokenize(
+            [text for text in texts if text is not None], "query" if place == 0 else "document", max_length=max_length
+        )
+        counts = [[1, cut, len(ids)] for ids, cut in zip(tokenized.ids, tokenized.truncated, strict=True)]
+        found[there] += np.array(counts, np.int64).reshape(-1, 3)
     return found
 
 

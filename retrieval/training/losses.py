@@ -13,11 +13,12 @@ Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from sentence_transformers.losses import (
@@ -38,11 +39,23 @@ from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.maxsim import maxsim_padded
-from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
+from quiver.retrieval.training.dataloader import COLUMNS, LABEL, PRESENT, TEXTS
 from quiver.retrieval.training.recipe import LossSection, Recipe
 
-SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
-"""Similarity of a checkpoint -> function that a loss compares vectors with."""
+Similarity: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def _of_present(similarity: Similarity) -> Similarity:
+    """Give absent documents, whose vectors `LossModel.forward` has set to zero, a similarity of -inf: no share in a softmax."""
+
+    def compare(queries: Tensor, documents: Tensor) -> Tensor:
+        return similarity(queries, documents).masked_fill((documents == 0).all(dim=1), -math.inf)
+
+    return compare
+
+
+SIMILARITIES: dict[str, Similarity] = {"cosine": _of_present(cos_sim), "dot": _of_present(dot_score)}
+"""Similarity of a checkpoint -> function that a loss with in-batch negatives compares vectors with."""
 
 PAIRWISE = {"cosine": pairwise_cos_sim, "dot": pairwise_dot_score}
 """Similarity of a checkpoint -> function that compares vectors one to one."""
@@ -52,6 +65,9 @@ PACKED = "packed"
 
 SHARED = "shared_pass"
 """Feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`."""
+
+THERE = "present"
+"""Feature of a column with absent texts: whether each is there, (B, 1)."""
 
 SKIP = "skipped_tokens"
 """Feature of a column of a bi-encoder: leading tokens that pooling skips."""
@@ -113,7 +129,7 @@ class LossModel(nn.Module):
         """Return the width d of a vector; `MatryoshkaLoss` asks for it."""
         return self._model.dim
 
-    def columns(self, batch: PackedBatch, sizes: Sequence[int], *, one_pass: bool) -> list[dict[str, Any]]:
+    def columns(self, batch: PackedBatch, sizes: Sequence[int], *, one_pass: bool, present: Tensor | None = None) -> list[dict[str, Any]]:
         """Return the features of each column of a batch.
 
         Args:
@@ -121,6 +137,7 @@ class LossModel(nn.Module):
             sizes: Number of texts of each of the C columns.
             one_pass: The loss calls the model exactly once per column, so that all columns can be encoded together: each weight matrix is
                 read, and its gradient summed, once instead of once per column.
+            present: Whether each text is there; None if all are.
 
         Returns:
             For each column its `PackedBatch`, and what the loss reads. For a bi-encoder, ``input_ids`` is empty, (B, 0): cached losses
@@ -129,6 +146,8 @@ class LossModel(nn.Module):
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         parts = [batch[first:last] for first, last in bounds]
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
+        if present is not None:
+            columns = [{**column, THERE: present[first:last, None]} for column, (first, last) in zip(columns, bounds, strict=True)]
         if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
             columns = [{**column, SHARED: partial(shared.states, position)} for position, column in enumerate(columns)]
@@ -159,14 +178,17 @@ class LossModel(nn.Module):
             features: One element of `columns`.
 
         Returns:
-            ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32.
+            ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32. The
+            vectors of absent texts are zeros.
         """
         batch: PackedBatch = features[PACKED]
         with autocast(self._dtype, self.encoder.device):
             states = features[SHARED](self._states) if SHARED in features else self._states(batch)
             if isinstance(self._model, BiEncoder):
-                return {"sentence_embedding": self._model.pool(states, batch, skip=features[SKIP]).float()}
-        return {"token_embeddings": _pad(states, batch, features["input_ids"].shape[1]).float()}
+                vectors = self._model.pool(states, batch, skip=features[SKIP]).float()
+                return {"sentence_embedding": vectors * features[THERE] if THERE in features else vectors}
+        tokens = _pad(states, batch, features["input_ids"].shape[1]).float()
+        return {"token_embeddings": tokens * features[THERE][..., None] if THERE in features else tokens}
 
     def _states(self, batch: PackedBatch) -> Tensor:
         """Hidden states (N, D) of a bi-encoder; vectors (N, d) of a ColBERT."""
@@ -230,7 +252,7 @@ class RetrievalLoss(nn.Module):
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch of the `Collator`, a scalar; its tensors are on the model's device."""
-        columns = self.model.columns(inputs[TEXTS], inputs[COLUMNS], one_pass=self._one_pass)
+        columns = self.model.columns(inputs[TEXTS], inputs[COLUMNS], one_pass=self._one_pass, present=inputs.get(PRESENT))
         loss: Tensor = self.loss(columns, inputs.get(LABEL))
         return loss
 
@@ -276,10 +298,12 @@ def contrastive_scores(
         documents_mask: Document tokens that count, (B, C - 1, S_d); the others have similarity 0. None for all.
 
     Returns:
-        (Q, B * (C - 1)), the documents of the first row before those of the next.
+        (Q, B * (C - 1)), the documents of the first row before those of the next; -inf of absent documents.
     """
     documents, mask = documents_embeddings.flatten(0, 1), None if documents_mask is None else documents_mask.flatten(0, 1)
-    return maxsim_padded(queries_embeddings, documents, queries_mask, mask, masked_similarity=0.0)
+    scores = maxsim_padded(queries_embeddings, documents, queries_mask, mask, masked_similarity=0.0)
+    # The vectors of absent documents are zeros (`LossModel.forward`); the first token of any other, [CLS], has a vector.
+    return scores.masked_fill((documents[:, 0] == 0).all(dim=1), -math.inf)
 
 
 def distillation_scores(

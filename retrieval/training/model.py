@@ -1,7 +1,8 @@
 """The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. The settings of the recipe replace those of the
-checkpoint; the others are kept (lower case, whether prompts are pooled, Dense modules).
+A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. It keeps its settings, except those that the recipe
+sets (null sets nothing, and a name in ``model.only_if_bare`` sets it for a bare encoder only). A bi-encoder that becomes a ColBERT, or the
+other way round, has no settings of its own. What differs from the checkpoint is logged.
 
 This module imports nothing of the extra ``train``.
 
@@ -16,6 +17,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +28,19 @@ from quiver.encoder.config import global_every
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.pylate import unsupported_by_pylate
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelParts, default_device, load_parts
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.training.recipe import ArchitectureSection, ColBERTSection, ModelSection, Recipe
+from quiver.retrieval.training.recipe import RANDOM, ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Similarity: TypeAlias = Literal["cosine", "dot", "maxsim"]
+
+DIM = 128
+"""Width of the token vectors of a ColBERT model with a new projection: PyLate's default."""
 
 _TRAIN = ("sentence_transformers", "transformers", "datasets")
 LIBRARIES = {"dense": ("train", _TRAIN), "colbert": ("colbert", (*_TRAIN, "pylate"))}
@@ -74,82 +83,142 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
     Raises:
         InputError: The starting checkpoint cannot be used, or a setting does not fit it.
     """
-    section, seed = recipe.model, recipe.training.seed
-    prefixes, device = _prefixes(section.colbert), device or default_device()
-    if section.init == "random":
-        parts = _random_parts(section, prefixes, texts, seed=seed, device=device)
+    section, seed, device = recipe.model, recipe.training.seed, device or default_device()
+    if section.init == RANDOM:
+        choice = _Choice(section, own=False)
+        colbert = _colbert_settings(ColBERTSettings(), choice) if recipe.kind == "colbert" else None
+        parts = _random_parts(section, _prefixes(colbert), texts, seed=seed, device=device)
     else:
         parts = load_parts(section.init, revision=section.revision, device=device)
-        add_tokens(parts, prefixes, seed=seed)
-    if recipe.kind == "dense":
-        return BiEncoder.from_parts(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
-    return ColBERT.from_parts(parts.encoder, parts.tokenizer, _colbert_settings(parts, section, seed=seed), source=section.init)
+        choice = _Choice(section, own=not parts.bare and parts.settings.kind == recipe.kind)
+        colbert = (
+            _colbert_settings(parts.settings.colbert if choice.own else ColBERTSettings(), choice) if recipe.kind == "colbert" else None
+        )
+        add_tokens(parts, _prefixes(colbert), seed=seed)
+    start = parts.settings if choice.own else _without_settings(parts.settings, recipe)
+    if colbert is None:
+        settings = _dense_settings(start, choice)
+        choice.log()
+        return BiEncoder.from_parts(parts.encoder, parts.tokenizer, settings, source=section.init)
+    projections = _projections(start, choice, width=parts.encoder.config.hidden_size, seed=seed)
+    settings = replace(start, projections=projections, similarity="maxsim", colbert=colbert)
+    if problems := unsupported_by_pylate(settings):  # checkpoints are written in that layout
+        raise InputError(f"{section.init}: {'; '.join(problems)}; models with that cannot be trained, remove it from the model's folder")
+    choice.log()
+    return ColBERT.from_parts(parts.encoder, parts.tokenizer, settings, source=section.init)
 
 
-def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
-    if section.pooling is None or section.normalize is None:  # for recipes made in code, which the rules of recipe files do not check
-        raise InputError("model.pooling and model.normalize are required for kind: dense")
-    if start.kind == "colbert":
-        logger.info("%s is a ColBERT model: its encoder is used without its projection", section.init)
-        start = replace(start, kind="dense", projections=(), colbert=ColBERTSettings())
+class _Choice:
+    """Chooses each setting between a recipe and the checkpoint that it starts from.
+
+    Args:
+        section: Section of the recipe.
+        own: Whether the checkpoint has settings of its own; otherwise its values are defaults.
+    """
+
+    def __init__(self, section: ModelSection, *, own: bool) -> None:
+        self.section, self.own = section, own
+        self._kept: list[tuple[str, object, object]] = []
+        self._changed: list[tuple[str, object, object]] = []
+
+    def of(self, name: str, wanted: Value | None, known: Value) -> Value:
+        """Return the recipe's value of a setting, or the checkpoint's (or the default) if the recipe has none that counts."""
+        if wanted is None or wanted == known:
+            return known
+        if not self.own:
+            return wanted
+        if name in self.section.only_if_bare:
+            self._kept.append((name, known, wanted))
+            return known
+        self._changed.append((name, known, wanted))
+        return wanted
+
+    def log(self) -> None:
+        """Log which settings of the checkpoint the recipe changes, and which it would have changed."""
+        if self._kept:
+            kept = "; ".join(f"{name} {_shown(known)}, not the recipe's {_shown(wanted)}" for name, known, wanted in self._kept)
+            logger.warning("%s keeps its own settings: %s; model.%s=... changes one", self.section.init, kept, self._kept[0][0])
+        if self._changed:
+            changed = "; ".join(f"{name} from {_shown(known)} to {_shown(wanted)}" for name, known, wanted in self._changed)
+            logger.warning(
+                "the recipe changes settings of %s: %s; null keeps one, as in model.%s=null",
+                self.section.init,
+                changed,
+                self._changed[0][0],
+            )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return f"{value[0]} ({value[1]})".lower() if isinstance(value, tuple) and len(value) == 2 else repr(value)
+
+
+def _without_settings(start: ModelFolder, recipe: Recipe) -> ModelFolder:
+    """Settings of a bare encoder, or of a checkpoint of the other kind, whose own settings have no meaning for this one."""
+    if start.projections or start.query_prompt or start.document_prompt:
+        kind = "a ColBERT model" if start.kind == "colbert" else "a bi-encoder"
+        logger.warning("%s is %s: only its encoder is used, without its Dense modules and prompts", recipe.model.init, kind)
+    return ModelFolder(kind=recipe.kind, encoder_folder=start.encoder_folder, lower_case=start.lower_case)
+
+
+def _dense_settings(start: ModelFolder, choice: _Choice) -> ModelFolder:
+    section = choice.section
+    known = (start.normalize, start.similarity)
+    by_recipe: dict[bool | None, tuple[bool, Similarity]] = {True: (True, "cosine"), False: (False, "dot")}
+    normalize, similarity = choice.of("normalize", by_recipe.get(section.normalize), known)
     return replace(
         start,
-        max_length=section.max_length,
-        pooling=section.pooling,
-        normalize=section.normalize,
-        similarity="cosine" if section.normalize else "dot",
-        query_prompt=section.query_prompt,
-        document_prompt=section.document_prompt,
+        max_length=choice.of("max_length", section.max_length, start.max_length),
+        pooling=choice.of("pooling", section.pooling, start.pooling),
+        normalize=normalize,
+        similarity=similarity,
+        query_prompt=choice.of("query_prompt", section.query_prompt, start.query_prompt),
+        document_prompt=choice.of("document_prompt", section.document_prompt, start.document_prompt),
     )
 
 
-def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) -> ModelFolder:
-    options, start = section.colbert, parts.settings
-    if options is None:  # for recipes made in code
-        raise InputError("model.colbert is required for kind: colbert")
-    if start.kind == "colbert" and start.projections:
-        projections = start.projections
-        if (width := projections[-1].linear.out_features) != options.dim:
-            raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {options.dim}")
-        if options.projection == "orthogonal":
-            raise InputError(f"model.colbert.projection: orthogonal initializes a new projection, but {section.init} has one; use random")
-    else:
-        if start.projections:
-            logger.info("%s is a bi-encoder: its Dense modules are replaced by a new projection", section.init)
-        projections = (_new_projection(parts.encoder.config.hidden_size, options, seed=seed),)
-    return ModelFolder(
-        kind="colbert",
-        encoder_folder=start.encoder_folder,
-        lower_case=start.lower_case,
-        projections=projections,
-        similarity="maxsim",
-        colbert=ColBERTSettings(
-            query_prefix=options.query_prefix,
-            document_prefix=options.document_prefix,
-            query_length=options.query_length,
-            document_length=options.document_length,
-            query_expansion=options.query_expansion,
-            # Without expansion there are no such tokens; PyLate stores false then.
-            attend_to_expansion=options.attend_to_expansion and options.query_expansion,
-            skiplist=SKIPLISTS[options.skiplist],
-        ),
+def _colbert_settings(start: ColBERTSettings, choice: _Choice) -> ColBERTSettings:
+    options = choice.section.colbert or ColBERTSection()
+    names = ("query_prefix", "document_prefix", "query_length", "document_length", "query_expansion", "attend_to_expansion")
+    values = {name: choice.of(f"colbert.{name}", getattr(options, name), getattr(start, name)) for name in names}
+    skiplist = None if options.skiplist is None else SKIPLISTS[options.skiplist]
+    found = replace(start, **values, skiplist=choice.of("colbert.skiplist", skiplist, start.skiplist))
+    return replace(
+        found,
+        # Without expansion there are no such tokens; PyLate stores false then.
+        attend_to_expansion=found.attend_to_expansion and found.query_expansion,
+        expanded_length=start.expanded_length if found.query_length == start.query_length else None,
     )
 
 
-def _new_projection(width: int, options: ColBERTSection, *, seed: int) -> Projection:
+def _projections(start: ModelFolder, choice: _Choice, *, width: int, seed: int) -> tuple[Projection, ...]:
+    """The checkpoint's projections, or a new one."""
+    options, section = choice.section.colbert or ColBERTSection(), choice.section
+    if not start.projections:
+        return (_new_projection(width, options.dim or DIM, options.projection or "random", seed=seed),)
+    given = {name for name in ("dim", "projection") if f"colbert.{name}" not in section.only_if_bare}
+    if "dim" in given and options.dim not in (None, width := start.projections[-1].linear.out_features):
+        raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {options.dim}")
+    if "projection" in given and options.projection == "orthogonal":
+        raise InputError(f"model.colbert.projection: orthogonal initializes a new projection, but {section.init} has one; use random")
+    return start.projections
+
+
+def _new_projection(width: int, dim: int, initialization: str, *, seed: int) -> Projection:
     """A new projection, drawn like `nn.Linear` as in PyLate, or orthogonal. torch's generator is not advanced."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        projection = Projection(width, options.dim)
-        if options.projection == "orthogonal":
-            start = nn.init.eye_ if options.dim == width else nn.init.orthogonal_
+        projection = Projection(width, dim)
+        if initialization == "orthogonal":
+            start = nn.init.eye_ if dim == width else nn.init.orthogonal_
             start(projection.linear.weight)
         return projection
 
 
-def _prefixes(section: ColBERTSection | None) -> list[str]:
+def _prefixes(settings: ColBERTSettings | None) -> list[str]:
     """Prefixes that the vocabulary must contain; empty ones are left out."""
-    found = [] if section is None else [section.query_prefix, section.document_prefix]
+    found = [] if settings is None else [settings.query_prefix, settings.document_prefix]
     return list(dict.fromkeys(prefix for prefix in found if prefix))
 
 

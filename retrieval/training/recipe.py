@@ -8,12 +8,21 @@ Source of most defaults: the ModernBERT release's examples/train_st.py and train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, TextSchema
-from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
+from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
+
+RANDOM = "random"
+"""Value of ``model.init`` for random weights."""
+
+COLBERT_LENGTHS = {"query_length": 32, "document_length": 180}
+"""Lengths of a ColBERT model -> default in tokens."""
+
+DENSE_SETTINGS = ("pooling", "normalize", "max_length", "query_prompt", "document_prompt")
+"""Settings of ``model`` that a bi-encoder's checkpoint may have too."""
 
 STDLIB_DOCSTRINGS = "docstrings:stdlib"
 """Value of ``data.train`` for docstring and code pairs of the running Python's standard library."""
@@ -47,49 +56,57 @@ class ArchitectureSection(TextSchema):
 
 
 class ColBERTSection(TextSchema):
-    """Settings of a ColBERT model, with PyLate's defaults. They replace those of the starting checkpoint."""
+    """Settings of a ColBERT model. Null: that of the starting checkpoint if it is a ColBERT model, otherwise the default, PyLate's."""
 
-    dim: int = Field(default=128, ge=1)
-    """Width d of a token vector; that of the checkpoint's projection, if it has one."""
-    projection: Literal["random", "orthogonal"] = "random"
-    """Initialization of a new projection. ``random``: as in PyLate. ``orthogonal``: the identity if ``dim`` is the width of the hidden
-    states, otherwise orthonormal rows or columns."""
-    query_prefix: str = "[Q] "
-    """Token after [CLS] of a query, added to the vocabulary if new; empty for none."""
-    document_prefix: str = "[D] "
-    """Token after [CLS] of a document, added to the vocabulary if new; empty for none."""
-    query_length: int = Field(default=32, ge=4)
-    """Maximum length of a query in tokens, prefix and special tokens included; with expansion the length of every query."""
-    document_length: int = Field(default=180, ge=4)
-    """Maximum length of a document in tokens, prefix and special tokens included; stored in the checkpoint."""
-    query_expansion: bool = True
-    """Pad queries with [MASK] tokens whose vectors are scored."""
-    attend_to_expansion: bool = False
-    """Let the other tokens attend to expansion tokens."""
-    skiplist: Literal["punctuation", "none"] = "punctuation"
-    """Tokens whose document vectors are dropped: ASCII punctuation, or none (for code)."""
+    dim: int | None = Field(default=None, ge=1)
+    """Width d of a token vector, by default 128; a checkpoint's projection has its own."""
+    projection: Literal["random", "orthogonal"] | None = None
+    """Initialization of a new projection. ``random``, the default: as in PyLate. ``orthogonal``: the identity if ``dim`` is the width of
+    the hidden states, otherwise orthonormal rows or columns."""
+    query_prefix: str | None = None
+    """Token after [CLS] of a query, added to the vocabulary if new, by default ``[Q] ``; empty for none."""
+    document_prefix: str | None = None
+    """Token after [CLS] of a document, added to the vocabulary if new, by default ``[D] ``; empty for none."""
+    query_length: int | None = Field(default=None, ge=4)
+    """Maximum length of a query in tokens, prefix and special tokens included, by default 32; with expansion the length of every query."""
+    document_length: int | None = Field(default=None, ge=4)
+    """Maximum length of a document in tokens, prefix and special tokens included, by default 180; stored in the checkpoint."""
+    query_expansion: bool | None = None
+    """Pad queries with [MASK] tokens whose vectors are scored, by default true."""
+    attend_to_expansion: bool | None = None
+    """Let the other tokens attend to expansion tokens, by default false."""
+    skiplist: Literal["punctuation", "none"] | None = None
+    """Tokens whose document vectors are dropped: ASCII punctuation, the default, or none (for code)."""
 
 
 class ModelSection(TextSchema):
-    """Encoder, tokenizer, and how texts become vectors."""
+    """Encoder, tokenizer, and how texts become vectors.
+
+    Pooling, normalization, lengths and prompts that are null are those of the starting checkpoint; of a bare encoder or random weights
+    mean pooling, cosine similarity, the encoder's length and no prompts.
+    """
 
     init: NonBlank
     """Starting weights: ``random``, a folder, or an id on the Hugging Face Hub."""
     revision: NonBlank | None = None
     """Branch, tag or commit of ``init`` on the Hub."""
     pooling: Literal["mean", "cls"] | None = None
-    """Pooling of hidden states: the mean over all tokens, or the first token. Required for ``kind: dense``, and only allowed there."""
+    """Pooling of hidden states: the mean over all tokens, or the first token; null for the checkpoint's. Only for ``kind: dense``."""
     normalize: bool | None = None
-    """Normalize vectors and compare them by cosine, not by dot product. Required for ``kind: dense``, and only allowed there."""
+    """Normalize vectors and compare them by cosine, not by dot product; null for what the checkpoint does. Only for ``kind: dense``."""
     max_length: int | None = Field(default=None, ge=3)
-    """Maximum length of queries and documents in tokens, prompt and special tokens included (checkpoints store one length).
-    Required for ``kind: dense``, and only allowed there."""
-    query_prompt: str = ""
-    """Text before every query, in training and in use; stored in the checkpoint. Only for ``kind: dense``."""
-    document_prompt: str = ""
-    """Text before every document, in training and in use; stored in the checkpoint. Only for ``kind: dense``."""
+    """Maximum length of queries and documents in tokens, prompt and special tokens included (checkpoints store one length); null for the
+    checkpoint's. Only for ``kind: dense``."""
+    query_prompt: str | None = None
+    """Text before every query, in training and in use; stored in the checkpoint. Null for the checkpoint's, ``""`` for none. Only for
+    ``kind: dense``."""
+    document_prompt: str | None = None
+    """Text before every document, likewise."""
     colbert: ColBERTSection | None = None
-    """Settings of a ColBERT model. Required for ``kind: colbert``, and only allowed there."""
+    """Settings of a ColBERT model. Only for ``kind: colbert``."""
+    only_if_bare: tuple[NonBlank, ...] = ()
+    """Names of settings of this section, such as ``pooling`` or ``colbert.query_length``, that a checkpoint's own settings replace: they
+    apply to a bare encoder only. A changed ``model.init`` puts all settings here that are not given with it."""
     tokenizer: NonBlank | None = None
     """``train`` to learn a vocabulary from the training texts; or a folder or Hub id. Required for ``init: random``; only allowed there."""
     vocabulary: Literal["words", "identifiers"] = "words"
@@ -127,12 +144,21 @@ class DataSection(TextSchema):
     score_fields: tuple[NonBlank, ...] = ()
     """Fields of the teacher scores, concatenated in this order: one number per document. Required by distillation losses."""
     documents_per_row: int | None = Field(default=None, ge=1)
-    """Documents per row, positive included; null: as many as the first row has. A row with fewer is an error, see ``short_rows``. Negatives
-    that are blank or equal to another document of the row are removed, and counted in run.json."""
+    """Documents per row, positive included; null: as many as the longest row has. Negatives that are blank or equal to another document of
+    the row are removed, and counted in run.json."""
     negatives: Literal["first", "random"] = "first"
     """Hard negatives of a row that has more than needed: the first, or others in every epoch (drawn by seed, epoch and row)."""
-    short_rows: Literal["error", "skip"] = "error"
-    """Treatment of a row with fewer documents than ``documents_per_row``; skipped rows are counted in run.json."""
+    short_rows: Literal["error", "skip", "repeat", "fewer"] | None = None
+    """Treatment of a row with fewer documents than ``documents_per_row``. ``fewer``: train with those that it has. ``repeat``: draw some of
+    its negatives again, others in every epoch; a row without negatives is skipped. ``skip``: leave it out. ``error``: refuse it. Null:
+    ``fewer``; ``error`` with teacher scores, whose losses need rows of equal length. run.json counts the rows. A row without a query or a
+    positive is refused, or with ``skip`` left out."""
+    label_field: NonBlank | None = None
+    """Field that says whether the documents of a row are relevant: a number, true or false. A row whose value is 0 or less is left out, and
+    counted in run.json. If the field holds a list, one value per document, the documents above 0 are the positives and the others hard
+    negatives. Pairs with a label, score or similarity other than 1 are refused unless it is named here or in ``ignore_fields``."""
+    ignore_fields: tuple[NonBlank, ...] = ()
+    """Fields such as ``score`` that say nothing about whether a document is relevant."""
     queries: NonBlank | None = None
     """Source of the query texts by id. Required for ``format: ids``, and only allowed there."""
     documents: NonBlank | None = None
@@ -149,6 +175,11 @@ class DataSection(TextSchema):
     """Maximum number of rows; null for all."""
     revision: str = ""
     """Version of the data (a commit, a release, a date) for run.json."""
+
+    @property
+    def short(self) -> Literal["error", "skip", "repeat", "fewer"]:
+        """Treatment of short rows, with null resolved; data has teacher scores if and only if the loss needs them."""
+        return self.short_rows or ("error" if self.score_fields else "fewer")
 
 
 class LossSection(TextSchema):
@@ -257,20 +288,20 @@ class DevelopmentSection(TextSchema):
     """Use the checkpoint with the best score as the model of the run, not the last one."""
 
 
-class Recipe(TextSchema):
+class Recipe(RecipeSchema):
     """A training run, determined except for the machine."""
 
     name: NonBlank
     """Short name of the run."""
-    description: NonBlank
+    description: NonBlank | None = None
     """What the recipe trains, and for what purpose."""
     kind: Literal["dense", "colbert"]
     """``dense``: one vector per text. ``colbert``: one vector per token."""
-    source: NonBlank
+    source: NonBlank | None = None
     """Paper or script that the settings come from."""
-    cost: NonBlank
+    cost: NonBlank | None = None
     """Duration and machine of a whole run."""
-    expected: NonBlank
+    expected: NonBlank | None = None
     """Score of a whole run, with its tolerance."""
     model: ModelSection
     """Encoder, tokenizer, and how texts become vectors."""
@@ -282,6 +313,26 @@ class Recipe(TextSchema):
     """Optimizer, schedule, batches and checkpoints."""
     development: DevelopmentSection | None = None
     """Evaluation during training; null for none."""
+
+    def adapted(self, before: Recipe, given: Collection[str]) -> Recipe:
+        """Leave out what is no longer true; with another ``model.init``, keep settings of the old one for bare encoders only."""
+        found, section = super().adapted(before, given), self.model
+        if section.init in (before.model.init, RANDOM) or "model.only_if_bare" in given:
+            return found
+        kept = dict(_start_settings(before.model))
+        names = [name for name, value in _start_settings(section) if name in kept and kept[name] == value]
+        named = [name for name in names if f"model.{name}" not in given]
+        return TextSchema.replace(found, model=section.replace(only_if_bare=tuple(named)))
+
+
+def _start_settings(section: ModelSection) -> Iterator[tuple[str, object]]:
+    """Settings of a section that a checkpoint may have too, as far as they are not null."""
+    for name in DENSE_SETTINGS:
+        if (value := getattr(section, name)) is not None:
+            yield name, value
+    for name in ColBERTSection.model_fields:
+        if (value := getattr(section.colbert, name, None)) is not None:
+            yield f"colbert.{name}", value
 
 
 # Rules between settings.
@@ -317,10 +368,6 @@ def _only_for_dense(name: str) -> Rule:
     return Rule(
         (f"model.{name}", "kind"), lambda value, kind: kind != "dense" and value not in (None, ""), "only for kind: dense, but kind is {1}"
     )
-
-
-def _needed_for_dense(name: str) -> Rule:
-    return Rule((f"model.{name}", "kind"), lambda value, kind: kind == "dense" and value is None, "required for kind: dense")
 
 
 def _with_random(name: str) -> tuple[Rule, Rule]:
@@ -360,17 +407,28 @@ ARCHITECTURE = (
     *(
         Rule(
             (f"model.colbert.{name}", f"{_SHAPE}.max_positions"),
-            lambda length, positions: length > positions,
+            lambda length, positions: length is not None and length > positions,
             "must be <= architecture.max_positions {1}, got {0}",
         )
-        for name in ("query_length", "document_length")
+        for name in COLBERT_LENGTHS
+    ),
+    *(
+        Rule(
+            (f"model.colbert.{name}", f"{_SHAPE}.max_positions"),
+            lambda length, positions, default=default: length is None and default > positions,
+            f"must be <= architecture.max_positions {{1}}, got {default}",
+        )
+        for name, default in COLBERT_LENGTHS.items()
     ),
 )
 
 MODEL = (
-    *(_needed_for_dense(name) for name in ("pooling", "normalize", "max_length")),
-    *(_only_for_dense(name) for name in ("pooling", "normalize", "max_length", "query_prompt", "document_prompt")),
-    Rule(("model.colbert", "kind"), lambda section, kind: kind == "colbert" and section is None, "required for kind: colbert"),
+    *(_only_for_dense(name) for name in DENSE_SETTINGS),
+    Rule(
+        ("model.only_if_bare",),
+        lambda names: not set(names) <= {*DENSE_SETTINGS, *(f"colbert.{name}" for name in ColBERTSection.model_fields)},
+        "must name settings such as pooling or colbert.query_length, got {0}",
+    ),
     Rule(
         ("model.colbert", "kind"),
         lambda section, kind: kind == "dense" and section is not None,
@@ -406,6 +464,21 @@ DATA = (
         ("data.positives", "data.format"),
         lambda positives, form: positives == "each" and form == "beir",
         "format: beir already makes one row per relevant document; remove it",
+    ),
+    Rule(
+        ("data.short_rows", "data.score_fields"),
+        lambda short, scores: short == "fewer" and bool(scores),
+        "fewer needs a loss with in-batch negatives; with data.score_fields use repeat, skip or error",
+    ),
+    Rule(
+        ("data.label_field", "data.score_fields"),
+        lambda label, scores: label is not None and bool(scores),
+        "the losses of data.score_fields learn from the scores alone; remove one of the two",
+    ),
+    Rule(
+        ("data.label_field", "data.format"),
+        lambda label, form: label is not None and form == "beir",
+        "the judgements of a BEIR folder have grades already; remove it",
     ),
     Rule(("data.document_fields",), lambda fields: not fields, "must name at least one field"),
     Rule(("data.document_fields",), lambda fields: len(set(fields)) < len(fields), "names a field twice: {0}"),
@@ -499,16 +572,16 @@ RULES = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)
 """All rules. Each names the field that is wrong and a remedy, and is checked only if its fields are valid by themselves."""
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Overrides = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
-        path: YAML file, or the name of a shipped recipe.
-        overrides: Settings such as ``training.batch_size=64``, see `load_sections`.
+        recipe: YAML file, name of a shipped recipe, the sections as a mapping, or a recipe.
+        overrides: Settings such as ``training.batch_size=64``, or a mapping of them, see `load_sections`.
 
     Raises:
         SchemaError: The file is not YAML, or a setting is unknown, missing, repeated, of the wrong type, out of its range, or conflicts
             with another; names all problems.
         InputError: There is no such recipe, or it cannot be read.
     """
-    return load_sections(path, Recipe, RULES, kinds=tuple(LOSSES_BY_KIND), overrides=overrides)
+    return load_sections(recipe, Recipe, RULES, kinds=tuple(LOSSES_BY_KIND), overrides=overrides)

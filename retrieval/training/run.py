@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
+from quiver.encoder.progress import WorkStoppedError
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.autocast import autocast, exact_float32, with_training_dtype
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
@@ -34,6 +35,7 @@ from quiver.encoder.training.processes import (
     keep_freed_memory,
     stop_requests,
 )
+from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
@@ -78,7 +80,7 @@ Scorer: TypeAlias = Callable[[Model], float]
 
 def train(  # noqa: PLR0913  # each is an option of the command, or added by a caller
     recipe: Recipe,
-    out: Path,
+    out: str | Path,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -125,7 +127,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
-    device = check_device(device or default_device())
+    out, device = expand_home(out), check_device(device or default_device())
     with environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         session = _Session(Run(recipe, out, processes, device, scorer, progress, callbacks), command, data_folder or out / DATA)
@@ -244,6 +246,7 @@ class _Session:
         if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
             run_folder.remove_leftovers(run.out)
         run_folder.refuse_nothing_to_resume(run.out)
+        self._refuse_other_best()
         run_folder.refuse_other_run(run.out, self._identity(None))
         rows = self._rows()
         now = self._identity(rows)
@@ -269,8 +272,20 @@ class _Session:
         run = self.run
         fixed: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
-            fixed["data"] = describe_data(run.recipe, rows)
-        return RunIdentity(run.recipe.model_dump(), fixed, run_folder.describe_session(self.command, run.device), schema=Recipe)
+            fixed["data"] = describe_data(rows)
+        about = run_folder.describe_session(self.command, run.device)
+        # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
+        without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
+        return RunIdentity(run.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
+
+    def _refuse_other_best(self) -> None:
+        """Check that a resumed session chooses the model of the run as the interrupted one: by score, or not."""
+        was, now = ((one or {}).get("development") or {} for one in (run_folder.recipe_of(self.run.out), self.run.recipe.model_dump()))
+        if bool(was.get("keep_best")) is not bool(now.get("keep_best")):
+            raise InputError(
+                f"{self.run.out}: development.keep_best was {str(bool(was.get('keep_best'))).lower()}, and the best score decides which "
+                "checkpoint becomes the model; resume with the development section of the interrupted run"
+            )
 
     def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
@@ -293,6 +308,7 @@ class _Session:
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
+            "data": {**describe_data(rows), "revision": recipe.data.revision},
             "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
@@ -340,8 +356,6 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
         progress, random_states = read_checkpoint(run.checkpoints.path(step), state) if step else (Progress(), None)
         if step is not None:
             progress.resumed_at.append(step)
-        if progress.step == schedule.steps:  # killed after the last step
-            return progress, schedule
         start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
         loader = DataLoader(order, rows, collator, processes, start=start, count=count)
         settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
@@ -492,12 +506,21 @@ class RetrievalTask:
         return section is not None and self._due(section.every, progress)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return nDCG@10 on the development collection, computed by the main process."""
-        processes, score = self.run.processes, 0.0
+        """Return nDCG@10 on the development collection, computed by the main process.
+
+        Raises:
+            WorkStoppedError: The main process was asked to stop.
+        """
+        processes, score, stopped = self.run.processes, 0.0, False
         with self.state.model_for_use() as model, autocast(self.run.recipe.training.dtype, self.device):
             self.module.eval()
             if processes.is_main_process and model is not None and self.run.scorer is not None:
-                score = self.run.scorer(model)
+                try:
+                    score = self.run.scorer(model)
+                except WorkStoppedError:
+                    stopped = True
+        if processes.broadcast(float(stopped)):
+            raise WorkStoppedError
         return {SCORE: processes.broadcast(score)}
 
     def save_due(self, progress: Progress) -> bool:
@@ -525,15 +548,17 @@ class RetrievalTask:
 # The record of a run.
 
 
-def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
+def describe_data(rows: TrainingRows) -> dict[str, Any]:
     """Return what identifies the rows of a run."""
     return {
         "rows": len(rows),
         "documents_per_row": rows.documents_per_row,
         "sha256": rows.sha256,
         "skipped": rows.skipped,
+        "not_relevant": rows.not_relevant,
+        "rows_short": rows.short,
+        "rows_cut": rows.cut,
         "copies": rows.copies,
-        "revision": recipe.data.revision,
     }
 
 
@@ -544,7 +569,10 @@ def base_model(recipe: Recipe) -> str | None:
 
 
 def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
-    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows."""
+    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows.
+
+    Rows with fewer documents lower it.
+    """
     if recipe.loss.name not in IN_BATCH:
         return documents_per_row - 1
     rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)

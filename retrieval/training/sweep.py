@@ -31,9 +31,9 @@ import numpy as np
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import (
     BEGUN,
-    WITHOUT_WEIGHT,
     exclusive_lock,
     is_run,
     recipe_changes,

@@ -4,7 +4,7 @@
 and of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. A folder is
 written by one rename; several processes of a run share one, and only one of them writes it.
 
-Rows are streamed: memory does not grow with their number, except for 16 bytes per id and 8 bytes per shuffled row.
+Rows are streamed: memory does not grow with their number, except for 16 bytes per id and 12 bytes per row.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.progress import Advance, progress_bar
@@ -54,7 +55,7 @@ RECORD = "rows.json"
 """Written last: a folder without it is incomplete."""
 
 _FORMAT_FAMILY = "quiver-rows/"
-_FORMAT = f"{_FORMAT_FAMILY}3"
+_FORMAT = f"{_FORMAT_FAMILY}4"
 
 SAMPLE_BLOCK = 1024
 """Rows that are read at a time."""
@@ -121,24 +122,31 @@ class RowFilter:
     """Selects the documents of a row, and skips or refuses rows that cannot be used.
 
     Args:
-        section: Data section; if it does not set ``documents_per_row``, the first row does.
+        section: Data section; if it does not set ``documents_per_row``, the longest row does, once all are read (`finish`).
     """
 
     def __init__(self, section: DataSection) -> None:
         self.documents = section.documents_per_row
         self.skipped = 0
         self.copies = 0
+        self.not_relevant = 0
+        self.short = 0
+        self.cut = 0
         self._section = section
+        self._lengths = array("i")  # documents of each row that was written, those that are not used included
+        self._located: dict[int, tuple[str, int]] = {}  # number of documents -> first row with so many, and those excluded from it
 
     def usable(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield the examples without a flaw.
+        """Yield the relevant examples without a flaw.
 
         Raises:
-            InputError: An example has a flaw, and ``short_rows`` is ``error``.
+            InputError: An example has a flaw, and ``short_rows`` is not ``skip``.
         """
         for example in examples:
-            if example.flaw:
-                self.skip(example.location, example.flaw)
+            if example.not_relevant:
+                self.not_relevant += 1
+            elif example.flaw:
+                self.refuse_or_skip(example.location, example.flaw)
             else:
                 yield example
 
@@ -146,7 +154,7 @@ class RowFilter:
         """Return the positions of the documents to train on; an empty list if the row is skipped.
 
         Blank negatives and copies of another document of the row are excluded. Of the others the first ``documents_per_row`` are used, or
-        all if negatives are drawn at random.
+        all if negatives are drawn at random, or if the number is not yet known.
 
         Args:
             example: An example without a flaw.
@@ -155,26 +163,65 @@ class RowFilter:
         Raises:
             InputError: Too few documents remain, and ``short_rows`` is ``error``.
         """
-        wanted = self.documents = len(contents) + example.excluded if self.documents is None else self.documents
         first = {content: position for position, content in reversed(list(enumerate(contents))) if content}
         positions = sorted(first.values())
         excluded = len(contents) - len(positions) + example.excluded
         self.copies += excluded
-        if len(positions) < wanted:
-            why = f" (and {excluded} blank or repeated ones)" if excluded else ""
-            self.skip(example.location, f"the row has {len(positions)} documents{why}, {wanted} are needed")
+        if self.documents is not None and not self._enough(len(positions), self.documents):
+            if self._section.short == "error":
+                raise self._too_short(example.location, len(positions), self.documents, excluded)
+            self.skipped += 1
             return []
-        return positions if self._section.negatives == "random" else positions[:wanted]
+        self._lengths.append(len(positions))
+        self._located.setdefault(len(positions), (example.location, excluded))
+        return positions if self._section.negatives == "random" else positions[: self.documents]
 
-    def skip(self, location: str, flaw: str) -> None:
+    def finish(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Set the number of documents, and count the short rows and the longer ones.
+
+        Args:
+            order: Numbers of the rows of the run, in their order.
+
+        Returns:
+            ``order`` without the rows that are skipped because they are short.
+
+        Raises:
+            InputError: A row is short, and ``short_rows`` is ``error``.
+        """
+        if not len(order):
+            return order
+        lengths = np.array(self._lengths)[order]
+        wanted = self.documents = int(lengths.max()) if self.documents is None else self.documents
+        enough = np.array([self._enough(length, wanted) for length in lengths.tolist()])
+        if not enough.all() and self._section.short == "error":
+            documents, (location, excluded) = next(item for item in self._located.items() if item[0] < wanted)
+            raise self._too_short(location, documents, wanted, excluded)
+        self.skipped += int((~enough).sum())
+        order, lengths = order[enough], lengths[enough]
+        self.short, self.cut = int((lengths < wanted).sum()), int((lengths > wanted).sum())
+        return order
+
+    def _enough(self, documents: int, wanted: int) -> bool:
+        """Whether a row with so many documents can be used."""
+        return documents >= wanted or self._section.short == "fewer" or (self._section.short == "repeat" and documents > 1)
+
+    def refuse_or_skip(self, location: str, flaw: str) -> None:
         """Count a row that cannot be used.
 
         Raises:
-            InputError: ``short_rows`` is ``error``.
+            InputError: ``short_rows`` is not ``skip``.
         """
-        if self._section.short_rows == "error":
+        if self._section.short != "skip":
             raise InputError(f"{location}: {flaw}; fix the row, lower data.documents_per_row, or skip such rows with data.short_rows: skip")
         self.skipped += 1
+
+    def _too_short(self, location: str, documents: int, wanted: int, excluded: int) -> InputError:
+        why = f" (and {excluded} blank or repeated ones)" if excluded else ""
+        others = "repeat" if self._section.score_fields else "fewer or repeat"
+        return InputError(
+            f"{location}: the row has {documents} documents{why}, {wanted} are needed; fix the row, lower data.documents_per_row, or skip "
+            f"such rows with data.short_rows: skip (or use them: {others})"
+        )
 
 
 # Number the texts of rows.
@@ -253,7 +300,7 @@ class IdNumbering:
             own = zip(numbers, islice(digests, len(numbers)), strict=True)
             contents = [b"" if number in self._documents.blank else digest for number, digest in own]
             if flaw := self.flaw(example, query, numbers[0]):
-                rows.skip(example.location, flaw)
+                rows.refuse_or_skip(example.location, flaw)
             elif positions := rows.select(example, contents):
                 yield NumberedRow(example, query, _at(numbers, positions), _at(example.scores, positions))
 
@@ -384,6 +431,9 @@ class Built(NamedTuple):
         rows: Number of rows.
         skipped: Rows that were skipped.
         copies: Documents that were excluded from their rows.
+        not_relevant: Rows that were excluded by their label.
+        short: Rows with fewer than n documents.
+        cut: Rows with more than n documents.
         sha256: See `TableWriter.finish`.
     """
 
@@ -391,6 +441,9 @@ class Built(NamedTuple):
     rows: int
     skipped: int
     copies: int
+    not_relevant: int
+    short: int
+    cut: int
     sha256: str
 
 
@@ -436,10 +489,13 @@ def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWrit
             writer.add_row(row.query, row.documents, row.scores)
             sample.add(row.example)
     numbering.close()
-    order = sample.order()
+    order = rows.finish(sample.order())
     if not len(order) or rows.documents is None:
-        raise InputError(f"data.train: no rows in {', '.join(section.train)}{f' ({rows.skipped:,} skipped)' if rows.skipped else ''}")
-    return Built(rows.documents, len(order), rows.skipped, rows.copies, writer.finish(order))
+        counts = [f"{rows.skipped:,} skipped"] * bool(rows.skipped) + [f"{rows.not_relevant:,} not relevant"] * bool(rows.not_relevant)
+        why = f" ({', '.join(counts)})" if counts else ""
+        raise InputError(f"data.train: no rows in {', '.join(section.train)}{why}")
+    found = writer.finish(order)
+    return Built(rows.documents, len(order), rows.skipped, rows.copies, rows.not_relevant, rows.short, rows.cut, found)
 
 
 def _at(values: Sequence[Value], positions: Sequence[int]) -> list[Value]:
@@ -525,7 +581,23 @@ def prepare_rows(
         with progress_bar("reading rows", count_rows(_sources(data)) if progress else 0, enabled=progress) as advance:
             return build_table(data, folder, seed=seed, advance=advance)
 
-    return _open(_prepared(work, key, build), seed=seed if data.negatives == "random" else None, scored=bool(data.score_fields))
+    rows = _open(_prepared(work, key, build), data, seed=seed)
+    _tell_lengths(rows, data)
+    return rows
+
+
+def _tell_lengths(rows: TrainingRows, data: DataSection) -> None:
+    """Log how many rows do not have the usual number of documents, as a warning where the recipe does not say what to do with them."""
+    if not is_main_process():
+        return
+    count, wanted = len(rows), rows.documents_per_row
+    if rows.short:
+        level = logging.WARNING if data.short_rows is None else logging.INFO
+        logger.log(level, "%d of %d rows have fewer than %d documents; data.short_rows: %s", rows.short, count, wanted, data.short)
+    if rows.cut:
+        logger.info("%d of %d rows have more than %d documents; data.negatives: %s", rows.cut, count, wanted, data.negatives)
+    if rows.skipped or rows.not_relevant:
+        logger.info("%d rows were skipped, %d left out by their label", rows.skipped, rows.not_relevant)
 
 
 def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
@@ -540,7 +612,7 @@ def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
     """
     key = _key([[pair.query, pair.code] for pair in pairs])
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
-    return _open(_prepared(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0)), seed=None, scored=False)
+    return _open(_prepared(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0)), section, seed=0)
 
 
 def discard_rows(work: Path) -> None:
@@ -612,16 +684,15 @@ def _is_complete(folder: Path) -> bool:
     return complete
 
 
-def _open(folder: Path, *, seed: int | None, scored: bool) -> TrainingRows:
-    record = read_json(folder / RECORD)
+def _open(folder: Path, data: DataSection, *, seed: int) -> TrainingRows:
+    record, repeats = read_json(folder / RECORD), data.short == "repeat"
     return TrainingRows(
         Table(folder),
         record["documents"],
-        scored=scored,
-        sha256=record["sha256"],
-        skipped=record["skipped"],
-        copies=record["copies"],
-        seed=seed,
+        scored=bool(data.score_fields),
+        **{name: record[name] for name in ("sha256", "skipped", "copies", "short", "cut", "not_relevant")},
+        seed=seed if data.negatives == "random" or repeats else None,
+        repeats=repeats,
     )
 
 

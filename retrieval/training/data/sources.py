@@ -14,8 +14,9 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +39,13 @@ _BATCH = 256
 _UNPACKED = 1 << 26
 
 
-def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
+def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Read the rows of a source in their order.
 
     Args:
         source: See the module's docstring.
         fields: Dotted paths that are needed; Parquet columns that none of them names are not read. Empty for all.
+        also: Columns in lower case that are read where they exist.
 
     Yields:
         The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet, Arrow and the Hub the number counts rows, from 1. The
@@ -53,10 +55,10 @@ def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, 
         InputError: A file is missing, empty, damaged or of an unsupported type, or the data set cannot be downloaded.
     """
     if source.startswith(HUB):
-        yield from _hub_rows(source, fields)
+        yield from _hub_rows(source, fields, also)
     else:
         for file in source_files(source):
-            yield from _file_rows(file, fields)
+            yield from _file_rows(file, fields, also)
 
 
 def source_files(source: str) -> list[Path]:
@@ -108,9 +110,9 @@ def _hub(source: str) -> HubSource:
     return hub
 
 
-def _file_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _file_rows(file: Path, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
     if _is_parquet(file):
-        yield from _parquet_rows(file, fields)
+        yield from _parquet_rows(file, fields, also)
     else:
         for position, row in read_rows(file):
             yield str(position), row
@@ -120,11 +122,11 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def _parquet_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _parquet_rows(file: Path, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
     number = 0
     # With pre_buffer, pyarrow keeps everything that it has read until the file is closed.
     with _parquet_errors(file), parquet.ParquetFile(file, pre_buffer=False) as table:
-        for batch in table.iter_batches(batch_size=_BATCH, columns=_keys(table.schema_arrow.names, fields)):
+        for batch in table.iter_batches(batch_size=_BATCH, columns=_keys(table.schema_arrow.names, fields, also)):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}:{number}", row
@@ -173,16 +175,16 @@ def _parquet_errors(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: damaged Parquet file ({first_line(error)}); download it again") from error
 
 
-def _keys(names: Sequence[str], fields: Sequence[str]) -> list[str] | None:
+def _keys(names: Sequence[str], fields: Sequence[str], also: Collection[str]) -> list[str] | None:
     """The columns that fields begin with; None for all columns if one is missing, so that the error can list those that exist."""
     keys = [field if field in names else field.partition(".")[0] for field in fields]
-    return [name for name in names if name in keys] if keys and set(keys) <= set(names) else None
+    return [name for name in names if name in keys or name.lower() in also] if keys and set(keys) <= set(names) else None
 
 
-def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _hub_rows(source: str, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
     hub = _hub(source)
     if hub.file is not None:
-        yield from _file_rows(_hub_file(source, hub, hub.file), fields)
+        yield from _file_rows(_hub_file(source, hub, hub.file), fields, also)
         return
     number = 0
     with _hub_errors(source):
@@ -192,7 +194,7 @@ def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping
             builder = datasets.load_dataset_builder(where, hub.config, revision=revision)
         _read_as_stored(builder)
         rows = builder.as_streaming_dataset(split=hub.split)
-        if (keys := _keys(rows.column_names or (), fields)) is not None:
+        if (keys := _keys(rows.column_names or (), fields, also)) is not None:
             rows = rows.select_columns(keys)
         for number, row in enumerate(rows, start=1):
             yield f"{source} row {number}", row
@@ -261,6 +263,7 @@ class Example(NamedTuple):
         flaw: Why the row cannot be used although its fields are well-formed; empty if it can.
         excluded: Negatives that are not among the documents because they are other positives of the row.
         rank: Sort key if rows are shuffled.
+        not_relevant: The label of the row says that none of its documents is relevant.
     """
 
     location: str
@@ -270,6 +273,17 @@ class Example(NamedTuple):
     flaw: str = ""
     excluded: int = 0
     rank: float = 0.0
+    not_relevant: bool = False
+
+
+LABELS = frozenset({"label", "labels", "gold_label", "is_relevant", "relevant", "relevance", "is_duplicate"})
+"""Names of fields that say whether a document is relevant, in lower case."""
+
+GRADES = frozenset({"score", "similarity", "similarity_score", "sim", "grade", "rating"})
+"""Names of fields that say how relevant the document of a pair is, or something else: votes, the score of a search engine."""
+
+FIRST_ROWS = 1000
+"""Rows among which every field must be found once, so that a misspelt field is not taken for one that rows lack."""
 
 
 class _Missing:
@@ -289,34 +303,78 @@ class FieldReader:
         self._scores = section.score_fields
         self._each = section.positives == "each"
         self._item = _id if section.format == "ids" else _text
+        self._label = section.label_field
+        named = {name.lower() for field in (*self.columns, *section.ignore_fields) for name in (field, field.partition(".")[0])}
+        # Names in lower case of fields that are not read although they may say that a document is not relevant.
+        self.suspected = frozenset() if self._scores or self._label is not None else (LABELS | GRADES) - named
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the fields that are read."""
-        return (self._query, *self._documents, *self._scores)
+        return (self._query, *self._documents, *self._scores, *([] if self._label is None else [self._label]))
+
+    def missing(self, location: str, row: Mapping[str, object]) -> set[str]:
+        """Return the fields that a row lacks; a null field is there."""
+        return {name for name in self.columns if _reach(location, name, row) is _MISSING}
 
     def check(self, location: str, row: Mapping[str, object]) -> None:
-        """Check a source's first row for misspelt fields; in later rows, a missing field means that there is no document.
+        """Check that a row has all fields.
 
         Raises:
             InputError: A field is missing; lists those that exist.
         """
-        for name in self.columns:
-            if _reach(location, name, row) is _MISSING:
-                known = ", ".join(map(str, row)) or "none"
-                close = difflib.get_close_matches(name, [str(key) for key in row], n=1)
-                hint = f"did you mean '{close[0]}'? " if close else ""
-                key = "query_field" if name == self._query else "document_fields" if name in self._documents else "score_fields"
-                raise InputError(f"{location}: no field '{name}'; {hint}the row's fields are {known}; a recipe names it by data.{key}")
+        missing = self.missing(location, row)
+        for name in (name for name in self.columns if name in missing):
+            raise self.misspelt(location, row, name)
+
+    def misspelt(self, location: str, row: Mapping[str, object], name: str) -> InputError:
+        """Make the error for a field that no row has; it lists the fields of the first one."""
+        known = ", ".join(map(str, row)) or "none"
+        close = difflib.get_close_matches(name, [str(key) for key in row], n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        options = {"query_field": (self._query,), "document_fields": self._documents, "label_field": (self._label,)}
+        key = next((option for option, names in options.items() if name in names), "score_fields")
+        return InputError(f"{location}: no field '{name}'; {hint}the row's fields are {known}; a recipe names it by data.{key}")
+
+    def refuse_unread_label(self, location: str, row: Mapping[str, object], remedy: str) -> None:
+        """Refuse a row whose document may not be relevant, by a field that is not read.
+
+        A label of a single document, or the labels of all, must be 1 (true) of the first and 0 of the others. A score counts as a label of
+        a pair, not of a row with negatives, where it can be a margin.
+
+        Raises:
+            InputError: The field has another value; names the field and the ways out.
+        """
+        for name, value in row.items():
+            if str(name).lower() not in self.suspected or value is None:
+                continue
+            is_label, listed = str(name).lower() in LABELS, isinstance(value, list)
+            if not is_label and (listed or not self._is_pair(location, row)):
+                continue
+            first, *others = value or [1] if isinstance(value, list) else [value]
+            if _grade(first) != 1 or any(_grade(other) != 0 for other in others):
+                raise InputError(
+                    f"{location}: the field '{name}' is {_shown(value)}, and the document would be trained as relevant; "
+                    + remedy.format(name=name)
+                )
+
+    def _is_pair(self, location: str, row: Mapping[str, object]) -> bool:
+        return sum(len(self._values(location, field, row, parse=self._item is _id)) for field in self._documents) < 2
 
     def examples(self, location: str, row: Mapping[str, object]) -> list[Example]:
         """Return the examples of a row: one, or one per positive. An example whose query or positive is blank or missing has a flaw.
+
+        With a label, an example of a row without a relevant document is not relevant.
 
         Raises:
             InputError: A field has the wrong type, the first of several document fields holds several positives although ``positives`` is
                 not ``each``, or the number of scores differs from the number of documents.
         """
         whole, positives = self._read(location, row)
+        if self._label is not None:
+            whole, positives = self._labelled(location, row, whole, positives)
+            if whole.not_relevant:
+                return [whole]
         if self._each and positives:
             return self._one_each(whole, positives)
         if positives > 1 and len(self._documents) > 1:
@@ -327,6 +385,26 @@ class FieldReader:
                 f"since the others would become its negatives; set data.positives: each, or use one of them: {one}"
             )
         return [whole]
+
+    def _labelled(self, location: str, row: Mapping[str, object], whole: Example, positives: int) -> tuple[Example, int]:
+        """The example with its relevant documents first, and their number."""
+        label = str(self._label)
+        values = self._values(location, label, row, parse=True)
+        grades = [_grade(value) for value in values]
+        if not grades or not all(math.isfinite(grade) for grade in grades):
+            shown = _shown(_reach(location, label, row) if values else None)
+            raise InputError(f"{location}: a label in '{label}' must be a number, true or false, got {shown}")
+        if not isinstance(_reach(location, label, row), list | str) or len(grades) == 1 != len(whole.documents):
+            return whole._replace(not_relevant=grades[0] <= 0), positives  # one label for the row
+        if len(grades) != len(whole.documents):
+            raise InputError(f"{location}: {len(grades)} labels ({label}) for {len(whole.documents)} documents")
+        relevant = [position for position, grade in enumerate(grades) if grade > 0]
+        if len(relevant) > 1 and not self._each:
+            raise InputError(f"{location}: {len(relevant)} documents are relevant by '{label}'; set data.positives: each")
+        order = [*relevant, *(position for position, grade in enumerate(grades) if grade <= 0)]
+        documents = [whole.documents[position] for position in order]
+        flaw = self._flaw(whole.query, documents[:1])
+        return whole._replace(documents=documents, flaw=flaw, not_relevant=not relevant), len(relevant)
 
     def whole(self, location: str, row: Mapping[str, object]) -> Example:
         """Return all documents of a row as one example, the positives first.
@@ -509,6 +587,18 @@ def _score(location: str, name: str, value: object) -> float:
     return score
 
 
+_TRUTH = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+def _grade(value: object) -> float:
+    """A label as a number; NaN if it is none."""
+    text = str(value).strip().lower()
+    try:
+        return _TRUTH[text] if text in _TRUTH else float(text)
+    except ValueError:
+        return math.nan
+
+
 def _kind(value: object) -> str:
     return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, Mapping) else _shown(value)
 
@@ -531,21 +621,31 @@ def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
     reader = FieldReader(section)
     for location, row in _checked_rows(section, reader, reader.columns):
         advance(1)
+        reader.refuse_unread_label(location, row, _LABEL_REMEDY)
         yield from reader.examples(location, row)
 
 
-def read_whole(section: DataSection, *, all_columns: bool) -> Iterator[tuple[Example, Mapping[str, object]]]:
+_LABEL_REMEDY = "set data.label_field={name} to train on rows above 0 only, or data.ignore_fields=[{name}] to train on all"
+
+
+def read_whole(
+    section: DataSection, *, all_columns: bool, label_remedy: str | None = None
+) -> Iterator[tuple[Example, Mapping[str, object]]]:
     """Read each row as one example with all its documents, and the row itself.
 
     Args:
         section: Sources and fields; ``format`` is texts or ids.
         all_columns: Read all fields of the rows, not only those that the section names.
+        label_remedy: What to do about rows that may not be relevant by a field that is not read, with ``{name}`` for the field; None to
+            read them.
 
     Raises:
         InputError: A source cannot be read, a row is malformed, or its query or first positive is blank.
     """
     reader = FieldReader(section)
     for location, row in _checked_rows(section, reader, () if all_columns else reader.columns):
+        if label_remedy is not None:
+            reader.refuse_unread_label(location, row, label_remedy)
         example = reader.whole(location, row)
         if example.flaw:
             raise InputError(f"{location}: {example.flaw}")
@@ -553,8 +653,18 @@ def read_whole(section: DataSection, *, all_columns: bool) -> Iterator[tuple[Exa
 
 
 def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The rows of all sources, after a check of each source's first rows for misspelt fields.
+
+    Raises:
+        InputError: None of the first rows has a field; lists those of the first one.
+    """
     for source in section.train:
-        for number, (location, row) in enumerate(iter_source(source, columns)):
-            if number == 0:
-                reader.check(location, row)
-            yield location, row
+        rows = iter_source(source, columns, also=reader.suspected)
+        first = list(islice(rows, 1))
+        missing = {name for location, row in first for name in reader.missing(location, row)}
+        while missing and len(first) < FIRST_ROWS and (more := next(rows, None)) is not None:
+            first.append(more)
+            missing &= reader.missing(*more)
+        for name in (name for name in reader.columns if name in missing):
+            raise reader.misspelt(*first[0], name)
+        yield from chain(first, rows)

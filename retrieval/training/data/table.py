@@ -333,31 +333,51 @@ class Table:
 class TrainingRows:
     """The rows of a training run, memory-mapped.
 
-    A row is ``{"query": str, "document_1": str, ..., "document_n": str}`` and, if ``scored``, ``"scores": list[float]`` of length n. A
-    pickled copy holds only the path of the table.
+    A row is ``{"query": str, "document_1": str, ..., "document_n": str}`` and, if ``scored``, ``"scores": list[float]`` of length n. The
+    last documents of a short row are None, unless ``repeats``. A pickled copy holds only the path of the table.
 
     Args:
         table: The table.
-        documents_per_row: Documents n per row: the positive and n - 1 negatives. No row of the table has fewer.
+        documents_per_row: Documents n per row: the positive and n - 1 negatives.
         scored: Rows have teacher scores.
         sha256: Checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data.
         skipped: Rows that were excluded because they have fewer than n documents or no query.
         copies: Documents that were excluded from their rows because they are blank or equal to another document of the row.
-        seed: Random seed for the negatives; None if rows have exactly n documents and nothing is drawn.
+        seed: Random seed for the negatives; None if nothing is drawn.
+        short: Rows with fewer than n documents.
+        cut: Rows with more than n documents.
+        not_relevant: Rows that were excluded because their label says that no document is relevant.
+        repeats: Short rows get n documents, some of their negatives more than once.
 
     Attributes:
         epoch: Epoch whose negatives are drawn, from 0.
     """
 
-    def __init__(
-        self, table: Table, documents_per_row: int, *, scored: bool, sha256: str, skipped: int, copies: int, seed: int | None
+    def __init__(  # noqa: PLR0913  # each is a fact about the rows
+        self,
+        table: Table,
+        documents_per_row: int,
+        *,
+        scored: bool,
+        sha256: str,
+        skipped: int,
+        copies: int,
+        seed: int | None,
+        short: int = 0,
+        cut: int = 0,
+        not_relevant: int = 0,
+        repeats: bool = False,
     ) -> None:
         self.documents_per_row = documents_per_row
         self.scored = scored
         self.sha256 = sha256
         self.skipped = skipped
         self.copies = copies
+        self.short = short
+        self.cut = cut
+        self.not_relevant = not_relevant
         self.epoch = 0
+        self._repeats = repeats
         self._table = table
         self._seed = seed
 
@@ -380,9 +400,10 @@ class TrainingRows:
         rows = [self._drawn(number) for number in self._table.order[list(numbers)].tolist()]
         if not rows:
             return {name: [] for name in self.column_names}
-        texts = self._table.texts.take(np.concatenate([[row.query, *row.documents] for row in rows]))
+        texts = iter(self._table.texts.take(np.concatenate([[row.query, *row.documents] for row in rows])))
         width = 1 + self.documents_per_row
-        columns: dict[str, list[Any]] = {name: texts[column::width] for column, name in enumerate(self.column_names[:width])}
+        each = [[*islice(texts, 1 + len(row.documents)), *([None] * (width - 1 - len(row.documents)))] for row in rows]
+        columns: dict[str, list[Any]] = {name: [row[column] for row in each] for column, name in enumerate(self.column_names[:width])}
         if self.scored:
             columns[SCORES] = [row.scores.tolist() for row in rows]
         return columns
@@ -402,13 +423,18 @@ class TrainingRows:
         self.epoch = epoch
 
     def _drawn(self, number: int) -> Row:
-        """A row with n documents: the positive, and negatives in the order of the table."""
+        """A row with n documents, or fewer: the positive, and negatives in the order of the table."""
         row = self._table[number]
-        if self._seed is None or len(row.documents) == self.documents_per_row:
+        have, wanted = len(row.documents) - 1, self.documents_per_row - 1
+        if self._seed is None or have == wanted or (have < wanted and not self._repeats):
             return row
         draw = np.random.default_rng([self._seed, self.epoch, number])
-        negatives = draw.choice(len(row.documents) - 1, self.documents_per_row - 1, replace=False, shuffle=False)
-        taken = np.concatenate([[0], 1 + np.sort(negatives)])
+        if have > wanted:
+            negatives = np.sort(draw.choice(have, wanted, replace=False, shuffle=False))
+        else:  # each as often as the others, or once more
+            again = draw.choice(have, wanted % have, replace=False, shuffle=False)
+            negatives = np.sort(np.concatenate([np.repeat(np.arange(have), wanted // have), again]))
+        taken = np.concatenate([[0], 1 + negatives])
         return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
 
 

@@ -360,7 +360,8 @@ def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTab
 
 def _examples(section: DataSection) -> Iterator[Example]:
     """Query and positives of each row."""
-    for example, _ in read_whole(section, all_columns=False):
+    remedy = "leave such rows out, or rename or remove the field if it says something else"
+    for example, _ in read_whole(section, all_columns=False, label_remedy=remedy):
         if not all(text.strip() for text in example.documents):
             raise InputError(f"{example.location}: the field '{section.document_fields[0]}' holds a blank positive")
         yield example

@@ -39,7 +39,9 @@ def test_a_signal_requests_a_stop(number: signal.Signals, caplog: pytest.LogCapt
         deadline = time.monotonic() + 30
         while not caplog.messages and time.monotonic() < deadline:
             time.sleep(0.001)
-    assert caplog.messages == [f"{number.name}: stopping after this step, with a checkpoint; Ctrl-C again stops at once"]
+    assert caplog.messages == [
+        f"{number.name}: stopping after this step or batch of the evaluation, with a checkpoint; Ctrl-C again stops at once"
+    ]
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])

@@ -1,14 +1,15 @@
-"""Recipe files: their kind, and overrides of list items. The loader of each kind has its own tests."""
+"""Recipe files: their kind, overrides, and what they say of themselves. The loader of each kind has its own tests."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import find_recipe, load_sections, parse_yaml, recipe_kind, shipped_recipes
+from quiver.encoder.training.recipe_file import RecipeSchema, find_recipe, load_sections, parse_yaml, recipe_kind, shipped_recipes
 
 
 class Part(TextSchema):
@@ -110,3 +111,90 @@ def test_every_repeated_key_is_reported_with_both_lines() -> None:
 def test_a_syntax_error_names_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_yaml(text)
+
+
+class Data(TextSchema):
+    train: str
+    revision: str = ""
+
+
+class Model(TextSchema):
+    init: str
+    length: int | None = None
+
+
+class Training(TextSchema):
+    learning_rate: float
+    log_every: int = 10
+    dtype: str = "auto"
+
+
+class DescribedRecipe(RecipeSchema):
+    name: str
+    description: str | None = None
+    source: str | None = None
+    cost: str | None = None
+    expected: str | None = None
+    model: Model
+    data: Data
+    training: Training
+    development: str | None = None
+
+
+ALL = {"description": "what", "source": "where", "cost": "much", "expected": "0.6", "revision": "v1"}
+RESULT_FREE = ALL | {"cost": None, "expected": None}
+NOTHING = dict.fromkeys(ALL) | {"revision": ""}
+DESCRIBED = {
+    "name": "shipped",
+    **{key: ALL[key] for key in ("description", "source", "cost", "expected")},
+    "model": {"init": "a/b"},
+    "data": {"train": "rows.jsonl", "revision": "v1"},
+    "training": {"learning_rate": "1e-3"},
+}
+
+
+def claims_of(recipe: DescribedRecipe) -> dict[str, str | None]:
+    return {**{name: getattr(recipe, name) for name in ALL if name != "revision"}, "revision": recipe.data.revision}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "claims"),
+    [
+        ([], ALL),
+        (["training.log_every=5", "name=mine", "development=x", "training.dtype=float32"], ALL),
+        (["data.train=rows.jsonl", "training.learning_rate=0.001"], ALL),
+        (["training.learning_rate=1e-4"], RESULT_FREE),
+        (["data.train=mine.jsonl"], NOTHING),
+        (["model.init=c/d"], NOTHING),
+        (["model.length=8"], NOTHING),
+        (["data.train=mine.jsonl", "description=mine", "data.revision=v1"], NOTHING | {"description": "mine", "revision": "v1"}),
+        (["model.init=c/d", "expected=0.6"], NOTHING | {"expected": "0.6"}),
+    ],
+)
+def test_what_describes_a_recipe_falls_away_with_what_it_describes(
+    tmp_path: Path, overrides: list[str], claims: dict[str, str | None]
+) -> None:
+    file = tmp_path / "shipped.json"
+    file.write_text(json.dumps(DESCRIBED))
+    assert claims_of(load_sections(file, DescribedRecipe, (), overrides=overrides)) == claims
+    values = dict(override.split("=") for override in overrides)
+    assert claims_of(load_sections(file, DescribedRecipe, (), overrides=values)) == claims
+    assert claims_of(load_sections(DESCRIBED, DescribedRecipe, (), overrides=overrides)) == claims
+
+
+def test_a_recipe_changed_in_code_describes_itself_too() -> None:
+    recipe = load_sections(DESCRIBED, DescribedRecipe, ())
+    assert claims_of(recipe.replace(data=recipe.data.replace(train="mine.jsonl"))) == NOTHING
+    assert claims_of(recipe.replace(training=recipe.training.replace(learning_rate=1.0))) == RESULT_FREE
+    assert claims_of(recipe.replace(training=recipe.training.replace(log_every=1))) == ALL
+    assert claims_of(recipe.replace(model=Model(init="c/d"), expected="0.7")) == NOTHING | {"expected": "0.7"}
+
+
+def test_a_template_that_lacks_a_setting_keeps_its_description(tmp_path: Path) -> None:
+    template = {**DESCRIBED, "data": {"revision": "v1"}}
+    assert claims_of(load_sections(template, DescribedRecipe, (), overrides=["data.train=mine.jsonl"])) == ALL
+
+
+def test_an_own_recipe_needs_no_description() -> None:
+    bare = {key: DESCRIBED[key] for key in ("name", "model", "training")} | {"data": {"train": "rows.jsonl"}}
+    assert claims_of(load_sections(bare, DescribedRecipe, ())) == NOTHING

@@ -256,6 +256,50 @@ def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[
             torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_rows_with_fewer_documents_have_fewer_negatives(kind: str) -> None:
+    """Cross-entropy over the documents that are there, by hand; an absent one has no share in loss or gradient."""
+    model = make_model(kind)
+    scores = dense_scores(model) if isinstance(model, BiEncoder) else late_scores(model)
+    absent = [(2, 0), (1, 2), (2, 2)]  # place among the row's documents, row
+    for place, row in absent:
+        scores[:, place, row] = -torch.inf
+    rows = [dict(row) for row in without_scores()]
+    for place, row in absent:
+        rows[row][f"document_{place + 1}"] = None
+    expected = F.cross_entropy((7 * scores if kind == "dense" else scores / 0.5).flatten(1), torch.arange(4))
+    plain, cached = ("mnrl", "cached_mnrl") if kind == "dense" else ("contrastive", "cached_contrastive")
+    found = {}
+    for name in (plain, cached):
+        trained = Trained(make_recipe(kind, read_by(name, scale=7, temperature=0.5, mini_batch_size=3)), model)
+        batch = trained.collate(rows)
+        assert batch["columns"] == (4, 4, 4, 4)
+        loss, found[name] = gradients_of(trained, rows)
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
+        assert all(bool(gradient.isfinite().all()) for gradient in found[name])
+    for one, two in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+    counted = Collator(model)
+    counted(rows)
+    assert counted.counts.texts == 16 - len(absent)
+
+
+def test_absent_documents_have_no_share_in_matryoshka_widths() -> None:
+    model = make_model("dense")
+    rows = [dict(row) for row in without_scores()]
+    rows[1]["document_3"] = None
+    settings = {"name": "mnrl", "matryoshka_dims": [16, 4]}
+    with_absent, _ = gradients_of(Trained(make_recipe("dense", settings), model), rows)
+    by_width = []
+    queries = torch.from_numpy(model.encode_query([row["query"] for row in rows]))
+    texts = [row[f"document_{place}"] for place in (1, 2, 3) for row in rows]
+    documents = torch.from_numpy(model.encode_document([text for text in texts if text]))
+    for width in (16, 4):
+        cosines = F.normalize(queries[:, :width], dim=1) @ F.normalize(documents[:, :width], dim=1).T
+        by_width.append(F.cross_entropy(20 * cosines, torch.arange(4)).item())
+    assert with_absent == pytest.approx(sum(by_width), abs=1e-5)
+
+
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
 def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
     """The gradient belongs to the returned loss: a small step along it lowers the loss by the predicted amount."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import model as module
 from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
-from quiver.retrieval.training.recipe import RULES, Recipe
+from quiver.retrieval.training.recipe import RULES, Recipe, load_recipe
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
 SHAPE = {
@@ -118,7 +119,7 @@ def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Pa
     assert isinstance(model, BiEncoder)
     assert same_weights(model.projections, old.projections)
     assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
-    assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("", "d: ", 32)
+    assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("q: ", "d: ", 32)
     assert (model.settings.pooling, model.settings.normalize, model.settings.similarity) == ("mean", False, "dot")
     assert not model.encoder.prepacked
 
@@ -287,3 +288,69 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, kind: str, na
 def test_bi_encoders_are_trained_without_pylate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == "pylate" else object())
     require_extra("dense")
+
+
+def test_a_checkpoint_keeps_its_settings_where_the_recipe_has_none(biencoder: Path, colbert: Path) -> None:
+    dense, tokens = BiEncoder(biencoder), ColBERT(colbert)
+    for kind, path, old in (("dense", biencoder, dense), ("colbert", colbert, tokens)):
+        model = build_model(make_recipe(kind, {"init": str(path)}), [])
+        assert replace(model.settings, projections=()) == replace(old.settings, projections=())
+        assert same_weights(model.projections, old.projections)
+    changed = build_model(make_recipe("colbert", {"init": str(colbert), "colbert": {"query_length": 9, "skiplist": "none"}}), [])
+    assert changed.settings.colbert == replace(tokens.settings.colbert, query_length=9, skiplist=())
+
+
+def other_start(kind: str, model: dict[str, Any], init: Path, *overrides: str) -> Recipe:
+    raw = make_recipe(kind, {"init": "some/encoder", **model}).model_dump()
+    return load_recipe(raw, [f"model.init={init}", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "normalize", "similarity"), [("cls", False, "cosine"), ("max", True, "dot"), ("lasttoken", True, "cosine")]
+)
+def test_another_start_keeps_its_settings_and_the_log_says_so(
+    bare: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, pooling: str, normalize: bool, similarity: str
+) -> None:
+    settings = ModelFolder("dense", bare, pooling=pooling, normalize=normalize, max_length=20, query_prompt="find: ", similarity=similarity)  # type: ignore[arg-type]
+    start = tmp_path / "start"
+    BiEncoder.from_parts(load_encoder(bare), Tokenizer.from_pretrained(bare), settings).save_pretrained(start)
+    model = build_model(other_start("dense", DENSE | {"query_prompt": "q: "}, start), [])
+    assert replace(model.settings, encoder_folder=bare, prompts={}) == replace(settings, prompts={})
+    [line] = caplog.messages
+    assert f"{start} keeps its own settings" in line
+    assert f"pooling '{pooling}', not the recipe's 'mean'" in line
+    assert "query_prompt 'find: ', not the recipe's 'q: '" in line
+    assert ("normalize" in line) is ((normalize, similarity) != (True, "cosine"))
+    old = BiEncoder.from_parts(load_encoder(bare), Tokenizer.from_pretrained(bare), settings)
+    np.testing.assert_array_equal(model.encode_query(TEXTS), old.encode_query(TEXTS))
+    caplog.clear()
+    asked = build_model(other_start("dense", DENSE, start, "model.pooling=mean", "model.max_length=null"), [])
+    assert (asked.settings.pooling, asked.settings.max_length, asked.settings.query_prompt) == ("mean", 20, "find: ")
+    assert any(f"changes settings of {start}: pooling from '{pooling}' to 'mean'" in line for line in caplog.messages)
+
+
+def test_a_bare_start_has_the_settings_of_the_recipe(bare: Path, biencoder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = build_model(other_start("dense", DENSE | {"pooling": "cls", "query_prompt": "q: "}, bare), [])
+    settings = model.settings
+    assert (settings.pooling, settings.normalize, settings.max_length, settings.query_prompt) == ("cls", True, 32, "q: ")
+    tokens = build_model(other_start("colbert", {"colbert": COLBERT | {"query_prefix": "[A] "}}, bare), [])
+    assert (tokens.dim, tokens.settings.colbert.query_prefix, tokens.settings.colbert.document_length) == (8, "[A] ", 24)
+    assert caplog.messages == []
+    build_model(other_start("colbert", {"colbert": COLBERT}, biencoder), [])
+    assert caplog.messages == [f"{biencoder} is a bi-encoder: only its encoder is used, without its Dense modules and prompts"]
+
+
+def test_another_colbert_keeps_its_settings(colbert: Path, caplog: pytest.LogCaptureFixture) -> None:
+    section = {"dim": 6, "projection": "orthogonal", "query_length": 9, "document_length": 30, "query_expansion": False, "skiplist": "none"}
+    model = build_model(other_start("colbert", {"colbert": section}, colbert), [])
+    assert model.settings.colbert == ColBERT(colbert).settings.colbert
+    assert model.dim == 8
+    assert "colbert.query_length 12, not the recipe's 9" in caplog.messages[0]
+    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8"):
+        build_model(other_start("colbert", {"colbert": section}, colbert, "model.colbert.dim=6", "model.colbert.projection=null"), [])
+
+
+def test_a_recipe_changed_in_code_keeps_the_settings_of_another_start(biencoder: Path) -> None:
+    recipe = make_recipe("dense", {"init": "some/encoder", **DENSE})
+    model = build_model(recipe.replace(model=recipe.model.replace(init=str(biencoder))), [])
+    assert model.settings.max_length == 20

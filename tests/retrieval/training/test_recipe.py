@@ -190,7 +190,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
     ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
     ({"model.init": " "}, "model.init: must not be blank, got ' '"),
-    *(({f"model.{name}": ...}, f"model.{name}: required for kind: dense") for name in ("pooling", "normalize", "max_length")),
+    (
+        COLBERT | {"model.colbert": {"document_length": 8}, "model.architecture.max_positions": 16},
+        "model.colbert.query_length: must be <= architecture.max_positions 16, got 32",
+    ),
+    ({"model.only_if_bare": ["poling"]}, "model.only_if_bare: must name settings such as pooling or colbert.query_length, got ('poling',)"),
     *(
         (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, but kind is colbert")
         for name, value in (
@@ -202,8 +206,23 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             ("document_prompt", "d"),
         )
     ),
-    (COLBERT | {"model.colbert": None}, "model.colbert: required for kind: colbert"),
     ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, but kind is dense"),
+    (
+        COLBERT | {"model.colbert": {"document_length": 129}},
+        "model.colbert.document_length: must be <= architecture.max_positions 128, got 129",
+    ),
+    (
+        {"data.score_fields": ["scores"], "loss": {"name": "kl"}, "data.short_rows": "fewer"},
+        "data.short_rows: fewer needs a loss with in-batch negatives; with data.score_fields use repeat, skip or error",
+    ),
+    (
+        {"data.score_fields": ["scores"], "loss": {"name": "kl"}, "data.label_field": "label"},
+        "data.label_field: the losses of data.score_fields learn from the scores alone; remove one of the two",
+    ),
+    (
+        {"data.format": "beir", "data.label_field": "label"},
+        "data.label_field: the judgements of a BEIR folder have grades already; remove it",
+    ),
     ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
     ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from quiver.encoder import InputError
+from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
@@ -199,3 +200,123 @@ def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Pat
     resumed = train(recipe, tmp_path / "out", resume=True)
     assert resumed["result"]["resumed_at"] == [6]
     assert_same_run(tmp_path / "out", resumed, tmp_path / "whole", train(recipe, tmp_path / "whole"))
+
+
+WATCHED = ("development.data=held-out", "training.max_steps=8", "training.log_every=3")
+EVALUATED = {
+    "every step": ("development.every=1", "training.save_every=4"),
+    "with each checkpoint": ("development.every=4", "training.save_every=4"),
+    "the best is kept": ("development.every=2", "development.keep_best=true", "training.save_every=4", "training.keep_checkpoints=1"),
+    "each epoch": ("training.epochs=2", "training.max_steps=null", "training.batch_size=16"),
+}
+
+
+class Encodes:
+    """Scores a model by its vectors, in batches of one text each."""
+
+    def __init__(self, then: Callable[[int, int], None] = lambda call, batch: None) -> None:
+        self.calls, self.complete, self.then = 0, 0, then
+
+    def __call__(self, model: Any) -> float:
+        self.calls += 1
+        total = 0.0
+        with progress_bar("texts", 3, enabled=False) as advance:
+            for batch, text in enumerate(("open every file", "read it", "count the lines"), start=1):
+                total += float(abs(model.encode_query([text])[0]).sum())
+                self.then(self.calls, batch)
+                advance(1)
+        self.complete += 1
+        return total
+
+
+def only_in(call: int, act: Callable[[], None]) -> Callable[[int, int], None]:
+    return lambda calls, batch: act() if (calls, batch) == (call, 2) else None
+
+
+def die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize(("case", "call"), [("with each checkpoint", 2), ("the best is kept", 3), ("each epoch", 1)])
+def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_once(
+    case: str, call: int, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe("dense", *WATCHED, *EVALUATED[case])
+    scorer = Encodes()
+    whole = train(recipe, tmp_path / "whole", scorer=scorer)
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(recipe, out, scorer=Encodes(only_in(call, die)))
+    again = Encodes()
+    resumed = train(recipe, out, resume=True, scorer=again)
+    assert_same_run(out, resumed, tmp_path / "whole", whole)
+    assert resumed["result"]["development"][-1]["ndcg@10"] == whole["result"]["development"][-1]["ndcg@10"]
+    if case != "the best is kept":  # nothing was lost: each evaluation but the killed one ran once
+        assert again.complete == scorer.complete - (call - 1)
+        assert resumed["result"]["resumed_at"] == [4 * call]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()
+    )
+
+
+@pytest.mark.parametrize(("case", "call"), [("every step", 1), ("the best is kept", 2), ("each epoch", 2)])
+def test_a_signal_in_an_evaluation_stops_it_after_a_batch(case: str, call: int, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense", *WATCHED, *EVALUATED[case])
+    whole = train(recipe, tmp_path / "whole", scorer=Encodes())
+    out, batches = tmp_path / "out", []
+
+    def signal_once(calls: int, batch: int) -> None:
+        batches.append(batch)
+        if (calls, batch) == (call, 2):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(RunStoppedError, match="with a checkpoint") as stopped:
+        train(recipe, out, scorer=Encodes(signal_once))
+    assert batches == [1, 2, 3] * (call - 1) + [1, 2]
+    assert (out / "checkpoints" / f"step-{stopped.value.step:06d}").is_dir()
+    again = Encodes()
+    resumed = train(recipe, out, resume=True, scorer=again)
+    assert_same_run(out, resumed, tmp_path / "whole", whole)
+    assert again.complete == len(whole["result"]["development"]) - (call - 1)
+    assert resumed["result"]["resumed_at"] == [stopped.value.step]
+
+
+def test_a_score_that_was_logged_before_the_kill_is_not_computed_again(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    class DieOnScore(Callback):
+        def on_log(self, step: int, values: Mapping[str, float]) -> None:
+            self.due = "ndcg@10" in values and step == 8
+
+        def on_step(self, step: int) -> None:
+            if getattr(self, "due", False):
+                raise Killed
+
+    recipe = make_recipe("dense", *WATCHED, "development.every=4", "development.keep_best=true", "training.save_every=4")
+    recipe = recipe.replace(training=recipe.training.replace(max_steps=12))
+    scorer = Encodes()
+    whole = train(recipe, tmp_path / "whole", scorer=scorer)
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(recipe, out, scorer=Encodes(), callbacks=[DieOnScore()])
+    again = Encodes()
+    resumed = train(recipe, out, resume=True, scorer=again)
+    assert (scorer.complete, again.complete) == (3, 1)
+    assert_same_run(out, resumed, tmp_path / "whole", whole)
+
+
+def test_a_run_resumes_without_its_development_collection(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    watched = (*WATCHED, "development.every=4", "training.save_every=4")
+    whole = train(make_recipe("dense", *watched), tmp_path / "whole", scorer=Encodes())
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(make_recipe("dense", *watched), out, scorer=Encodes(only_in(2, die)))
+    resumed = train(make_recipe("dense", *watched, "development=null"), out, resume=True)
+    assert [line["step"] for line in resumed["result"]["development"]] == [4]
+    assert weights(out / "model") == weights(tmp_path / "whole" / "model")
+    assert whole["recipe"]["development"] is not None
+    best = (*watched, "development.keep_best=true")
+    with pytest.raises(Killed):
+        train(make_recipe("dense", *best), tmp_path / "best", scorer=Encodes(only_in(2, die)))
+    with pytest.raises(InputError, match=r"development\.keep_best was true, and the best score decides"):
+        train(make_recipe("dense", *best, "development=null"), tmp_path / "best", resume=True)
+    with pytest.raises(InputError, match=r'development\.data was "held-out", is "other"'):
+        train(make_recipe("dense", *best, "development.data=other"), tmp_path / "best", resume=True, scorer=Encodes())

@@ -66,13 +66,15 @@ def test_the_record_describes_batch_and_data(make_recipe: MakeRecipe, rows: Trai
     recipe = make_recipe("dense", "training.accumulation=8", "data.revision=2026-11", GATHERED)
     expected = {"rows": 4, "accumulation": 8, "processes": 2, "effective": 64, "negatives_per_query": 23}
     assert describe_batch(recipe, rows, 2) == expected
-    assert describe_data(recipe, rows) == {
+    assert describe_data(rows) == {
         "rows": 64,
         "documents_per_row": 3,
         "sha256": rows.sha256,
         "skipped": 0,
+        "not_relevant": 0,
+        "rows_short": 0,
+        "rows_cut": 64,
         "copies": 0,
-        "revision": "2026-11",
     }
 
 

@@ -128,7 +128,7 @@ def test_blank_texts_are_excluded_by_id(ids: DataSection, write: Callable[..., P
     with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
         rows_of(ids.replace(documents_per_row=2), tmp_path)
     with pytest.raises(InputError, match=r"train.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
-        rows_of(ids, tmp_path)
+        rows_of(ids.replace(documents_per_row=3), tmp_path)
     rows = prepare_rows(ids.replace(short_rows="skip", documents_per_row=2), tmp_path / "work", seed=0)
     assert (len(rows), rows.skipped, rows.copies) == (3, 1, 1)
     assert (documents(rows[0]), rows[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
@@ -151,11 +151,11 @@ def test_copies_among_the_documents_of_a_row_are_excluded(write: Callable[..., P
     assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
 
 
-def test_the_first_row_decides_the_number_of_documents_copies_included(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_copies_do_not_count_as_documents_of_a_row(write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "a" if n == 0 else "b"]} for n in range(3)]
     section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
     with pytest.raises(InputError, match=r"rows.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
-        prepare_rows(section, tmp_path / "work", seed=0)
+        prepare_rows(section.replace(short_rows="error"), tmp_path / "work", seed=0)
     assert prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
 
 
@@ -185,13 +185,12 @@ def test_several_positives_make_several_rows(write: Callable[..., Path], tmp_pat
     assert len(rows_of(section.replace(limit=1), tmp_path)) == 1
 
 
-@pytest.mark.parametrize("documents_per_row", [None, 3])
-def test_short_rows_are_refused_or_skipped(write: Callable[..., Path], tmp_path: Path, documents_per_row: int | None) -> None:
+def test_short_rows_are_refused_or_skipped(write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "b", "c", "d"][: n % 4]} for n in (2, 1, 3, 0)]
     path = write("rows.jsonl", [*rows, {"query": "q", "positive": None, "negatives": ["a", "b"]}, {"query": "r", "positive": "p"}])
-    section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=documents_per_row)
+    section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=3)
     with pytest.raises(InputError, match=rf"^{path}:2: the row has 2 documents, 3 are needed; .*data.short_rows: skip"):
-        prepare_rows(section, tmp_path / "work", seed=0)
+        prepare_rows(section.replace(short_rows="error"), tmp_path / "work", seed=0)
     kept = prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0)
     assert list(kept) == [{"query": f"q{n}", "document_1": "p", "document_2": "a", "document_3": "b"} for n in (2, 3)]
     assert kept.skipped == 4
@@ -253,7 +252,7 @@ def test_judgements_of_a_beir_folder_make_rows(beir: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"no split 'dev'; existing splits: train"):
         rows_of(section.replace(split="dev"), tmp_path)
     with pytest.raises(InputError, match="1 documents, 2 are needed"):
-        rows_of(section.replace(documents_per_row=2), tmp_path)
+        rows_of(section.replace(documents_per_row=2, short_rows="error"), tmp_path)
     (beir / "qrels" / "train.tsv").write_text("q1\td9\t1\n")
     with pytest.raises(InputError, match=r"train.tsv:1: document 'd9' is not in the corpus"):
         rows_of(section, tmp_path)
