@@ -188,7 +188,7 @@ def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str,
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_tensors(state, temporary)
-    # Shards of an earlier checkpoint would be read instead of the new file.
+    # Shards of an earlier checkpoint are no part of this one.
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     for shard in folder.glob("model-*-of-*.safetensors"):
         shard.unlink()

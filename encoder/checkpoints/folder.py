@@ -78,8 +78,10 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
 def _pickled_weights(snapshot: Path) -> list[str]:
     """Return patterns of the ``.bin`` files of a snapshot's folders without safetensors."""
     inside = sorted(path for path in snapshot.iterdir() if path.is_dir() and path.name not in OTHER_RUNTIMES)
-    files = [path for folder in (snapshot, *inside) if _lacks_safetensors(folder) for path in files_of(folder, PICKLED)]
-    return [escape(path.relative_to(snapshot).as_posix()) for path in files]
+    lacking = [folder for folder in (snapshot, *inside) if _lacks_safetensors(folder)]
+    # An index may be left over from earlier shards, and whether there is a whole file is not known before it is asked for.
+    files = {path for folder in lacking for path in (folder / PICKLED, *files_of(folder, PICKLED))}
+    return [escape(path.relative_to(snapshot).as_posix()) for path in sorted(files)]
 
 
 def _lacks_safetensors(folder: Path) -> bool:
@@ -115,6 +117,9 @@ def has_safetensors(folder: Path) -> bool:
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a folder, which need not exist.
 
+    As in transformers, a whole file is read before shards, because saving in one file may leave the index of earlier shards behind; and
+    safetensors are read before ``.bin`` files.
+
     Raises:
         InputError: An index of shards is malformed.
     """
@@ -122,7 +127,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """Return the file of that name, or the shards that its index lists.
+    """Return the file of that name if it exists, otherwise the shards that its index lists.
 
     Args:
         folder: The folder.
@@ -132,7 +137,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
         InputError: The index is malformed.
     """
     index = _index(folder, name)
-    if not index.is_file():
+    if (folder / name).is_file() or not index.is_file():
         return [folder / name]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
