@@ -1,7 +1,8 @@
 """The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. The settings of the recipe replace those of the
-checkpoint; the others are kept (lower case, whether prompts are pooled, Dense modules).
+A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. Of a model for another task, such as a
+cross-encoder, the encoder is taken. The settings of the recipe replace those of the checkpoint; the others are kept (lower case, whether
+prompts are pooled, Dense modules).
 
 This module imports nothing of the extra ``train``.
 
@@ -79,7 +80,7 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
     if section.init == "random":
         parts = _random_parts(section, prefixes, texts, seed=seed, device=device)
     else:
-        parts = load_parts(section.init, revision=section.revision, device=device)
+        parts = load_parts(section.init, revision=section.revision, device=device, to_train=True)
         add_tokens(parts, prefixes, seed=seed)
     if recipe.kind == "dense":
         return BiEncoder.from_parts(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)

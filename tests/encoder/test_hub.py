@@ -93,6 +93,16 @@ def test_a_dense_module_without_safetensors_gives_its_pickled_weights(fetched: F
     assert set(fetched(files | {"2_Dense/config.json": DENSE, "2_Dense/pytorch_model.bin": ""})) == wanted
 
 
+def test_an_adapter_is_fetched_as_safetensors_or_pickled(fetched: Fetched) -> None:
+    config, base = '{"base_model_name_or_path": "owner/base"}', {"config.json": ENCODER, "model.safetensors": ""}
+    found = fetched({**base, "adapter_config.json": config, "adapter_model.safetensors": "", "adapter_model.bin": ""})
+    assert found == ["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"]
+
+
+def test_a_pickled_adapter_is_fetched(fetched: Fetched) -> None:
+    assert fetched({"adapter_config.json": "{}", "adapter_model.bin": "", "a.bin": ""}) == ["adapter_config.json", "adapter_model.bin"]
+
+
 def test_a_repository_with_safetensors_is_downloaded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"config.json": ENCODER, "model.safetensors": "", "1_Pooling/config.json": POOLING}
     repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
