@@ -347,9 +347,10 @@ def _within_positions(settings: ModelFolder, positions: int, source: str | Path)
     if not too_long:
         return settings
     named = ", ".join(f"{name} {length}" for name, length in too_long.items())
-    warn_once(f"{source}: {named} exceeds the encoder's {positions} positions; {positions} is used")
+    warn_once(f"{source}: limited {named} to the encoder's {positions} positions")
     max_length = positions if "max_seq_length" in too_long else settings.max_length
-    return replace(settings, max_length=max_length, colbert=replace(colbert, **{name: positions for name in lengths if name in too_long}))
+    limited: dict[str, Any] = {name: positions for name in lengths if name in too_long}
+    return replace(settings, max_length=max_length, colbert=replace(colbert, **limited))
 
 
 def warn_if_bare(parts: ModelParts, source: str | Path) -> None:

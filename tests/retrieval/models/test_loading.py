@@ -203,8 +203,8 @@ def test_a_folders_lengths_beyond_the_positions_are_limited_with_a_warning(
     change(colbert / "config_sentence_transformers.json", query_length=length, document_length=length)
     model, late = BiEncoder(dense), ColBERT(colbert)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{dense}: max_seq_length {length} exceeds the encoder's 64 positions; 64 is used",
-        f"{colbert}: query_length {length}, document_length {length} exceeds the encoder's 64 positions; 64 is used",
+        f"{dense}: limited max_seq_length {length} to the encoder's 64 positions",
+        f"{colbert}: limited query_length {length}, document_length {length} to the encoder's 64 positions",
     ]
     assert (model.max_seq_length, late.card.query_length, late.card.document_length) == (64, 64, 64)
     assert model.encode(["bird " * 500]).shape == (1, 16)
