@@ -96,7 +96,8 @@ class EncoderConfig:
     rotary_fraction: float = 1.0
     """Share of a head's width that RoPE rotates; the rest carries no position."""
     position_offset: int = 0
-    """Row of the position embedding for the first token of a text (RoBERTa: 2)."""
+    """Row of the position embedding for the first token of a text (RoBERTa: 2). The row before it is that of the padding token, whose id
+    is this less 1 and which takes no position."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Type of every norm of the model."""
     norm_eps: float = 1e-5

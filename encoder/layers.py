@@ -51,12 +51,24 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(N,) ids to (N, D) hidden states of the given dtype, or as `quiver.encoder.ops.embed` writes them under autocast."""
-        places = batch.positions + self.position_offset if self.position_offset else batch.positions
+        places = _offset_positions(batch, self.position_offset) if self.position_offset else batch.positions
         positions = None if self.positions is None else (self.positions.weight, places)
         types = None if self.token_types is None else self.token_types.weight  # a single text: every token has the first type
         hidden = embed(batch.ids, self.tokens.weight, self.norm, positions=positions, types=types, dtype=dtype)
         output: Tensor = self.dropout(hidden)
         return output
+
+
+def _offset_positions(batch: Batch, offset: int) -> Tensor:
+    """Rows of RoBERTa's position table, (N,). Texts start at row ``offset``; the row before it is that of the padding token, with its id.
+
+    A padding token that stands in a text is not counted: the next token has the position that it would have without it, as in fairseq and
+    transformers (``create_position_ids_from_input_ids``).
+    """
+    is_text = batch.ids != offset - 1
+    before = is_text.cumsum(0) - is_text.long()  # tokens of the batch before each one, without padding tokens
+    starts = torch.arange(len(before), device=before.device) - batch.positions  # where each token's sequence starts
+    return torch.where(is_text, before - before[starts] + offset, offset - 1)
 
 
 class SelfAttention(nn.Module):

@@ -22,14 +22,12 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply, plain_rows
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
 from quiver.encoder.ops import drop
-
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""File names of `save_adapter`, as PEFT expects them."""
 
 
 class LoRALinear(nn.Module):

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.families import FORMATS
-from quiver.encoder.checkpoints.folder import local_folder, read_weights
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_PICKLED, ADAPTER_WEIGHTS, local_folder
+from quiver.encoder.checkpoints.peft import base_folder, read_state
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder, Uninitialized
@@ -61,10 +62,11 @@ def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
 
 
 def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
-    """Load an encoder from a folder or the Hugging Face Hub, in evaluation mode.
+    """Load an encoder from a folder or the Hugging Face Hub, in evaluation mode. A LoRA adapter in the folder is added to the weights.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or with a LoRA adapter that names its base
+            (`quiver.encoder.checkpoints.peft`), or a model id on the Hub.
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the weights in memory.
         device: Device of the weights.
@@ -73,16 +75,18 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         InputError: A file is missing or corrupt, the architecture is not supported, or the tensors do not match it.
     """
     folder = local_folder(source, revision=revision)
+    base = base_folder(folder)
     try:
-        config = config_from_hf(read_json(folder / "config.json"))
+        config = config_from_hf(read_json(base / "config.json"))
     except InputError as error:
-        if str(error).startswith(str(folder)):
+        if str(error).startswith(str(base)):
             raise
-        raise InputError(f"{folder}: {error}") from error
+        raise InputError(f"{base}: {error}") from error
     with Uninitialized():
         encoder = Encoder(config)
     # Assigned: the stacked tensors are copies already, and copying them once more takes a third of a second for 90 MB.
-    encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True, assign=True)
+    state = read_state(folder, FORMATS[config.family].tensors)
+    encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), strict=True, assign=True)
     return encoder.to(device=device, dtype=dtype).eval()
 
 
@@ -188,8 +192,9 @@ def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str,
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_tensors(state, temporary)
-    # Shards of an earlier checkpoint would be read instead of the new file.
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    # Shards and the adapter of an earlier checkpoint are no part of this one.
+    for name in ("model.safetensors.index.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLED):
+        (folder / name).unlink(missing_ok=True)
     for shard in folder.glob("model-*-of-*.safetensors"):
         shard.unlink()
     write_json(folder / "config.json", hf)

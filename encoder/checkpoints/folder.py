@@ -78,8 +78,12 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
 def _pickled_weights(snapshot: Path) -> list[str]:
     """Return patterns of the ``.bin`` files of a snapshot's folders without safetensors."""
     inside = sorted(path for path in snapshot.iterdir() if path.is_dir() and path.name not in OTHER_RUNTIMES)
-    files = [path for folder in (snapshot, *inside) if _lacks_safetensors(folder) for path in files_of(folder, PICKLED)]
-    return [escape(path.relative_to(snapshot).as_posix()) for path in files]
+    lacking = [folder for folder in (snapshot, *inside) if _lacks_safetensors(folder)]
+    # An index may be left over from earlier shards, and whether there is a whole file is not known before it is asked for.
+    files = {path for folder in lacking for path in (folder / PICKLED, *files_of(folder, PICKLED))}
+    adapted = (folder for folder in (snapshot, *inside) if (folder / ADAPTER_CONFIG).is_file())
+    files |= {folder / ADAPTER_PICKLED for folder in adapted if not (folder / ADAPTER_WEIGHTS).is_file()}
+    return [escape(path.relative_to(snapshot).as_posix()) for path in sorted(files)]
 
 
 def _lacks_safetensors(folder: Path) -> bool:
@@ -88,6 +92,8 @@ def _lacks_safetensors(folder: Path) -> bool:
 
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+"""File names of a LoRA adapter, as PEFT writes them."""
 
 # Files of torch.save since PyTorch 1.6 are ZIP archives, and only those can be memory-mapped.
 _ZIP = b"PK\x03\x04"
@@ -115,6 +121,9 @@ def has_safetensors(folder: Path) -> bool:
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a folder, which need not exist.
 
+    As in transformers, a whole file is read before shards, because saving in one file may leave the index of earlier shards behind; and
+    safetensors are read before ``.bin`` files.
+
     Raises:
         InputError: An index of shards is malformed.
     """
@@ -122,7 +131,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """Return the file of that name, or the shards that its index lists.
+    """Return the file of that name if it exists, otherwise the shards that its index lists.
 
     Args:
         folder: The folder.
@@ -132,7 +141,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
         InputError: The index is malformed.
     """
     index = _index(folder, name)
-    if not index.is_file():
+    if (folder / name).is_file() or not index.is_file():
         return [folder / name]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
@@ -140,26 +149,40 @@ def files_of(folder: Path, name: str) -> list[Path]:
     return [folder / shard for shard in sorted(set(weight_map.values()))]
 
 
+def adapter_file(folder: Path) -> Path:
+    """Return the file of a LoRA adapter's weights, which need not exist: safetensors are read before a ``.bin`` file."""
+    pickled = folder / ADAPTER_PICKLED
+    return pickled if pickled.is_file() and not (folder / ADAPTER_WEIGHTS).is_file() else folder / ADAPTER_WEIGHTS
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a folder's weight files, to the CPU.
+    """Read all tensors of a folder's weight files, to the CPU, without its adapter (`quiver.encoder.checkpoints.peft.read_state`).
 
     Tensors of ``.bin`` files may share memory with each other, and are views of the file until they are copied.
 
     Raises:
         InputError: A file is missing or corrupt, or a ``.bin`` file contains something other than named tensors.
     """
-    read = _read_safetensors if has_safetensors(folder) else _read_pickled
     state: dict[str, Tensor] = {}
     for path in weight_files(folder):
         if not path.is_file():
             missing = f"{SAFETENSORS} is missing, and so is {PICKLED}" if path == folder / PICKLED else f"{path.name} is missing"
             raise InputError(f"{folder}: {missing}")
-        try:
-            with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
-                state |= read(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+        state |= read_tensors(path)
     return state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a safetensors or ``.bin`` file, to the CPU.
+
+    Raises:
+        InputError: As `read_weights`.
+    """
+    try:
+        with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
+            return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _index(folder: Path, name: str) -> Path:

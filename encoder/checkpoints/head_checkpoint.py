@@ -24,8 +24,9 @@ from torch import Tensor
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.families import FORMATS, families_with_head
-from quiver.encoder.checkpoints.folder import local_folder, read_weights
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.checkpoints.format import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
+from quiver.encoder.checkpoints.peft import base_folder, read_state
 from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
@@ -298,7 +299,7 @@ def load_head(  # noqa: PLR0913 - settings of three kinds of heads
 
 def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
     folder = local_folder(source, revision=revision)
-    hf = read_json(folder / "config.json")
+    hf = read_json(base_folder(folder) / "config.json")
     with _naming(str(folder)):
         settings = ConfigReader(hf)
         inner = settings.inner("head")
@@ -306,7 +307,8 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
         if config.family not in families_with_head(task):
             raise InputError(f"config.json: {_no_head(config.family, task)}")
     layout = FORMATS[config.family].heads[task]
-    tensors, rest = _split(read_weights(folder), FORMATS[config.family].tensors, layout)
+    family = FORMATS[config.family].tensors
+    tensors, rest = _split(read_state(folder, family), family, layout)
     with Uninitialized():
         encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)), assign=True)

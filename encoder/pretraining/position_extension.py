@@ -27,7 +27,7 @@ from torch import Tensor
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import write_checkpoint
 from quiver.encoder.checkpoints.families import FORMATS
-from quiver.encoder.checkpoints.folder import read_weights
+from quiver.encoder.checkpoints.peft import base_folder, read_state
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
@@ -117,7 +117,8 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
 def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     """Write a checkpoint's weights and config.json with more positions; heads and all other tensors are copied unchanged.
 
-    If ``out`` has a tokenizer_config.json, its ``model_max_length`` becomes the new limit.
+    A LoRA adapter is added to the weights, and its files are deleted from ``out``. If ``out`` has a tokenizer_config.json, its
+    ``model_max_length`` becomes the new limit.
 
     Args:
         source: Folder with config.json and weights (`quiver.encoder.checkpoints.folder`).
@@ -131,10 +132,10 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
         InputError: As `extended_config`; or a file is missing or malformed, or holds no position embeddings of the size that
             config.json gives.
     """
-    hf = read_json(source / "config.json")
+    hf = read_json(base_folder(source) / "config.json")
     config = _config(hf, source)
     longer = extended_config(config, factor)
-    state = read_weights(source)
+    state = read_state(source, FORMATS[config.family].tensors)
     key = table_key(state, config, where=str(source))
     state[key] = interpolate_positions(state[key], factor, offset=config.position_offset)
     old, new = config_to_hf(config), config_to_hf(longer)
@@ -156,9 +157,8 @@ def read_positions(folder: Path) -> Tensor:
     Raises:
         InputError: As `extend_checkpoint`.
     """
-    hf = read_json(folder / "config.json")
-    config = _config(hf, folder)
-    state = read_weights(folder)
+    config = _config(read_json(base_folder(folder) / "config.json"), folder)
+    state = read_state(folder, FORMATS[config.family].tensors)
     return state[table_key(state, config, where=str(folder))][config.position_offset :].float()
 
 

@@ -3,8 +3,9 @@
 The library encodes with its own prompts, lengths, query expansion and batches; Quiver indexes, searches and scores. sentence-transformers
 versions 5 and 6 are supported; version 6 added multi-vector models.
 
-Both libraries accept models that they cannot run correctly: sentence-transformers opens a ColBERT and fails at the first text, and PyLate
-opens any encoder and initialises a missing projection at random. The checks in this file refuse such models.
+Both libraries accept models that they cannot run correctly: sentence-transformers opens a ColBERT and fails at the first text, and opens a
+cross-encoder as a bi-encoder; PyLate opens any encoder and initialises a missing projection at random. The checks in this file refuse such
+models.
 
 Shapes: B texts, d vector width, n_i token vectors of text i.
 """
@@ -23,10 +24,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import shows_bars
 from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.models.loading import check_is_retriever
 from quiver.retrieval.records import DenseEncoding, DenseModel, Dtype, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class SentenceTransformersModel:
         name = str(expand_home(source))
         if _is_late_interaction(name):
             raise InputError(f"{source}: a ColBERT model (one vector per token); load it with --library pylate")
+        _check_task(name)
         self._model = _load(SentenceTransformer, "sentence-transformers", name, device)
         similarity = self._model.similarity_fn_name
         if similarity not in ("cosine", "dot"):
@@ -260,6 +264,15 @@ def _is_late_interaction(source: str) -> bool:
     settings = _read_json(source, "config_sentence_transformers.json")
     saved_by = settings.get("model_type") if isinstance(settings, dict) else None
     return saved_by in ("ColBERT", "MultiVectorEncoder") or _is_stanford_colbert(source)
+
+
+def _check_task(source: str) -> None:
+    """Refuse a cross-encoder, a classifier and a sparse encoder, which sentence-transformers would open with mean pooling."""
+    from sentence_transformers.util import load_file_path
+
+    names = ("config.json", "modules.json", "config_sentence_transformers.json", ADAPTER_CONFIG)
+    if found := [path for name in names if (path := load_file_path(source, name)) is not None]:
+        check_is_retriever(source, Path(found[0]).parent)
 
 
 def _check_projection(source: str) -> None:

@@ -6,13 +6,13 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional as F
 
-from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
+from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
@@ -44,7 +44,36 @@ from quiver.retrieval.models.pooling import fingerprint, pool
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from quiver.retrieval.cluster.executors import LocalProcesses
+
+
+OutputValue: TypeAlias = Literal["sentence_embedding", "token_embeddings"]
+"""What `BiEncoder.encode` returns, by sentence-transformers' names."""
+
+
+@dataclass
+class EvaluatorScores:
+    """What sentence-transformers' evaluators store in a model: the scores of the last call of each.
+
+    Attributes:
+        eval_results_dict: Evaluator to its scores by name.
+    """
+
+    eval_results_dict: dict[Any, dict[str, Any]] = field(default_factory=dict)
+
+    def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, Any], epoch: int = 0, step: int = 0) -> None:
+        """Store the scores of an evaluator.
+
+        Args:
+            evaluator: The evaluator.
+            metrics: Its scores.
+            epoch: Ignored, as there is no log of training.
+            step: Ignored.
+        """
+        del epoch, step
+        self.eval_results_dict[evaluator] = dict(metrics)
 
 
 class BiEncoder(PretrainedModel):
@@ -254,9 +283,78 @@ class BiEncoder(PretrainedModel):
 
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: Literal["cosine", "dot"]) -> None:
+        name = getattr(name, "value", name)  # SimilarityFunction of sentence-transformers
         if name not in ("cosine", "dot"):
             raise InputError(f"similarity_fn_name must be cosine or dot, got {name!r}")
         self._changed(replace(self.settings, similarity=name))
+
+    @contextmanager
+    def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Cut vectors to another width inside a ``with`` block; sentence-transformers' name up to version 5.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> with model.truncate_sentence_embeddings(8):
+            ...     model.encode("a bird").shape
+            (8,)
+        """
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    def truncate_embeddings(self, truncate_dim: int | None) -> AbstractContextManager[None]:
+        """Do what `truncate_sentence_embeddings` does; sentence-transformers' name from version 6 on.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> with model.truncate_embeddings(8):
+            ...     model.dim
+            8
+        """
+        return self.truncate_sentence_embeddings(truncate_dim)
+
+    # Evaluation by sentence-transformers' own evaluators.
+
+    @cached_property
+    def model_card_data(self) -> EvaluatorScores:
+        """Scores that sentence-transformers' evaluators have stored in the model.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense"), device="cpu").model_card_data.eval_results_dict
+            {}
+        """
+        return EvaluatorScores()
+
+    def evaluate(self, evaluator: Callable[..., Any], output_path: str | Path | None = None) -> Any:
+        """Run an evaluator of sentence-transformers.
+
+        Args:
+            evaluator: The evaluator.
+            output_path: Folder of its CSV file, created if missing; None for no file.
+
+        Returns:
+            What the evaluator returns, its scores by name.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense"), device="cpu").evaluate(lambda model, output_path: {"width": model.dim})
+            {'width': 32}
+        """
+        if output_path is not None:
+            Path(output_path).mkdir(parents=True, exist_ok=True)
+        return evaluator(self, None if output_path is None else str(output_path))
+
+    def eval(self) -> Self:
+        """Put the encoder into evaluation mode, in which a loaded model is, and return the model; some evaluators call it.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.eval() is model
+            True
+        """
+        self.encoder.eval()
+        return self
 
     # Encoding, with the names of sentence-transformers.
 
@@ -267,8 +365,9 @@ class BiEncoder(PretrainedModel):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        output_value: OutputValue = "sentence_embedding",
+        precision: Precision | None = "float32",
         *,
-        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Devices | None = None,
@@ -285,8 +384,10 @@ class BiEncoder(PretrainedModel):
             prompt: Prompt that is put before every text, instead of a named one.
             batch_size: Maximum number of texts per batch; None for no limit. Batches are limited by tokens in any case (``batch_tokens``).
             show_progress_bar: Show a progress bar on standard error.
-            precision: ``float32``; ``int8`` and ``uint8`` (each column's range over these texts in 255 steps), ``binary`` and ``ubinary``
-                (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
+            output_value: ``sentence_embedding``, or ``token_embeddings``: for each text a tensor (n, D), the hidden states of its n tokens,
+                special tokens included.
+            precision: ``float32``, as None; ``int8`` and ``uint8`` (each column's range over these texts in 255 steps), ``binary`` and
+                ``ubinary`` (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
             convert_to_numpy: Return an array; if false, a list of tensors.
             convert_to_tensor: Return a tensor on the model's device; takes precedence.
             device: Move the model to this device first; several devices encode with one process each, which end with the call.
@@ -299,7 +400,7 @@ class BiEncoder(PretrainedModel):
             (d,) for a text, (B, d) for a list of texts, in input order; (0,) for an empty list, as in sentence-transformers.
 
         Raises:
-            InputError: There is no such prompt, the device is not available, or a number is less than 1.
+            InputError: There is no such prompt or output value, the device is not available, or a number is less than 1.
             ValueError: An item of ``sentences`` is not a string, or the precision does not exist.
 
         Example:
@@ -311,6 +412,8 @@ class BiEncoder(PretrainedModel):
         """
         chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
         job = EncodingJob("document", chosen, batch_size, normalize_embeddings, truncate_dim)
+        if output_value != "sentence_embedding":
+            return self._token_embeddings(sentences, job, output_value, device)
         vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
         return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
@@ -321,8 +424,9 @@ class BiEncoder(PretrainedModel):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        output_value: OutputValue = "sentence_embedding",
+        precision: Precision | None = "float32",
         *,
-        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Devices | None = None,
@@ -339,6 +443,8 @@ class BiEncoder(PretrainedModel):
             True
         """
         job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
+        if output_value != "sentence_embedding":
+            return self._token_embeddings(sentences, job, output_value, device)
         vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
         return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
@@ -349,8 +455,9 @@ class BiEncoder(PretrainedModel):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        output_value: OutputValue = "sentence_embedding",
+        precision: Precision | None = "float32",
         *,
-        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Devices | None = None,
@@ -369,6 +476,8 @@ class BiEncoder(PretrainedModel):
         """
         texts = contents(sentences)
         job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim)
+        if output_value != "sentence_embedding":
+            return self._token_embeddings(texts, job, output_value, device)
         vectors = self._vectors(texts, job, device, pool, chunk_size, bool(show_progress_bar))
         return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
 
@@ -406,9 +515,23 @@ class BiEncoder(PretrainedModel):
             raise InputError(f"prompt_name must be one of {', '.join(self.prompts)}, got {name!r}")
         return self.prompts[name]
 
-    def _converted(self, vectors: DenseVectors, precision: Precision, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
+    def _token_embeddings(self, sentences: Texts, job: EncodingJob, output_value: str, device: Devices | None) -> Any:
+        """Hidden states of each text, (n, D) on the model's device, as sentence-transformers returns them."""
+        if output_value != "token_embeddings":
+            raise InputError(f"output_value must be sentence_embedding or token_embeddings, got {output_value!r}")
+        if isinstance(device, str | torch.device):
+            self.to(device)
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        ids, found, size = self._tokenized(texts, job.prompt, self.max_length).ids, list[Tensor](), job.batch_size or 32
+        with torch.inference_mode():
+            for start in range(0, len(ids), size):
+                batch = pack_ids(ids[start : start + size])
+                found += batch.unpack(self.encoder(batch).float())
+        return found[0] if isinstance(sentences, str) else found
+
+    def _converted(self, vectors: DenseVectors, precision: Precision | None, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
         """Convert vectors to what a call asks for."""
-        found = torch.from_numpy(vectors if precision == "float32" else quantize_embeddings(vectors, precision))
+        found = torch.from_numpy(vectors if precision in (None, "float32") else quantize_embeddings(vectors, precision))
         result: Any = found if len(found) else found.flatten()
         if as_tensor:
             result = result.to(self.device)

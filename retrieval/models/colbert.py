@@ -98,9 +98,9 @@ def _padded(texts: Sequence[TokenVectors]) -> list[NDArray[Any]]:
     return [np.pad(each, ((0, longest - len(each)), (0, 0)))[None] for each in texts]
 
 
-def _quantized(texts: Sequence[NDArray[Any]], precision: Precision) -> list[NDArray[Any]]:
+def _quantized(texts: Sequence[NDArray[Any]], precision: Precision | None) -> list[NDArray[Any]]:
     """Vectors of texts in a precision, each column by its range over all of them."""
-    if precision == "float32" or not texts:
+    if precision in (None, "float32") or not texts:
         return list(texts)
     flat = quantize_embeddings(np.concatenate([each.reshape(-1, each.shape[-1]) for each in texts]), precision)
     parts = np.split(flat, np.cumsum([each.shape[-2] for each in texts])[:-1])
@@ -230,7 +230,7 @@ class ColBERT(PretrainedModel):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
-        precision: Precision = "float32",
+        precision: Precision | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,
@@ -250,8 +250,9 @@ class ColBERT(PretrainedModel):
             prompt: Prompt that is put before every text, behind the prefix token, instead of the model's.
             batch_size: Maximum number of texts per batch; None for no limit. Batches are limited by tokens in any case (``batch_tokens``).
             show_progress_bar: Show a progress bar on standard error.
-            precision: ``float32``; ``int8`` and ``uint8`` (each column's range over all vectors of the call in 255 steps), ``binary`` and
-                ``ubinary`` (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
+            precision: ``float32``, as None; ``int8`` and ``uint8`` (each column's range over all vectors of the call in 255 steps),
+                ``binary`` and ``ubinary`` (one bit per column, eight in a byte), see
+                `quiver.retrieval.models.encoding.quantize_embeddings`.
             convert_to_numpy: Return arrays; if false, tensors.
             convert_to_tensor: Return tensors on the model's device; takes precedence.
             padding: Pad the vectors of each text with zeros to the longest of the call; each is then (1, n, d), as in PyLate.
@@ -298,7 +299,7 @@ class ColBERT(PretrainedModel):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
-        precision: Precision = "float32",
+        precision: Precision | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,
@@ -338,7 +339,7 @@ class ColBERT(PretrainedModel):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
-        precision: Precision = "float32",
+        precision: Precision | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,

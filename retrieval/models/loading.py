@@ -25,9 +25,10 @@ import torch
 from torch import nn
 
 from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, local_folder
+from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.files import read_json
+from quiver.encoder.files import read_json, warn_once
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
@@ -205,7 +206,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     if is_onnx_export(folder):
         raise InputError(f"{folder}: an ONNX export, which only searches indexes; here pass the model that it was exported from")
 
-    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json", ADAPTER_CONFIG)):
         raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")
     path = folder / "config_sentence_transformers.json"
     config = read_json(path) if path.is_file() else {}
@@ -219,30 +220,137 @@ def read_model_folder(folder: Path) -> ModelFolder:
     return readers[kind](folder, config, path)
 
 
-def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> ModelParts:
+# Classes of transformers for other tasks than vectors, by their names. A masked-LM head is no task of its own: it is left out.
+_TASKS = {
+    "a cross-encoder or classifier": re.compile(r"ForSequenceClassification"),
+    "a text generation model": re.compile(r"ForCausalLM|ForConditionalGeneration|ForSeq2Seq|LMHeadModel|DoubleHeadsModel"),
+    "a model with the head of another task": re.compile(
+        r"For(\w*Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|\w*Regression|Reward\w*)"
+    ),
+}
+_ADAPTER_TASKS = {"SEQ_CLS": "a cross-encoder or classifier", "CAUSAL_LM": "a text generation model"}
+_ADAPTER_TASKS |= {"SEQ_2_SEQ_LM": "a text generation model", **dict.fromkeys(("TOKEN_CLS", "QUESTION_ANS"), list(_TASKS)[-1])}
+_CROSS_ENCODER, _SPARSE = "a cross-encoder of sentence-transformers", "a sparse encoder of sentence-transformers"
+_ADVICE = {
+    _SPARSE: "which is not supported",
+    **dict.fromkeys(
+        ("a cross-encoder or classifier", _CROSS_ENCODER),
+        "which scores pairs of texts, to re-rank, and has no vectors; it can be a teacher (quiver teacher-scores), but re-ranking with it"
+        " is not supported yet",
+    ),
+}
+
+
+def other_task(folder: Path) -> str | None:
+    """Say what a model folder is if it is not made for vectors: a cross-encoder, a classifier, a sparse encoder; None for a retriever.
+
+    A folder with ``modules.json`` is what its modules say, whatever head its encoder was saved with. Without it, the class in config.json
+    decides; a class that is not known, and that of a masked language model, may be a retriever.
+    """
+    modules, settings = folder / "modules.json", folder / "config_sentence_transformers.json"
+    written = str(read_json(settings).get("model_type")) if settings.is_file() else ""
+    types = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
+    if written == "CrossEncoder" or ".cross_encoder." in types:
+        return _CROSS_ENCODER
+    if written == "SparseEncoder" or ".sparse_encoder." in types:
+        return _SPARSE
+    return None if modules.is_file() else _task_of_class(folder)
+
+
+def _task_of_class(folder: Path) -> str | None:
+    """`other_task` of a folder without ``modules.json``."""
+    adapter, path = folder / ADAPTER_CONFIG, base_folder(folder) / "config.json"
+    adapted = _ADAPTER_TASKS.get(str(read_json(adapter).get("task_type"))) if adapter.is_file() else None
+    config = read_json(path) if path.is_file() else {}
+    # Keys of sentence-transformers 4 and 5, and of earlier versions.
+    if adapted is not None or {"sentence_transformers", "sbert_ce_default_activation_function"} & config.keys():
+        return adapted or _CROSS_ENCODER
+    names = [str(name) for name in config.get("architectures") or []]
+    found = [next((task for task, pattern in _TASKS.items() if pattern.search(name)), None) for name in names]
+    return found[0] if found and None not in found else None  # some name the bare encoder beside a class with a head
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Test whether a model folder scores pairs of texts: a cross-encoder of sentence-transformers, or a sequence classifier."""
+    return other_task(folder) in (_CROSS_ENCODER, "a cross-encoder or classifier")
+
+
+def check_is_retriever(source: str | Path, folder: Path) -> None:
+    """Check that a model is not made for another task.
+
+    Args:
+        source: Folder or Hub id, for the error.
+        folder: The local folder.
+
+    Raises:
+        InputError: It is; says what it is.
+    """
+    if (task := other_task(folder)) is not None:
+        advice = _ADVICE.get(task, "which has no vectors")
+        raise InputError(f"{source}: {task}, {advice}; pass a bi-encoder, a ColBERT model or an encoder without a head")
+
+
+def load_parts(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    to_train: bool = False,
+) -> ModelParts:
     """Load settings, encoder and tokenizer of a model folder from disk or from the Hub.
+
+    Lengths that a folder sets beyond the encoder's positions become the number of positions, with a warning.
 
     Args:
         source: Folder or Hub id.
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the encoder's weights in memory.
         device: Device of the weights.
+        to_train: Take the encoder of a model for another task too, such as a cross-encoder, as the start of training a retriever; with a
+            warning.
 
     Raises:
         InputError: The folder is not a model, or a model that Quiver does not support.
     """
-    from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
+    from quiver.retrieval.models.export.sentence_transformers import first_module, read_tokenizer
     from quiver.retrieval.models.export.stanford import load_stanford_encoder
 
     folder = local_folder(source, revision=revision)
-    settings = read_model_folder(folder)
+    task = other_task(folder) if to_train else None
+    if task is None:
+        check_is_retriever(source, folder)
+        settings = read_model_folder(folder)
+    else:
+        logger.warning("%s: %s; training starts from its encoder, without its head", source, task)
+        settings = ModelFolder("dense", first_module(folder))
     load = load_stanford_encoder if is_stanford(settings.encoder_folder) else load_encoder
+    encoder = load(settings.encoder_folder, dtype=dtype, device=device)
     return ModelParts(
-        settings,
-        load(settings.encoder_folder, dtype=dtype, device=device),
+        _within_positions(settings, encoder.config.max_positions, source),
+        encoder,
         read_tokenizer(settings.encoder_folder),
         bare=not (folder / "modules.json").is_file() and settings.kind == "dense",
     )
+
+
+def _within_positions(settings: ModelFolder, positions: int, source: str | Path) -> ModelFolder:
+    """Limit a folder's lengths to the encoder's positions.
+
+    RoBERTa's folders often say 514, the rows of its position table: two of them are no positions.
+    """
+    colbert, lengths = settings.colbert, ("query_length", "document_length", "expanded_length")
+    given: dict[str, int | None] = {"max_seq_length": settings.max_length}
+    if settings.kind == "colbert":
+        given |= {name: getattr(colbert, name) for name in lengths}
+    too_long = {name: length for name, length in given.items() if length is not None and length > positions}
+    if not too_long:
+        return settings
+    named = ", ".join(f"{name} {length}" for name, length in too_long.items())
+    warn_once(f"{source}: limited {named} to the encoder's {positions} positions")
+    max_length = positions if "max_seq_length" in too_long else settings.max_length
+    limited: dict[str, Any] = {name: positions for name in lengths if name in too_long}
+    return replace(settings, max_length=max_length, colbert=replace(colbert, **limited))
 
 
 def warn_if_bare(parts: ModelParts, source: str | Path) -> None:

@@ -1,6 +1,7 @@
 """The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. It keeps its settings, except those that the recipe
+A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. Of a model for another task, such as a
+cross-encoder, the encoder is taken. A retriever keeps its settings, except those that the recipe
 sets (null sets nothing, and a name in ``model.only_if_bare`` sets it for a bare encoder only). A bi-encoder that becomes a ColBERT, or the
 other way round, has no settings of its own. What differs from the checkpoint is logged.
 
@@ -89,7 +90,7 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
         colbert = _colbert_settings(ColBERTSettings(), choice) if recipe.kind == "colbert" else None
         parts = _random_parts(section, _prefixes(colbert), texts, seed=seed, device=device)
     else:
-        parts = load_parts(section.init, revision=section.revision, device=device)
+        parts = load_parts(section.init, revision=section.revision, device=device, to_train=True)
         choice = _Choice(section, own=not parts.bare and parts.settings.kind == recipe.kind)
         colbert = (
             _colbert_settings(parts.settings.colbert if choice.own else ColBERTSettings(), choice) if recipe.kind == "colbert" else None

@@ -83,6 +83,22 @@ def test_shards_are_read(encoder: Encoder, tmp_path: Path) -> None:
         load_encoder(tmp_path)
 
 
+@pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("shards", ["there", "deleted"])
+def test_a_whole_file_is_read_before_the_index_of_earlier_shards(encoder: Encoder, tmp_path: Path, whole: str, shards: str) -> None:
+    save_encoder(encoder, tmp_path)
+    earlier = {key: tensor + 1 for key, tensor in to_hf_state(encoder).items()}
+    save = save_file if whole.endswith(".safetensors") else torch.save
+    if save is torch.save:
+        torch.save(to_hf_state(encoder), tmp_path / whole)
+        (tmp_path / "model.safetensors").unlink()
+    shard = whole.replace(".", "-00001-of-00001.")
+    (tmp_path / f"{whole}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(earlier, shard)}))
+    if shards == "there":
+        save(earlier, tmp_path / shard)  # type: ignore[operator]
+    assert torch.equal(load_encoder(tmp_path)(BATCH), encoder(BATCH))
+
+
 def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> None:
     save_encoder(encoder, tmp_path)
     shard = tmp_path / "model-00001-of-00001.safetensors"
@@ -98,6 +114,7 @@ def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> N
 def test_an_index_of_shards_without_files_is_named(encoder: Encoder, tmp_path: Path, index: str) -> None:
     save_encoder(encoder, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(InputError, match="weight_map must be an object from tensor name to file name"):
         load_encoder(tmp_path)
 

@@ -81,10 +81,26 @@ def test_pickled_shards_are_fetched_by_their_index(fetched: Fetched) -> None:
     assert fetched(files) == sorted(["config.json", "pytorch_model.bin.index.json", *shards])
 
 
+def test_a_whole_pickled_file_is_fetched_beside_an_index_of_earlier_shards(fetched: Fetched) -> None:
+    index = json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}})
+    found = fetched({"config.json": ENCODER, "pytorch_model.bin.index.json": index, "pytorch_model.bin": ""})
+    assert "pytorch_model.bin" in found
+
+
 def test_a_dense_module_without_safetensors_gives_its_pickled_weights(fetched: Fetched) -> None:
     files = {"config.json": ENCODER, "model.safetensors": "", "pytorch_model.bin": "", "1_Pooling/config.json": POOLING}
     wanted = {"config.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"}
     assert set(fetched(files | {"2_Dense/config.json": DENSE, "2_Dense/pytorch_model.bin": ""})) == wanted
+
+
+def test_an_adapter_is_fetched_as_safetensors_or_pickled(fetched: Fetched) -> None:
+    config, base = '{"base_model_name_or_path": "owner/base"}', {"config.json": ENCODER, "model.safetensors": ""}
+    found = fetched({**base, "adapter_config.json": config, "adapter_model.safetensors": "", "adapter_model.bin": ""})
+    assert found == ["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"]
+
+
+def test_a_pickled_adapter_is_fetched(fetched: Fetched) -> None:
+    assert fetched({"adapter_config.json": "{}", "adapter_model.bin": "", "a.bin": ""}) == ["adapter_config.json", "adapter_model.bin"]
 
 
 def test_a_repository_with_safetensors_is_downloaded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,16 @@ DEFINED = {
 }
 
 
+def position_rows(ids: list[int], offset: int) -> list[int]:
+    """Rows of the position table: RoBERTa, which has an offset, counts no padding tokens, and gives each the last row before the first."""
+    rows, following = [], offset
+    for token in ids:
+        is_padding = offset > 0 and token == offset - 1
+        rows.append(offset - 1 if is_padding else following)
+        following += not is_padding
+    return rows
+
+
 def written_out(encoder: Encoder, ids: list[int]) -> Tensor:  # noqa: C901 - one formula per function, all in one place
     """The hidden states of one text in double precision, formula by formula, with matrices of all pairs of tokens."""
     config, weights = encoder.config, {name: weight.double() for name, weight in encoder.state_dict().items()}
@@ -86,7 +96,7 @@ def written_out(encoder: Encoder, ids: list[int]) -> Tensor:  # noqa: C901 - one
 
     hidden = weights["embeddings.tokens.weight"][ids]
     if config.positions == "absolute":
-        hidden = hidden + weights["embeddings.positions.weight"][place + config.position_offset]
+        hidden = hidden + weights["embeddings.positions.weight"][position_rows(ids, config.position_offset)]
     if config.type_vocab_size:
         hidden = hidden + weights["embeddings.token_types.weight"][0]
     hidden = norm(hidden, "embeddings.norm")

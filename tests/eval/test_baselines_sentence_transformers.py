@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,15 @@ def make_model(base: Path, tmp_path: Path) -> MakeModel:
         return tmp_path / name
 
     return make
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification"])
+def test_a_model_for_another_task_is_refused(base: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(base, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    with pytest.raises(InputError, match="pass a bi-encoder, a ColBERT model or an encoder without a head"):
+        load_baseline("sentence-transformers", folder)
 
 
 PROMPTS: list[dict[str, Any]] = [

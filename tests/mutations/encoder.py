@@ -115,7 +115,7 @@ MUTATIONS = [
     (
         "position offset is left out",
         "encoder/layers.py",
-        "batch.positions + self.position_offset if self.position_offset else batch.positions",
+        "_offset_positions(batch, self.position_offset) if self.position_offset else batch.positions",
         "batch.positions",
         [FORMULAS],
     ),

@@ -19,6 +19,7 @@ from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.files import read_json, sync_folder, write_json, write_text
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
@@ -29,6 +30,7 @@ from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.export.sentence_transformers import (
     ignores_outer_space,
+    read_tokenizer,
     transformer_settings,
     write_dense,
     write_encoder,
@@ -402,6 +404,8 @@ def lengthen_model(
     try:
         with replacing_folder(out) as stage:
             shutil.copytree(folder, stage, dirs_exist_ok=True, ignore=_skip_old_weights(settings.encoder_folder))
+            if base_folder(settings.encoder_folder) != settings.encoder_folder:  # an adapter may leave the tokenizer to its base
+                read_tokenizer(settings.encoder_folder).save(stage / inner)
             config = extend_checkpoint(settings.encoder_folder, stage / inner, factor)
             wanted = config.max_positions if max_length is None else max_length
             if not 3 <= wanted <= config.max_positions:

@@ -30,6 +30,7 @@ import tokenizers
 from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.folder import read_weights
+from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, POOLINGS, Projection
@@ -103,12 +104,12 @@ def without_strip(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a model folder, without the rule of `with_strip`.
+    """Read the tokenizer of a model folder, without the rule of `with_strip`; that of its base if the folder is a LoRA adapter without one.
 
     Raises:
         InputError: ``tokenizer.json`` is missing or cannot be read.
     """
-    return without_strip(Tokenizer.from_pretrained(folder))
+    return without_strip(Tokenizer.from_pretrained(folder if (folder / "tokenizer.json").is_file() else base_folder(folder)))
 
 
 def _rebuilt(tokenizer: Tokenizer, rules: dict[str, Any], flags: Mapping[str, bool]) -> Tokenizer:
@@ -281,12 +282,7 @@ def read_stack(folder: Path, stack: ModuleStack, result: ModelFolder) -> ModelFo
     Raises:
         InputError: The modules or their order differ from ``stack``, a module has unsupported settings, or a file is malformed.
     """
-    path = folder / "modules.json"
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        entries = [(str(module["type"]), folder / module["path"]) for module in sorted(modules, key=lambda module: module["idx"])]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a list of modules: {error}") from error
+    path, entries = folder / "modules.json", _entries(folder)
     kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "?") for name, _ in entries]
     if not stack.pattern.fullmatch("".join(kinds)):
         names = ", ".join(name for name, _ in entries) or "none"
@@ -294,6 +290,26 @@ def read_stack(folder: Path, stack: ModuleStack, result: ModelFolder) -> ModelFo
     for kind, (_, where) in zip(kinds, entries, strict=True):
         result = MODULE_READERS[kind](result, where, stack)
     return result
+
+
+def _entries(folder: Path) -> list[tuple[str, Path]]:
+    """Class path and folder of each module that ``modules.json`` lists, in order."""
+    path = folder / "modules.json"
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        return [(str(module["type"]), folder / module["path"]) for module in sorted(modules, key=lambda module: module["idx"])]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a list of modules: {error}") from error
+
+
+def first_module(folder: Path) -> Path:
+    """Return the folder of a model's first module, its encoder: that of ``modules.json``, or the model's own folder.
+
+    Raises:
+        InputError: ``modules.json`` is malformed.
+    """
+    entries = _entries(folder) if (folder / "modules.json").is_file() else []
+    return entries[0][1] if entries else folder
 
 
 # sentence-transformers reads the first one that exists.
@@ -570,7 +586,7 @@ def _with_lengths(result: ModelFolder, tokenizer: Tokenizer) -> ColBERTSettings:
     folder = result.encoder_folder
     path = transformer_settings(folder)
     values = read_json(path) if path.is_file() else {}
-    limits = (result.max_length, tokenizer.max_length, config_from_hf(read_json(folder / "config.json")).max_positions)
+    limits = (result.max_length, tokenizer.max_length, config_from_hf(read_json(base_folder(folder) / "config.json")).max_positions)
     longest = min(limit for limit in limits if limit is not None)
     colbert = replace(result.colbert, document_length=typed(values, "document_length", int, longest, path))
     expansion = typed(values, "query_expansion", dict, {}, path)

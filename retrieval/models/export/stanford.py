@@ -19,7 +19,8 @@ from torch import Tensor
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.folder import read_weights
+from quiver.encoder.checkpoints.families import FORMATS
+from quiver.encoder.checkpoints.peft import read_state
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
@@ -58,12 +59,16 @@ def read_stanford(folder: Path) -> ModelFolder:
 
 
 def _read_projection(folder: Path) -> Projection:
-    weight = read_weights(folder).get(LINEAR)
+    weight = _read_state(folder).get(LINEAR)
     if weight is None or weight.ndim != 2:
         raise InputError(f"{folder}: {LINEAR}, the projection of a {STANFORD_ARCHITECTURE} checkpoint, is missing or not a matrix")
     projection = Projection(weight.shape[1], weight.shape[0])
     projection.load_state_dict({LINEAR: weight})
     return projection
+
+
+def _read_state(folder: Path) -> dict[str, Tensor]:
+    return read_state(folder, FORMATS[config_from_hf(read_json(folder / "config.json")).family].tensors)
 
 
 def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
@@ -75,7 +80,7 @@ def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, d
     config = config_from_hf(read_json(folder / "config.json"))
     with Uninitialized():
         encoder = Encoder(config)
-    state = {key: tensor for key, tensor in read_weights(folder).items() if key != LINEAR}
+    state = {key: tensor for key, tensor in _read_state(folder).items() if key != LINEAR}
     encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), assign=True)
     return encoder.to(device=device, dtype=dtype).eval()
 

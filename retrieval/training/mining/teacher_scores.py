@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
+from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.errors import InputError, first_line, import_for
-from quiver.encoder.files import atomic_file, file_sha256, read_json
+from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
+from quiver.retrieval.models.loading import check_device, check_is_model, default_device, is_cross_encoder, load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
@@ -215,7 +216,7 @@ _BATCH = {"cpu": 32, "cuda": 256}
 _PAIR_TOKENS = 512
 
 # Files besides the weights that transformers and sentence-transformers read of a cross-encoder: configurations and tokenizers.
-_SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
+_SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model", "adapter_model.*")
 
 
 class Scorer(Protocol):
@@ -383,8 +384,8 @@ class _WorkerModelTask:
 def _cross_encoder(source: str, device: str) -> Any:
     library = import_for("a cross-encoder", "sentence_transformers", "'quiver-retrieval[train]'")
     folder = local_folder(source)
-    if not has_safetensors(folder):
-        read_weights(folder)  # explains in one line why a pickle is refused
+    if not has_safetensors(base := base_folder(folder)):
+        read_weights(base)  # explains in one line why a pickle is refused
     try:
         with _no_bars():
             return library.CrossEncoder(str(folder), device=device)
@@ -455,7 +456,7 @@ def load_teacher(
         InputError: The folder is not a supported model.
     """
     check_teacher(source, dtype=dtype, options=options)
-    if not _is_cross_encoder(local_folder(source)):
+    if not is_cross_encoder(local_folder(source)):
         return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options), executor)
     return CrossEncoderTeacher(source, device=check_device(device or default_device()), batch_tokens=batch_tokens, executor=executor)
 
@@ -472,7 +473,7 @@ def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOpti
         InputError: The folder is not a supported model, or ``dtype`` or ``options`` are given for a cross-encoder.
     """
     check_is_model(source)
-    if (dtype, options) == (None, FOLDERS_SETTINGS) or not _is_cross_encoder(local_folder(source)):
+    if (dtype, options) == (None, FOLDERS_SETTINGS) or not is_cross_encoder(local_folder(source)):
         return
     if dtype is not None:
         raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
@@ -481,11 +482,11 @@ def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOpti
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
     """Hash of everything that affects a cross-encoder's scores: weights, configuration, tokenizer and maximum length."""
-    weights = set(weight_files(folder))
+    weights = set(weight_files(base_folder(folder)))
     if missing := sorted(path.name for path in weights if not path.is_file()):
         raise InputError(f"{source}: {', '.join(missing)} is missing")
     files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
-    sums = {str(path.relative_to(folder)): file_sha256(path) for path in files}
+    sums = {str(path.relative_to(folder) if path.is_relative_to(folder) else path.name): file_sha256(path) for path in files}
     return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()
 
 
@@ -500,14 +501,6 @@ def _no_bars() -> Iterator[None]:
     finally:
         if shown:
             bars.enable_progress_bar()
-
-
-def _is_cross_encoder(folder: Path) -> bool:
-    settings, config = folder / "config_sentence_transformers.json", folder / "config.json"
-    if settings.is_file() and read_json(settings).get("model_type") == "CrossEncoder":
-        return True
-    names = read_json(config).get("architectures") if config.is_file() else None
-    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 class Ensemble:

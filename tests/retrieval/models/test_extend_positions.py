@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_head, preset, save_head
-from quiver.encoder.files import read_json
+from quiver.encoder.checkpoints.checkpoint import to_hf_state
+from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.export import export_model
+from quiver.retrieval.models.export.export import export_model, lengthen_model
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
 from quiver.retrieval.models.pooling import Projection
 
@@ -62,6 +64,26 @@ def test_a_bi_encoder_reads_longer_texts(quiver: Callable[..., Any], dense: Path
     expected = BiEncoder.from_parts(extend_positions(parts.encoder, 4), parts.tokenizer, replace(parts.settings, max_length=128))
     np.testing.assert_allclose(new.encode_document([text(5), text(100)]), expected.encode_document([text(5), text(100)]), atol=1e-6)
     assert {file.name for file in out.iterdir()} == {file.name for file in dense.iterdir()}
+
+
+def test_an_adapter_is_added_to_the_weights_of_the_longer_model(dense: Path, tmp_path: Path) -> None:
+    """And its files are left out, so that it is not added twice; the tokenizer of its base comes along."""
+    folder, start = tmp_path / "adapted", "base_model.model.encoder.layer.0.attention.self.query.lora_"
+    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("config.json", "model.safetensors", "tokenizer*"), dirs_exist_ok=True)
+    for module in (path.parent for path in dense.glob("*/config.json")):
+        shutil.copytree(module, folder / module.name, dirs_exist_ok=True)
+    settings = {"peft_type": "LORA", "r": 1, "target_modules": ["query"], "base_model_name_or_path": str(dense)}
+    write_json(folder / "adapter_config.json", settings)
+    width = load_parts(dense).encoder.config.hidden_size
+    save_file({f"{start}A.weight": torch.arange(width)[None] / width, f"{start}B.weight": torch.ones(width, 1)},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    lengthen_model(folder, tmp_path / "longer", factor=2)
+    short, long = BiEncoder(folder), BiEncoder(tmp_path / "longer")
+    assert (short.encoder.config.max_positions, long.encoder.config.max_positions) == (32, 64)
+    query = "encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(to_hf_state(load_parts(tmp_path / "longer").encoder)[query], to_hf_state(load_parts(folder).encoder)[query])
+    assert not torch.equal(to_hf_state(load_parts(folder).encoder)[query], to_hf_state(load_parts(dense).encoder)[query])
+    assert not list((tmp_path / "longer").glob("adapter*"))
 
 
 def test_a_length_limit_below_the_number_of_positions_is_written(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.presets import preset
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import export_model
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.models.loading import ModelFolder, WorkerModel, default_dtype, load_model, read_model_folder
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Dtype
+from quiver.retrieval.training.state import load_trainable
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
@@ -93,7 +98,6 @@ def test_a_colbert_model_without_projection_is_refused(colbert: Path, order: lis
     [
         ("sentence_bert_config.json", "max_seq_length", "64", "max_seq_length must be of type int, got '64'"),
         ("sentence_bert_config.json", "do_lower_case", 1, "do_lower_case must be of type bool, got 1"),
-        ("sentence_bert_config.json", "max_seq_length", 9999, "exceeds the encoder's 64 positions"),
         ("sentence_bert_config.json", "max_seq_length", 0, "max_seq_length must be >= 1, got 0"),
         ("1_Pooling/config.json", "pooling_mode", ["mean"], "pooling must be one of"),
         ("config_sentence_transformers.json", "prompts", ["x"], "prompts must be of type dict"),
@@ -124,7 +128,6 @@ def test_mistyped_settings_are_named(dense: Path, file: str, key: str, value: ob
         ("query_prefix", 5, "query_prefix must be of type str"),
         ("query_prefix", "[X] ", "the prefix '[X] ' is not a token"),
         ("query_length", 2, "must be >= 4, got 2 and 60"),
-        ("document_length", 65, "exceeds the encoder's 64 positions"),
     ],
 )
 def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: object, message: str) -> None:
@@ -186,6 +189,172 @@ def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> N
     ]
     assert len(set(prints)) == len(prints)
     assert printed(plain, attention_dropout=0.3, pad_token_id=7) == prints[0]
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **values}))
+
+
+@pytest.mark.parametrize("length", [65, 66, 9999])
+def test_a_folders_lengths_beyond_the_positions_are_limited_with_a_warning(
+    dense: Path, colbert: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(dense / "sentence_bert_config.json", max_seq_length=length)
+    change(colbert / "config_sentence_transformers.json", query_length=length, document_length=length)
+    model, late = BiEncoder(dense), ColBERT(colbert)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{dense}: limited max_seq_length {length} to the encoder's 64 positions",
+        f"{colbert}: limited query_length {length}, document_length {length} to the encoder's 64 positions",
+    ]
+    assert (model.max_seq_length, late.card.query_length, late.card.document_length) == (64, 64, 64)
+    assert model.encode(["bird " * 500]).shape == (1, 16)
+    assert len(late.encode_query("bird " * 500)) == 64
+    for load in (
+        lambda: BiEncoder(dense, max_seq_length=65),
+        lambda: ColBERT(colbert, document_length=65),
+    ):  # what the caller says is wrong
+        with pytest.raises(InputError, match="65 exceeds the encoder's 64 positions"):
+            load()
+    with pytest.raises(InputError, match="65 exceeds the encoder's 64 positions"):
+        model.max_seq_length = 65
+    model.save_pretrained(dense.parent / "again")
+    assert json.loads((dense.parent / "again" / "sentence_bert_config.json").read_text())["max_seq_length"] == 64
+    index = build_index(["a bird", "wings"], model, dense.parent / "index")
+    assert open_index(dense.parent / "index").search("bird", 2)[0].id == index.search("bird", 2)[0].id
+
+
+@pytest.mark.parametrize("padding", [1, 3])
+def test_robertas_positions_are_less_than_the_rows_of_their_table(tmp_path: Path, padding: int) -> None:
+    words = tokenizer()
+    positions = {"max_positions": 66 - padding - 1, "position_offset": padding + 1, "pad_token_id": padding}
+    config = dataclasses.replace(
+        preset("roberta-base"), vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",), **positions
+    )
+    folder = tmp_path / "model"
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=1), words, ModelFolder("dense", folder)).save_pretrained(folder)
+    change(folder / "sentence_bert_config.json", max_seq_length=66)  # max_position_embeddings
+    assert BiEncoder(folder).max_seq_length == 66 - padding - 1
+    change(folder / "sentence_bert_config.json", max_seq_length=None)
+    change(folder / "tokenizer_config.json", model_max_length=66)
+    model = BiEncoder(folder)
+    assert model.max_seq_length == 66 - padding - 1
+    assert model.encode(["wings " * 100]).shape == (1, 32)
+
+
+def test_an_adapter_beside_a_models_settings_changes_vectors_and_fingerprint(dense: Path, tmp_path: Path) -> None:
+    """What sentence-transformers saves after add_adapter: its modules and the adapter, without weights."""
+    module, folder = "layers.0.attn.Wqkv", tmp_path / "adapted"
+    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("config.json", "model.safetensors", "tokenizer*"))
+    shutil.copytree(dense / "1_Pooling", folder / "1_Pooling", dirs_exist_ok=True)
+    shutil.copytree(dense / "2_Dense", folder / "2_Dense", dirs_exist_ok=True)
+    a, b = torch.randn(2, 32, generator=torch.Generator().manual_seed(1)), torch.randn(96, 2, generator=torch.Generator().manual_seed(2))
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["Wqkv"], "base_model_name_or_path": "../dense"}
+    change(folder / "adapter_config.json", **settings)
+    save_file({f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    model, plain = BiEncoder(folder), BiEncoder(dense)
+    assert model.card.fingerprint != plain.card.fingerprint
+    model.save_pretrained(tmp_path / "merged")
+    state, own = (load_file(each / "model.safetensors")[f"{module}.weight"] for each in (tmp_path / "merged", dense))
+    torch.testing.assert_close(state, own + 2 * b @ a)
+    saved = BiEncoder(tmp_path / "merged")
+    np.testing.assert_array_equal(saved.encode(TEXTS), model.encode(TEXTS))
+    assert saved.card.fingerprint == model.card.fingerprint
+    assert np.abs(model.encode(TEXTS) - plain.encode(TEXTS)).max() > 1e-3
+    hits = build_index(TEXTS, model, tmp_path / "index").search("bird", 3)
+    assert [hit.score for hit in open_index(tmp_path / "index").search("bird", 3)] == [hit.score for hit in hits]
+    model.save_pretrained(folder)  # over the adapter
+    assert BiEncoder(folder).card.fingerprint == model.card.fingerprint
+
+
+def test_an_adapter_in_the_folder_of_an_older_layouts_encoder(dense: Path) -> None:
+    inner = dense / "0_Transformer"
+    inner.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"):
+        (dense / name).rename(inner / name)
+    modules = json.loads((dense / "modules.json").read_text())
+    (dense / "modules.json").write_text(json.dumps([{**modules[0], "path": "0_Transformer"}, *modules[1:]]))
+    before = BiEncoder(dense).encode(TEXTS)
+    change(inner / "adapter_config.json", peft_type="LORA", r=1, target_modules=["Wqkv"], base_model_name_or_path="x")
+    start = "base_model.model.layers.0.attn.Wqkv.lora_"
+    save_file({f"{start}A.weight": torch.arange(32.0)[None], f"{start}B.weight": torch.ones(96, 1)}, inner / "adapter_model.safetensors")
+    assert np.abs(BiEncoder(dense).encode(TEXTS) - before).max() > 1e-3
+
+
+def bare(folder: Path) -> Path:
+    """A plain Hugging Face folder."""
+    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    return folder
+
+
+OTHER_TASKS: dict[str, tuple[dict[str, Any], str]] = {
+    "classifier": ({"architectures": ["BertForSequenceClassification"]}, "a cross-encoder or classifier, which scores pairs of texts"),
+    "own classifier": ({"architectures": ["QuiverForSequenceClassification"]}, "it can be a teacher .quiver teacher-scores."),
+    "saved by sentence-transformers 5": ({"architectures": None, "sentence_transformers": {"version": "5.3.0"}}, "a cross-encoder of"),
+    "saved by sentence-transformers 3": ({"sbert_ce_default_activation_function": "torch.nn.Identity"}, "a cross-encoder of"),
+    "tokens": ({"architectures": ["ModernBertForTokenClassification"]}, "with the head of another task, which has no vectors"),
+    "answers": ({"architectures": ["RobertaForQuestionAnswering"]}, "the head of another task"),
+    "choices": ({"architectures": ["XLMRobertaForMultipleChoice"]}, "the head of another task"),
+    "next sentence": ({"architectures": ["BertForNextSentencePrediction"]}, "the head of another task"),
+    "decoder": ({"architectures": ["BertLMHeadModel"]}, "a text generation model"),
+    "causal": ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "a text generation model"),
+    "sequence to sequence": ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "a text generation model"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TASKS)
+def test_a_model_for_another_task_is_no_retriever(dense: Path, name: str) -> None:
+    config, message = OTHER_TASKS[name]
+    change(bare(dense) / "config.json", **config)
+    for load in (load_model, BiEncoder, ColBERT, load_index_model, load_trainable):
+        with pytest.raises(InputError, match=message) as refused:
+            load(str(dense))  # type: ignore[operator]
+        assert str(refused.value).startswith(f"{dense}: ")
+        assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=message):
+        export_model(dense, dense.parent / "out", layout="hf")
+
+
+TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
+SPARSE = "sentence_transformers.sparse_encoder.models."
+
+
+@pytest.mark.parametrize(
+    ("written", "types", "message"),
+    [
+        ("CrossEncoder", [TRANSFORMER], "a cross-encoder of sentence-transformers"),
+        (None, [TRANSFORMER, "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"], "a cross-encoder of"),
+        ("SparseEncoder", [TRANSFORMER], "a sparse encoder of sentence-transformers, which is not supported"),
+        (None, [f"{SPARSE}MLMTransformer", f"{SPARSE}SpladePooling"], "a sparse encoder"),
+    ],
+)
+def test_other_models_of_sentence_transformers_are_named(dense: Path, written: str | None, types: list[str], message: str) -> None:
+    (dense / "modules.json").write_text(json.dumps([{"idx": number, "path": "", "type": each} for number, each in enumerate(types)]))
+    change(dense / "config_sentence_transformers.json", model_type=written)
+    with pytest.raises(InputError, match=message):
+        load_model(dense)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [None, ["BertModel"], ["BertForMaskedLM"], ["BertForPreTraining"], ["NewModel", "NewForTokenClassification"], ["Unknown"]],
+    ids=str,
+)
+def test_an_encoder_without_a_head_or_with_that_of_pretraining_may_be_a_retriever(dense: Path, names: list[str] | None) -> None:
+    change(bare(dense) / "config.json", architectures=names)
+    assert isinstance(load_model(dense), BiEncoder)
+
+
+def test_the_modules_of_a_bi_encoder_decide_whatever_head_its_encoder_had(dense: Path) -> None:
+    change(dense / "config.json", architectures=["BertForSequenceClassification"])
+    assert isinstance(load_model(dense), BiEncoder)
+
+
+def test_an_adapter_of_a_classifier_is_no_retriever(dense: Path) -> None:
+    change(bare(dense) / "adapter_config.json", peft_type="LORA", task_type="SEQ_CLS")
+    with pytest.raises(InputError, match="a cross-encoder or classifier"):
+        load_model(dense)
 
 
 def test_a_bare_encoder_is_warned_about_once(dense: Path, caplog: pytest.LogCaptureFixture) -> None:

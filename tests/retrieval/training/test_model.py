@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +206,21 @@ def test_a_bare_encoder_causes_no_pooling_warning(bare: Path, caplog: pytest.Log
     assert caplog.text.count("a bare encoder") == 1
 
 
+def test_of_a_cross_encoder_the_encoder_is_trained_with_a_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = json.loads((bare / "config.json").read_text())
+    for named in ({"architectures": ["ModernBertForSequenceClassification"]}, {"architectures": None}):
+        (bare / "config.json").write_text(json.dumps(config | named))
+        model = build_model(make_recipe("dense", {"init": str(bare), **DENSE}), [])
+        assert same_weights(model.encoder, load_encoder(bare))
+        # As version 6 of sentence-transformers saves it.
+        transformer = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+        (bare / "modules.json").write_text(json.dumps([transformer]))
+        (bare / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    first, second = caplog.messages
+    assert first == f"{bare}: a cross-encoder or classifier; training starts from its encoder, without its head"
+    assert second == f"{bare}: a cross-encoder of sentence-transformers; training starts from its encoder, without its head"
+
+
 def test_building_a_model_does_not_advance_torchs_generator(bare: Path) -> None:
     drawn = []
     for seed in (7, 8):
@@ -262,7 +278,8 @@ def test_the_revision_is_passed_to_the_hub(bare: Path, monkeypatch: pytest.Monke
     asked: list[object] = []
     real = module.load_parts
 
-    def load_parts(source: str, *, revision: str | None = None, device: str = "cpu") -> object:
+    def load_parts(source: str, *, revision: str | None = None, device: str = "cpu", to_train: bool = False) -> object:
+        assert to_train
         asked.append((source, revision))
         return real(bare, device=device)
 
