@@ -113,6 +113,20 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     yield from _documents(tables, columns)
 
 
+def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
+    """Whether the rows of tables get numbers as ids, because the first one has no id.
+
+    Raises:
+        InputError: A named field is missing, or there is no field that could be the text.
+    """
+    first = next(chain.from_iterable(_READERS[_suffix(file)](file, columns.names) for file in files), None)
+    return first is not None and not _choose(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
+
+
+def _nested_names(columns: Columns) -> list[str]:
+    return [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
+
+
 def _rows_of_file(file: Path, names: tuple[str, ...], shown: Path | None) -> Iterable[tuple[EntryPosition, Row]]:
     rows = _READERS[_suffix(file)](file, names)
     return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
@@ -189,7 +203,7 @@ def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[Ent
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
     row: Row = {}
-    named = [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
+    named = _nested_names(columns)
     for table in tables:
         chosen = None
         separator = table.separator()

@@ -8,14 +8,13 @@ resumes its encoding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.files import FolderFiles
@@ -25,13 +24,12 @@ from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostText
 from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
-from quiver.retrieval.index.sources import IndexSource, describe_source, read_sources, write_sources
+from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, rows_by_value, write_sources
 from quiver.retrieval.records import Document
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024  # documents that are compared at a time
-_FILE = "file"  # field that the passages of files have
 _SAFE = 0.5  # share of the documents that is deleted only if that is asked for
 _REFUSED = "without --dry-run this would be refused: %s"
 
@@ -110,15 +108,14 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
     # What takes the place of another may be a wrong one, from which all documents are gone.
     replaced = [each for each in known.sources if each.source not in [other.source for other in sources]]
-    # Rows of a table are not told from documents that were added from Python.
-    files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen) and all(each.files for each in replaced)
+    is_theirs = _owner_test(index, [corpus for corpus, _ in chosen], replaced)
     copied = any(has_no_path(each.source) or Path(each.source).exists() for each in replaced)
     limit = _SAFE if copied else None if force else 0.0 if replaced else _SAFE
-    gone = partial(work.gone, files_only=files_only, limit=limit, remedy="build the index again" if copied else "add --force")
+    gone = partial(work.gone, is_theirs=is_theirs, limit=limit, remedy="build the index again" if copied else "add --force")
     if dry_run:
         for _ in changes:
             pass
-        deleted, changed = work.gone(files_only=files_only, limit=None), index
+        deleted, changed = work.gone(is_theirs=is_theirs, limit=None), index
         try:
             gone()
         except InputError as error:
@@ -156,7 +153,7 @@ def _chosen(
         raise InputError("standard input cannot be read again; add its documents with quiver index add DIR - --replace")
     opened = open_corpus(source, options or DEFAULTS)
     if not known:
-        return [IndexSource(opened.source, opened.options, {})]
+        return [IndexSource(opened.source, opened.options, {}, numbered=False)]
     if opened.source not in [each.source for each in known]:
         gone = [each for each in known if not has_no_path(each.source) and not Path(each.source).exists()]
         moved = known if force and len(known) == 1 and not gone else gone
@@ -168,7 +165,11 @@ def _chosen(
             )
         logger.warning("%s takes the place of %s%s", opened.source, moved[0].source, ", which is no longer there" if gone else "")
         known = [replace(each, source=opened.source) if each is moved[0] else each for each in known]
-    return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
+    given = options is not None
+    return [
+        replace(each, options=replace(options, label=each.options.label), files={}) if given and each.source == opened.source else each
+        for each in known
+    ]
 
 
 @dataclass
@@ -183,7 +184,7 @@ class _Comparison:
     def __post_init__(self) -> None:
         self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
         self._new = set[str]()
-        self._rows = _rows_of_files(self.index)
+        self._rows = rows_by_value(self.index, FILE)
 
     def changes(self, corpus: Corpus, files: Mapping[str, str]) -> Iterator[Document]:
         """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.
@@ -233,11 +234,11 @@ class _Comparison:
             return False
         return stored[:3] == document[:3] and _listed(stored) == _listed(document)
 
-    def gone(self, *, files_only: bool, limit: float | None, remedy: str = "add --force") -> list[str]:
+    def gone(self, *, is_theirs: Callable[[str], bool], limit: float | None, remedy: str = "add --force") -> list[str]:
         """Ids of the documents that were not seen.
 
         Args:
-            files_only: Only passages of files.
+            is_theirs: Whether a document with an id came from the sources.
             limit: Largest share of the documents that may be deleted; None for any.
             remedy: What to do if more should be.
 
@@ -248,7 +249,7 @@ class _Comparison:
         for segment, seen in zip(self.index.segments, self._seen, strict=True):
             for row in np.flatnonzero(segment.kept & ~seen).tolist():
                 key = segment.documents.ids.strings[row]
-                if not files_only or _FILE in (self.index.document(key).metadata or {}):
+                if is_theirs(key):
                     found.append(key)
         if limit is not None and len(found) > limit * len(self.index):
             raise InputError(
@@ -259,18 +260,22 @@ class _Comparison:
         return found
 
 
+def _owner_test(index: Index, corpora: Sequence[Corpus], replaced: Sequence[IndexSource]) -> Callable[[str], bool]:
+    """Tells by its id whether a document came from one of the sources.
+
+    Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are not
+    told from documents that were added from Python.
+    """
+    begins = tuple(begin for corpus in corpora for begin in begins_of(corpus.options.label))
+    plain = [corpus for corpus in corpora if not corpus.options.label]
+    rows = not all(isinstance(corpus.read, FolderFiles) for corpus in plain) or not all(each.files for each in replaced)
+
+    def is_theirs(key: str) -> bool:
+        return key.startswith(begins) or rows or (bool(plain) and FILE in (index.document(key).metadata or {}))
+
+    return is_theirs
+
+
 def _listed(document: Document) -> dict[str, object] | None:
     """Metadata as JSON gives them back: lists instead of tuples, None instead of nothing."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in (document.metadata or {}).items()} or None
-
-
-def _rows_of_files(index: Index) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
-    """Path of a file -> the rows of its passages in each segment; empty if the index does not keep the field."""
-    found: dict[str, list[tuple[int, NDArray[np.uint32]]]] = {}
-    for number, segment in enumerate(index.segments):
-        for column in segment.documents.metadata.columns:
-            if column.field == _FILE and column.type == "string":
-                for value in range(len(column.values)):
-                    rows = column.rows_between(value, value + 1)
-                    found.setdefault(str(column.values[value]), []).append((number, rows))
-    return found
