@@ -7,6 +7,7 @@ read: every error names file and line.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import with_config
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ IN_MEMORY = ""
 _BY_STRUCTURE = "headings,functions"  # how files are cut
 _TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that cannot be decoded
 _PROBE = "numbered"  # label of which it is seen whether rows get one
 
 
@@ -187,6 +189,8 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
         read = _rows_or_passages(source, partial(documents, source, columns), options, rules, tokens)
         return Corpus(source, options, read, numbered=lambda: _is_numbered(partial(documents, source), columns))
     path = expand_home(source)
+    if _SURROGATE.search(str(path.absolute())):
+        raise InputError(f"{str(path)!a}: the name is not in the encoding of the file system (UTF-8), so no index can store it; rename it")
     files = _files(path, options, rules, tokens)
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files, numbered=lambda: True)
@@ -198,6 +202,18 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
     tables = partial(read_tables, found, columns)
     read = _rows_or_passages(str(path), tables, options, rules, tokens)
     return Corpus(str(path.absolute()), options, read, numbered=partial(are_numbered, found, columns))
+
+
+def emptied_corpus(source: str, options: SourceOptions, *, files: bool) -> Corpus:
+    """A source of an index of which nothing is left to read.
+
+    Args:
+        source: Its name.
+        options: How its documents were made.
+        files: Whether they were passages of files.
+    """
+    read: ReadDocuments = _files(Path(source), options) if files else lambda: iter(())
+    return Corpus(source, options, read, numbered=lambda: files)
 
 
 def _is_numbered(read: Callable[[Columns], Iterator[tuple[EntryPosition, Document]]], columns: Columns) -> bool:
@@ -303,7 +319,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
             hidden = files.skipped() or _excluded(options)
-            raise InputError(
+            raise EmptyInputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
                 + (f"; {hidden}" if hidden else "")
             )

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
@@ -541,6 +541,8 @@ def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPositi
     """
     del names
     text = read_whole(file)
+    if not text.strip():
+        raise EmptyInputError(f"{file}: the file is empty")
     start = _array_start(file, text)
     line, counted = 1, 0
     place = _past_space(text, start + 1)
@@ -652,7 +654,7 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[Entry
     except csv.Error as error:
         raise InputError(f"{file}:{number + 1}: malformed CSV ({error})") from error
     if not number:
-        raise InputError(f"{file}: the file is empty")
+        raise EmptyInputError(f"{file}: the file is empty")
 
 
 def _table_lines(file: Path) -> Generator[str, None, None]:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import warn_once
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Field, with_config
 from quiver.retrieval.data.files import FolderFiles
@@ -491,7 +492,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
             work.remove()
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
-            write_sources(out, committed(writer).generation, [describe_source(corpus)], disk)
+            write_sources(out, committed(writer).generation, [describe_source(corpus, source.count)], disk)
         writer.collect_garbage()
     built = _told(open_index(out))
     built.model = model
@@ -499,7 +500,12 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
 
 
 def _told(changed: Index, before: int = 0) -> Index:
-    """Warn if the model did not read all of the documents that were added; ``before``: how many it had not read before."""
+    """Warn if the model did not read all of the documents that were added, or if a field has several types.
+
+    Args:
+        changed: The index.
+        before: Number of documents that the model had not read completely before.
+    """
     tokens = changed.manifest.tokens
     if tokens.truncated > before:
         logger.warning(
@@ -510,6 +516,12 @@ def _told(changed: Index, before: int = 0) -> Index:
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
         )
+    for field, types in changed.fields.items():
+        if len({*types} - {"integer"} if "number" in types else types) > 1:
+            warn_once(
+                f"{changed.path}: the field '{field}' holds values of several types ({', '.join(types)}), and a filter compares only those of"
+                " its own value's type; write all of them as one type"
+            )
     return changed
 
 
@@ -616,7 +628,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
                 writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
                 work.remove()
-        remember_source(path, committed(writer).generation, corpus, disk)
+        remember_source(path, committed(writer).generation, corpus, source.count, disk)
         writer.collect_garbage()
     return _told(open_index(path), before.tokens.truncated)
 

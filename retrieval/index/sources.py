@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,20 @@ class IndexSource:
         source: Its name, with an absolute path.
         options: How documents are made of it.
         files: Path -> checksum of each file of a folder, as it is in the index.
-        numbered: Whether the ids are paths of files or numbers of rows, because the data have none.
+        ids: What gives the ids: the data, or else the paths of files or the numbers of rows.
+        documents: Number of documents at the last pass; None if it was not counted.
     """
 
     source: str
     options: SourceOptions
     files: Mapping[str, str]
-    numbered: bool
+    ids: Literal["data", "files", "rows"]
+    documents: int | None
+
+    @property
+    def is_files(self) -> bool:
+        """Whether the documents are passages of files."""
+        return self.ids == "files" or bool(self.files)
 
 
 @with_config(RECORD)
@@ -85,7 +92,8 @@ def read_sources(root: Path) -> IndexSources:
 def _with_new_fields(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a file that was written before sources had labels: with the fields that it lacks."""
     for source in content.get("sources", ()):
-        source.setdefault("numbered", False)
+        source.setdefault("ids", "files" if source.get("files") else "data")
+        source.setdefault("documents", None)
         source.get("options", {}).setdefault("label", "")
     return content
 
@@ -107,7 +115,7 @@ def options_like(root: Path, source: str) -> SourceOptions:
     if own := [each.options for each in known if each.source == name]:
         return own[-1]
     files = holds_files(source)
-    alike = [each.options for each in known if bool(each.files) == files]
+    alike = [each.options for each in known if each.is_files == files]
     if not alike:
         return SourceOptions()
     if files:
@@ -117,10 +125,11 @@ def options_like(root: Path, source: str) -> SourceOptions:
     return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages, lists=latest.lists)
 
 
-def describe_source(corpus: Corpus) -> IndexSource:
-    """The source of a corpus, with the checksums of the files that its last pass read."""
-    files = corpus.read.digests if isinstance(corpus.read, FolderFiles) else {}
-    return IndexSource(corpus.source, corpus.options, dict(files), corpus.numbered())
+def describe_source(corpus: Corpus, documents: int) -> IndexSource:
+    """The source of a corpus whose last pass gave a number of documents, with the checksums of the files that it read."""
+    if isinstance(corpus.read, FolderFiles):
+        return IndexSource(corpus.source, corpus.options, dict(corpus.read.digests), "files", documents)
+    return IndexSource(corpus.source, corpus.options, {}, "rows" if corpus.numbered() else "data", documents)
 
 
 def is_rereadable(corpus: object) -> bool:
@@ -143,14 +152,14 @@ def write_sources(root: Path, generation: int, sources: Iterable[IndexSource], d
         logger.warning("%s: cannot be written (%s); quiver index refresh needs the source", sources_file(root), error.strerror)
 
 
-def remember_source(root: Path, generation: int, corpus: Any, disk: Disk) -> None:
+def remember_source(root: Path, generation: int, corpus: Any, documents: int, disk: Disk) -> None:
     """Add the corpus of an addition to the sources.
 
     If none is known, a refresh could not tell other documents of the index from those of a source without a label.
     """
     known = read_sources(root)
     if is_rereadable(corpus) and (known.sources or corpus.options.label):
-        added = describe_source(corpus)
+        added = describe_source(corpus, documents)
         kept = [each for each in known.sources if each.source != added.source]
         # Another process may have changed documents between the two generations; the next refresh then compares all of them.
         write_sources(root, generation if known.generation == generation - 1 else -1, [*kept, added], disk)
@@ -230,16 +239,14 @@ def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids
                 f" {path}, or replace its documents with --replace"
             )
         of, origin = (f" of {source}" if source else ""), " or ".join(each.source for each in others)
-        raise InputError(
-            f"{path}: document '{ids[0]}'{of} is in this index already{f', from {origin}' if origin else ''}; replace it with --replace if it"
-            " is the same document, or give it another id"
-        )
-    numbered = [each for each in others if each.numbered and not each.files and not each.options.label]
+        already = f"document '{ids[0]}'{of} is in this index already{f', from {origin}' if origin else ''}"
+        raise InputError(f"{path}: {already}; replace it with --replace if it is the same document, or give it another id")
+    numbered = [each for each in others if each.ids == "rows" and not each.options.label]
     found = next((key for key in ids if _ROW.fullmatch(key)), None) if numbered else None
     if found is not None:
         raise InputError(
-            f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have numbers because they have no ids; give"
-            " the documents ids that are no numbers, or choose another field with --id"
+            f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have no ids and are numbered; give the"
+            " documents ids that are no numbers, or choose another field with --id"
         )
 
 
