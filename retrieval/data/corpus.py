@@ -119,7 +119,8 @@ def to_metadata(position: EntryPosition, row: Mapping[str, object], columns: Fie
     """
     inner = row.get("metadata")
     fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
-    own = {*columns.id, columns.text, columns.title, "metadata"}
+    key = next((name for name in columns.id if name in row), "")  # another one, such as an ``id`` beside ``_id``, is a field
+    own = {key, columns.text, columns.title, "metadata"}
     fields |= {name: value for name, value in row.items() if name not in own}
     return flat_metadata(fields, where=str(position))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ def hub_documents(source: str, columns: Columns) -> Iterator[tuple[EntryPosition
     Raises:
         InputError: The library is not installed, the data set or its split does not exist or cannot be downloaded, or a row is malformed.
     """
-    yield from table_of(_hub_rows(source), source.removeprefix(HUB), columns)
+    yield from table_of(partial(_hub_rows, source), source.removeprefix(HUB), columns)
 
 
 def ir_documents(source: str, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
@@ -104,7 +105,7 @@ def ir_documents(source: str, columns: Columns) -> Iterator[tuple[EntryPosition,
     Raises:
         InputError: The library is not installed, the data set does not exist, has no documents or cannot be downloaded.
     """
-    yield from table_of(_ir_rows(source, named=bool(columns.text)), source, columns)
+    yield from table_of(partial(_ir_rows, source, named=bool(columns.text)), source, columns)
 
 
 def _hub_rows(source: str) -> Iterator[Row]:

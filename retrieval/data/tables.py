@@ -4,8 +4,8 @@ The first row decides which fields are id, title and text, unless they are named
 All other fields become metadata. Every error names file and line (Parquet and Arrow: row).
 
 CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
-later value of another type, and does not know the line of an error. Here each value has its own type, as in JSON Lines; only numbers and
-dates as spreadsheets write them are told by their whole column, see `_cells`.
+later value of another type, and does not know the line of an error. `quiver.retrieval.data.column_types` decides the type of a column by
+all of its cells, in a pass of its own.
 """
 
 from __future__ import annotations
@@ -15,28 +15,26 @@ import csv
 import datetime
 import difflib
 import json
-import logging
 import math
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from decimal import Decimal
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import check_regular, decoded_lines, read_json_lines, read_whole, warn_once
+from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
 
-logger = logging.getLogger(__name__)
-
 Row: TypeAlias = Mapping[str, object]
-Cell: TypeAlias = Callable[[object], object]  # reads the text of a cell
 
 ID_FIELDS = ("_id", "id", "doc_id", "docid", "document_id")
 """Fields that hold the id if none is named, in order of preference."""
@@ -49,19 +47,11 @@ TITLE_FIELD = "title"
 
 _STATE = "state.json"
 _DESCRIPTIONS = frozenset({"dataset_info.json", _STATE})  # of a saved data set
+_JSON = json.JSONDecoder()
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
-_DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+)(?:,[0-9]+)?")
-_DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
-_CURRENCIES = "$€£¥"
-_LOOKED_AT = 100  # rows that decide whether the cells of a table are looked at before it is read
-_TIME = r"(?:(?P<clock>[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?))?"
-_DAY_FIRST = re.compile(r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})" + _TIME)
-_YEAR_FIRST = re.compile(r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})" + _TIME)
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _SEPARATORS = re.compile(r"[,;|]")
-_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
 class Columns(NamedTuple):
@@ -75,6 +65,7 @@ class Columns(NamedTuple):
         by_options: Whether options choose these fields, which messages then name; otherwise the caller renames its fields.
         taken_over: Whether the options are those of another source of the same index, which errors then say.
         lists: Fields whose texts hold several values, separated by commas, semicolons or vertical bars.
+        label: What comes before the number of a row without an id, such as ``b.csv`` of ``b.csv#1``; empty for the number alone.
     """
 
     id: str | None = None
@@ -84,6 +75,7 @@ class Columns(NamedTuple):
     by_options: bool = True
     taken_over: bool = False
     lists: tuple[str, ...] = ()
+    label: str = ""
 
 
 BY_NAME = Columns()
@@ -91,14 +83,19 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields of a table: of the id (none: numbers), texts, title, lists; how cells are read; whether the title is metadata too."""
+    """The fields of a table: of the id (none: numbers), texts, title; whether the title is metadata too."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     title: str
-    cells: Mapping[str, Cell] | None = None
-    lists: tuple[str, ...] = ()
     keeps_title: bool = False
+
+
+class _Table(NamedTuple):
+    """A table: starts a pass over its rows, and tells what separates its cells (empty: its values have types)."""
+
+    rows: Callable[[], Iterable[tuple[EntryPosition, Row]]]
+    separator: Callable[[], str] = str
 
 
 def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path | None = None) -> Iterator[tuple[EntryPosition, Document]]:
@@ -112,11 +109,26 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    opened = ((_cells(file, columns.names), _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
-    yield from _documents(opened, columns)
+    tables = [_Table(partial(_rows_of_file, file, columns.names, shown), partial(_separator, file)) for file in files]
+    yield from _documents(tables, columns)
 
 
-def _shown_as(shown: Path | None, rows: Iterable[tuple[EntryPosition, Row]]) -> Iterable[tuple[EntryPosition, Row]]:
+def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
+    """Whether the rows of tables get numbers as ids, because the first one has no id.
+
+    Raises:
+        InputError: A named field is missing, or there is no field that could be the text.
+    """
+    first = next(chain.from_iterable(_READERS[_suffix(file)](file, columns.names) for file in files), None)
+    return first is not None and not _choose(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
+
+
+def _nested_names(columns: Columns) -> list[str]:
+    return [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
+
+
+def _rows_of_file(file: Path, names: tuple[str, ...], shown: Path | None) -> Iterable[tuple[EntryPosition, Row]]:
+    rows = _READERS[_suffix(file)](file, names)
     return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
 
 
@@ -171,40 +183,81 @@ def is_delimited(path: Path) -> bool:
     return _suffix(path) in _CELLS
 
 
-def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
+def table_of(read: Callable[[], Iterable[Row]], source: str, columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
     """Make documents of rows from another library, such as those of a data set.
 
     Args:
-        rows: Field -> value.
+        read: Function that starts a pass over the rows, field -> value; a second pass is made if ``columns`` has lists.
         source: Name for errors.
         columns: The fields that make a document.
 
     Raises:
         InputError: As `read_tables`.
     """
-    yield from _documents([(None, _plain_rows(Path(source), rows))], columns)
+    yield from _documents([_Table(lambda: _plain_rows(Path(source), read()))], columns)
 
 
-def _documents(
-    tables: Iterable[tuple[Mapping[str, Cell] | None, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
-) -> Iterator[tuple[EntryPosition, Document]]:
-    """The documents of tables, each with how its cells are read; None for a table of typed values."""
+def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
+    """The documents of tables, whose columns have one type each."""
+    types: Mapping[str, str] | None = None
     number, missing = 0, [("--list", name) for name in columns.lists]
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
     row: Row = {}
-    named = [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
-    for cells, rows in tables:
+    named = _nested_names(columns)
+    for table in tables:
         chosen = None
-        for position, row in rows if not named else ((position, _with_nested(row, named)) for position, row in rows):
+        separator = table.separator()
+        for position, row in table.rows():
+            row = _with_nested(row, named) if named else row
             number += 1
             if chosen is None:
-                chosen = _choose(position, row, columns)._replace(cells=cells)
+                chosen = _choose(position, row, columns)
                 _tell_guess(position, row, columns, chosen)
+            if types is None:
+                types = _infer_types(tables, columns, chosen, row)
             missing = [(option, name) for option, name in missing if name not in row] if missing else missing
-            yield position, _document(position, row, chosen, number)
+            values = _typed_values(row, types, columns.lists, separator)
+            yield position, _document(position, row, values, chosen, f"{columns.label}#{number}" if columns.label else number)
     if position is not None and missing:
         raise _no_field(position.file, *missing[0], row, columns)
+
+
+def _infer_types(tables: Sequence[_Table], columns: Columns, chosen: _Chosen, first: Row) -> Mapping[str, str]:
+    """Decide the type of each column by the cells of all tables; of tables whose values have types only those that `_split_list` makes."""
+    types = ColumnTypes()
+    strings = {*[name for name in chosen.ids if name in first][:1], *chosen.texts, chosen.title}.difference(columns.lists)
+    for table in tables:
+        separator = table.separator()
+        for position, row in table.rows() if separator or columns.lists else ():
+            names = [name for name in row if name not in strings] if separator else columns.lists
+            cells = [(name, cell) for name in names for cell in _cells_of(row.get(name), is_list=name in columns.lists)]
+            # A list, not a generator: every cell counts.
+            if not any([types.add(name, cell, comma=separator == ";", position=position) for name, cell in cells]):  # noqa: C419
+                break  # all columns hold strings
+    return types.types()
+
+
+def _cells_of(value: object, *, is_list: bool) -> Sequence[str]:
+    """The cells of a row that decide the type of a column."""
+    if not isinstance(value, str):
+        return [""]
+    return [cell for cell, _ in _split_list(value)] or [""] if is_list else [value]
+
+
+def _typed_values(row: Row, types: Mapping[str, str], lists: Sequence[str], separator: str) -> Row:
+    """The values of a row: of a table with types those that it has, but for lists in a text."""
+    comma = separator == ";"
+
+    def value_of(name: str, value: object) -> object:
+        if not isinstance(value, str) or not (separator or name in lists):
+            return value
+        kind = types.get(name, STRING)
+        if name not in lists:
+            return read_cell(value, kind, comma=comma)
+        return [text if kind == STRING else read_cell(cell, kind, comma=comma) for cell, text in _split_list(value)] or None
+
+    return {name: value_of(name, value) for name, value in row.items()}
 
 
 def _with_nested(row: Row, names: Sequence[str]) -> Row:
@@ -265,6 +318,13 @@ class GivenDocuments:
         """
         return documents_among(rows_of_frame(self._given))
 
+    def numbered(self) -> bool:
+        """Whether the ids are numbers, because texts or rows have none."""
+        first = next(iter(rows_of_frame(self._given)), None)
+        if not isinstance(first, Mapping):
+            return isinstance(first, str)
+        return not _choose(EntryPosition(Path("documents"), 1), _plain_fields(first, "", set()), Columns(by_options=False)).ids
+
 
 def documents_among(items: Iterable[Any]) -> Iterator[Document]:
     """Make documents of items of one kind; see `GivenDocuments`."""
@@ -278,7 +338,7 @@ def documents_among(items: Iterable[Any]) -> Iterator[Document]:
         return checked
     if kind is str:
         return (Document(str(number), text) for number, text in enumerate(checked, start=1))
-    return (document for _, document in table_of(checked, "documents", Columns(by_options=False)))
+    return (document for _, document in table_of(lambda: checked, "documents", Columns(by_options=False)))
 
 
 def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
@@ -287,7 +347,8 @@ def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Do
     Raises:
         InputError: They are something else, or as `table_of`.
     """
-    if isinstance(given, Iterator | Document) or (not isinstance(given, Iterable) and not hasattr(given, "to_batches")):
+    is_frame = hasattr(given, "to_batches") or hasattr(given, "collect_schema")
+    if isinstance(given, Iterator | Document) or not (isinstance(given, Iterable) or is_frame):
         raise InputError(f"documents: must be a data frame, a data set or a list of mappings, got a {type(given).__name__}")
 
     def checked() -> Iterator[Row]:
@@ -296,7 +357,7 @@ def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Do
                 raise InputError(f"documents: must be mappings from field to value, got a {type(row).__name__}; pass texts to build_index")
             yield row
 
-    yield from table_of(checked(), "documents", columns)
+    yield from table_of(checked, "documents", columns)
 
 
 def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
@@ -326,22 +387,40 @@ def rows_of_frame(given: Any, what: str = "documents") -> Iterable[Any]:
             raise InputError(f"{what}: a data set with several splits; pass one of {', '.join(map(repr, given))}, such as data['train']")
         rows: Iterable[Any] = next(iter(given.values()))
         return rows
+    if hasattr(given, "collect") and hasattr(given, "collect_schema"):  # a lazy frame of polars
+        given = given.collect()
     if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars
         return given.iter_rows(named=True)  # type: ignore[no-any-return]
     if hasattr(given, "itertuples") and hasattr(given, "columns"):  # pandas
-        names, cells = [str(name) for name in given.columns], given.itertuples(index=False, name=None)
-        return (
-            {name: None if gap else _without_array(value) for name, value, gap in zip(names, row, gaps, strict=True)}
-            for row, gaps in zip(cells, given.isna().itertuples(index=False, name=None), strict=True)
-        )
+        return _rows_of_pandas(given, what)
     if hasattr(given, "to_batches"):  # a table of pyarrow
+        _check_names(what, given.schema.names)
         return chain.from_iterable(batch.to_pylist() for batch in given.to_batches())
     return given  # type: ignore[no-any-return]
 
 
-def _without_array(value: Any) -> Any:
-    """A list for an array, as which pandas reads lists from Parquet; other values unchanged."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
+def _rows_of_pandas(frame: Any, what: str) -> Iterator[Row]:
+    """The rows of a data frame of pandas; levels of its index that have names are fields."""
+    _check_names(what, [str(name) for name in frame.columns])
+    for level, name in enumerate(frame.index.names):
+        values = frame.index.get_level_values(level)
+        columns = [str(column) for column in frame.columns]
+        if name is None:
+            if values.inferred_type not in ("integer", "empty"):
+                warn_once(f"{what}: the index of the data frame has no name and is not read; name it with frame.rename_axis('id')")
+        elif str(name) not in columns:
+            frame = frame.assign(**{str(name): values})
+        elif values.tolist() != frame.iloc[:, columns.index(str(name))].tolist():
+            raise InputError(f"{what}: '{name}' is a column and the name of the index, with other values; rename one of the two")
+    names, cells = [str(name) for name in frame.columns], frame.itertuples(index=False, name=None)
+    for row, gaps in zip(cells, frame.isna().itertuples(index=False, name=None), strict=True):
+        yield {name: None if gap else value for name, value, gap in zip(names, row, gaps, strict=True)}
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    """Refuse columns of one name, of which only one could be kept."""
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise InputError(f"{what}: the column '{twice}' is there twice; columns need different names")
 
 
 def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
@@ -367,9 +446,7 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         found = _usual(row, ID_FIELDS, texts)
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or next(iter(_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
-    return _Chosen(
-        ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None or "_id" not in row
-    )
+    return _Chosen(ids, texts, "" if title in texts else title, keeps_title=columns.title is not None or "_id" not in row)
 
 
 def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
@@ -404,7 +481,7 @@ def _known(name: str, row: Row) -> str:
     return f"{hint}the fields are {', '.join(row) or 'none'}"
 
 
-def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -> Document:
+def _document(position: EntryPosition, row: Row, values: Row, chosen: _Chosen, number: str | int) -> Document:
     names = FieldNames(chosen.ids, chosen.texts[0], chosen.title)
     if not chosen.ids and (late := _usual(row, ID_FIELDS, chosen.texts)):
         raise InputError(f"{position}: has an id in the field '{late[0]}', but the first row has none; give every row an id")
@@ -414,33 +491,27 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
     if len(chosen.texts) > 1 or isinstance(row.get(chosen.texts[0]), list):
         given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
     document = to_document(position, given, names)
-    rest = {
-        name: _listed(value) if name in chosen.lists else value if chosen.cells is None else chosen.cells.get(name, _typed)(value)
-        for name, value in row.items()
-        if name not in chosen.texts[1:]
-    }
-    return document._replace(
-        metadata=to_metadata(position, rest, names._replace(title="") if chosen.keeps_title and document.title else names)
-    )
+    rest = {name: value for name, value in values.items() if name not in chosen.texts[1:]}
+    keeps_title = chosen.keeps_title and document.title
+    return document._replace(metadata=to_metadata(position, rest, names._replace(title="") if keeps_title else names))
 
 
-def _listed(value: object) -> object:
-    """The values that a text holds, none if it is blank: separated, or as a list of JSON or Python, as pandas writes it to CSV.
+def _split_list(value: str) -> list[tuple[str, str]]:
+    """The values that a text holds: separated, or as a list of JSON or Python, as pandas writes it to CSV.
 
-    Other values are returned unchanged.
+    Returns:
+        Of each value the cell that decides its type, and its text; the cell of a string in a list of JSON or Python is quoted.
 
     Example:
-        >>> _listed("new; sale"), _listed('["new", 7]'), _listed("['new', None]"), _listed("[a], b"), _listed("[]")
-        (['new', 'sale'], ['new', 7], ['new', None], ['[a]', 'b'], None)
+        >>> _split_list("new; 7"), _split_list("['new', 7, None]"), _split_list("[a], b"), _split_list("[]")
+        ([('new', 'new'), ('7', '7')], [('"new"', 'new'), ('7', '7')], [('[a]', '[a]'), ('b', 'b')], [])
     """
-    if not isinstance(value, str):
-        return value
     for read in (json.loads, ast.literal_eval) if value.startswith("[") and value.endswith("]") else ():
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             found = read(value)
             if all(each is None or isinstance(each, str | int) or (isinstance(each, float) and math.isfinite(each)) for each in found):
-                return found or None
-    return [_typed(part) for part in map(str.strip, _SEPARATORS.split(value)) if part] or None
+                return [(json.dumps(each), each if isinstance(each, str) else json.dumps(each)) for each in found if each is not None]
+    return [(part, part) for part in map(str.strip, _SEPARATORS.split(value)) if part]
 
 
 def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:
@@ -471,21 +542,23 @@ def _json_line_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryP
 
 
 def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
-    """Read an array of objects, or an object whose only list holds them; each object's line is that of its first character.
+    """Read an array of objects, or an object with one array of objects; each object's line is that of its first character.
 
     Raises:
         InputError: The file is not JSON or has another form.
     """
     del names
     text = read_whole(file)
+    if not text.strip():
+        raise EmptyInputError(f"{file}: the file is empty")
     start = _array_start(file, text)
-    decoder, line, counted = json.JSONDecoder(), 1, 0
+    line, counted = 1, 0
     place = _past_space(text, start + 1)
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
         position = EntryPosition(file, line)
         try:
-            row, place = decoder.raw_decode(text, place)
+            row, place = _JSON.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{position}: malformed JSON ({error})") from error
         if not isinstance(row, dict):
@@ -496,27 +569,62 @@ def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPositi
             place = _past_space(text, place + 1)
         elif text[place : place + 1] != "]":
             raise InputError(f"{position}: malformed JSON (expected ',' or ']' after this object)")
+    if start == _past_space(text, 0) and _past_space(text, place + 1) < len(text):
+        raise InputError(f"{file}:{text.count(chr(10), 0, place) + 1}: malformed JSON (extra data after the array)")
 
 
 def _array_start(file: Path, text: str) -> int:
-    """The place of the bracket that opens the array of documents."""
+    """The place of the bracket that opens the array of documents: the text's own, or that of the only member that can hold them."""
     place = _past_space(text, 0)
     if text[place : place + 1] == "[":
         return place
+    arrays: dict[str, int] = {}
+    of_objects: dict[str, int] = {}
     try:
-        whole = json.loads(text)
+        for name, start, value in _members(text, place):
+            if isinstance(value, list):
+                arrays[name] = start
+                if value and isinstance(value[0], dict):
+                    of_objects[name] = start
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: malformed JSON ({error}); a file with one object per line must be named .jsonl") from error
-    lists = [name for name, value in whole.items() if isinstance(value, list)] if isinstance(whole, dict) else []
-    if len(lists) != 1:
+    found = of_objects or arrays
+    if len(found) != 1:
+        several = f"this one has {', '.join(map(repr, found))}: write one of them to a file of its own"
         raise InputError(
-            f"{file}: expected an array of objects, or an object with one such array; a file of JSON lines must be named .jsonl"
+            f"{file}: expected an array of objects, or an object with one such array; "
+            + (several if found else "a file of JSON lines must be named .jsonl")
         )
-    key = re.compile(re.escape(json.dumps(lists[0], ensure_ascii=False)) + r"\s*:\s*\[")
-    found = key.search(text)
-    if found is None:
-        raise InputError(f"{file}: expected an array of objects; write the array '{lists[0]}' to a file of its own")
-    return found.end() - 1
+    return next(iter(found.values()))
+
+
+def _members(text: str, place: int) -> Iterator[tuple[str, int, object]]:
+    """The members of the object that a text is: name, place of the value, value; one at a time, so that only one is in memory.
+
+    Raises:
+        ValueError: The text is not JSON. There are no members if it is no object.
+    """
+    if text[place : place + 1] != "{":
+        _JSON.decode(text)
+        return
+    place = _past_space(text, place + 1)
+    while text[place : place + 1] != "}":
+        if text[place : place + 1] != '"':
+            raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, place)
+        name, place = _JSON.raw_decode(text, place)
+        place = _past_space(text, place)
+        if text[place : place + 1] != ":":
+            raise json.JSONDecodeError("Expecting ':' delimiter", text, place)
+        start = _past_space(text, place + 1)
+        value, place = _JSON.raw_decode(text, start)
+        yield name, start, value
+        place = _past_space(text, place)
+        if text[place : place + 1] == ",":
+            place = _past_space(text, place + 1)
+        elif text[place : place + 1] != "}":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+    if _past_space(text, place + 1) < len(text):
+        raise json.JSONDecodeError("Extra data", text, place + 1)
 
 
 def _past_space(text: str, place: int) -> int:
@@ -534,12 +642,12 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[Entry
     csv.field_size_limit((1 << 31) - 1)  # the default, 128 KiB, is less than a long article; the limit belongs to the process
     separator = _separator(file)
     # Excel's first line may name the separator.
-    lines = (line for number, line in decoded_lines(file, legacy=True) if number > 1 or not _SEPARATOR_LINE.fullmatch(line.strip()))
+    lines = (line for number, line in enumerate(_table_lines(file)) if number or not _SEPARATOR_LINE.fullmatch(line.strip()))
     if separator == "\t":
         reader = csv.reader(lines, csv.excel_tab, quoting=csv.QUOTE_NONE)
     else:
         reader = csv.reader(lines, delimiter=separator, strict=True)
-    header, number = list(names), 0
+    header, number = _checked_header(file, names), 0
     try:
         for row in reader:
             position, number = EntryPosition(file, number + 1), reader.line_num
@@ -554,7 +662,14 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[Entry
     except csv.Error as error:
         raise InputError(f"{file}:{number + 1}: malformed CSV ({error})") from error
     if not number:
-        raise InputError(f"{file}: the file is empty")
+        raise EmptyInputError(f"{file}: the file is empty")
+
+
+def _table_lines(file: Path) -> Generator[str, None, None]:
+    """The lines of CSV or TSV with their ends, also where these are carriage returns alone, as older spreadsheets write them."""
+    for _, line in decoded_lines(file, legacy=True):
+        # Within quotes, the csv module puts the parts of a line together again.
+        yield from _LINE.findall(line) if "\r" in line.removesuffix("\r\n") else (line,)
 
 
 def _separator(file: Path) -> str:
@@ -563,128 +678,18 @@ def _separator(file: Path) -> str:
         return ""
     if _suffix(file) == ".tsv":
         return "\t"
-    with closing(decoded_lines(file, legacy=True)) as lines:
-        first = next((line for _, line in lines if line.strip()), "")
+    with closing(_table_lines(file)) as lines:
+        first = next((line for line in lines if line.strip()), "")
     if named := _SEPARATOR_LINE.fullmatch(first.strip()):
         return named[1]
     first = re.sub('"[^"]*"', "", first)
     return ";" if ";" in first and "," not in first else ","
 
 
-def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
+def _checked_header(position: EntryPosition | Path, row: Sequence[str]) -> list[str]:
     header = [name.strip() or f"column_{number}" for number, name in enumerate(row, start=1)]
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError(f"{position}: the column '{name}' is there twice; columns need different names")
+    _check_names(str(position), header)
     return header
-
-
-def _cells(file: Path, names: tuple[str, ...]) -> Mapping[str, Cell] | None:
-    """How cells of CSV or TSV are read, by column; columns that are not named by `_typed`. None for a table of typed values.
-
-    A column of amounts in one currency, such as ``$1,299.50``, holds numbers, and one of dates such as ``2021/6/1`` those of ISO 8601,
-    which sort. Spreadsheets separate cells by semicolons where a comma begins decimals: there a column of numbers such as ``1.250,50``
-    holds numbers, and dates may have the day first. All cells of a column decide: if one of the first rows looks so, the file is read
-    once more.
-    """
-    separator = _separator(file)
-    if not separator:
-        return None
-    comma = separator == ";"
-    with closing(_delimited_rows(file, names)) as rows:
-        columns = _candidates((row for _, row in islice(rows, _LOOKED_AT)), comma=comma)
-    if columns:
-        with closing(_delimited_rows(file, names)) as rows:
-            columns = _candidates((row for _, row in rows), comma=comma, among=columns)
-    return columns
-
-
-def _candidates(rows: Iterable[Row], *, comma: bool, among: Collection[str] | None = None) -> Mapping[str, Cell]:
-    """The columns whose cells are all amounts, numbers with a decimal comma, or dates that are not those of ISO 8601; how they are read.
-
-    Args:
-        rows: The rows.
-        comma: Whether a comma begins decimals, and dates may have the day first.
-        among: Columns that are looked at; None for all.
-    """
-    number = _DECIMAL_COMMA if comma else _DECIMAL_POINT
-    signs: dict[str, set[str]] = {}
-    numbers: dict[str, bool] = {}  # whether one of the cells is no plain number
-    dates: dict[str, bool] = {}  # whether one of the cells is another date than that of ISO 8601
-    iso = partial(_iso_date, day_first=comma)
-    for count, row in enumerate(rows):
-        if not count:
-            numbers = dict.fromkeys(row if among is None else among, False)
-            dates, signs = numbers.copy(), {name: set() for name in numbers}
-        for name in [name for name in signs if row[name] and str(row[name]).strip()]:
-            cell = str(row[name]).strip()
-            sign, bare = _split_sign(cell)
-            signs[name].add(sign)
-            if name in numbers and (not number.fullmatch(bare) or len(signs[name]) > 1):
-                del numbers[name]
-            elif name in numbers:
-                numbers[name] = numbers[name] or bool(sign) or (comma and "," in bare)
-            if name in dates:
-                date = iso(cell)
-                dates[name] |= date != cell
-                if date is None:
-                    del dates[name]
-    read = partial(_amount, comma=comma)
-    found: dict[str, Cell] = dict.fromkeys((name for name, other in numbers.items() if other), read)
-    return found | dict.fromkeys((name for name, other in dates.items() if other), iso)
-
-
-def _split_sign(cell: str) -> tuple[str, str]:
-    """The sign of a currency before or behind a number, and the number."""
-    bare = cell.strip(_CURRENCIES).strip()
-    return cell.replace(bare, "", 1).strip(), bare
-
-
-def _amount(value: object, *, comma: bool) -> object:
-    """A number without the sign of its currency; missing if it is blank.
-
-    Example:
-        >>> [_amount(cell, comma=True) for cell in ("0,5", "1.250", "-1.250,50 €", "")]
-        [0.5, 1250.0, -1250.5, None]
-        >>> _amount("$1,299.50", comma=False)
-        1299.5
-    """
-    _, bare = _split_sign(str(value).strip())
-    thousands, point = (".", ",") if comma else (",", ".")
-    return float(bare.replace(thousands, "").replace(point, ".")) if bare else None
-
-
-def _iso_date(value: object, *, day_first: bool) -> object:
-    """A date as that of ISO 8601; None if it is blank or no such date.
-
-    Example:
-        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9 8:30", "2017-02-19", "2017-02-31", "9/2/2017", "2017/2/9 8:30 PM")]
-        ['2017-02-09 08:30', '2017-02-19', None, None, None]
-        >>> [_iso_date(cell, day_first=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
-        ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
-    """
-    text = str(value).strip()
-    date = _YEAR_FIRST.fullmatch(text) or (_DAY_FIRST.fullmatch(text) if day_first else None)
-    with suppress(ValueError):  # no such day
-        time = f"{date['clock']}{date['hour'].zfill(2)}{date['rest']}" if date and date["hour"] else ""
-        return date and f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{time}"
-    return None
-
-
-def _typed(value: object) -> object:
-    """The value of a cell: missing, an integer, a number, a boolean or a string; leading zeros make a string.
-
-    Example:
-        >>> [_typed(cell) for cell in ("", "12", "-0.5", "true", "007", "1e5", "x", "0,5")]
-        [None, 12, -0.5, True, '007', '1e5', 'x', '0,5']
-    """
-    if not isinstance(value, str) or not value:
-        return None
-    if value in _BOOLEANS:
-        return _BOOLEANS[value]
-    if _INTEGER.fullmatch(value):
-        return int(value)
-    return float(value) if _NUMBER.fullmatch(value) else value
 
 
 def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
@@ -694,6 +699,7 @@ def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPos
 
     try:
         with parquet.ParquetFile(file) as opened:
+            _check_names(str(file), opened.schema_arrow.names)
             yield from _plain_rows(file, (row for batch in opened.iter_batches(batch_size=_ROWS) for row in batch.to_pylist()))
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{file}: cannot be read as Parquet ({_one_line(error)})") from error
@@ -706,7 +712,7 @@ def _arrow_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosit
 
     try:
         with closing(pyarrow.memory_map(str(file))) as mapped:
-            yield from _plain_rows(file, (row for batch in _arrow_batches(mapped) for row in _rows_of(batch)))
+            yield from _plain_rows(file, (row for batch in _arrow_batches(file, mapped) for row in _rows_of(batch)))
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{file}: cannot be read as Arrow ({_one_line(error)})") from error
 
@@ -716,15 +722,18 @@ def _rows_of(batch: Any) -> Iterator[Row]:
         yield from batch.slice(first, _ROWS).to_pylist()
 
 
-def _arrow_batches(mapped: Any) -> Iterator[Any]:
+def _arrow_batches(file: Path, mapped: Any) -> Iterator[Any]:
     from pyarrow import ipc
 
     if mapped.read(6) == b"ARROW1":
         opened = ipc.open_file(mapped)
+        _check_names(str(file), opened.schema.names)
         yield from (opened.get_batch(number) for number in range(opened.num_record_batches))
     else:
         mapped.seek(0)
-        yield from ipc.open_stream(mapped)
+        stream = ipc.open_stream(mapped)
+        _check_names(str(file), stream.schema.names)
+        yield from stream
 
 
 def _one_line(error: Exception) -> str:
@@ -735,27 +744,70 @@ def _plain_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[EntryPosition
     """Rows with values as JSON has them; bytes are left out, because an index cannot hold them."""
     left_out: set[str] = set()
     for number, row in enumerate(rows, start=1):
-        yield EntryPosition(file, number), {name: _plain(value, name, left_out) for name, value in row.items()}
-        if number == 1 and left_out:
-            logger.warning("%s: the bytes in %s are left out", file, ", ".join(sorted(left_out)))
+        position = EntryPosition(file, number)
+        try:
+            plain = _plain_fields(row, "", left_out)
+        except InputError as error:
+            raise InputError(f"{position}: {error}") from error
+        yield position, plain
+        if left_out:
+            warn_once(f"{file}: the bytes in {', '.join(sorted(left_out))} are left out")
+
+
+def _plain_fields(fields: Mapping[Any, object], above: str, left_out: set[str]) -> Row:
+    """Fields whose names are strings, as JSON has them.
+
+    Raises:
+        InputError: A cell has no field, or two names are the same as strings.
+    """
+    found: dict[str, object] = {}
+    for key, value in fields.items():
+        name = key if type(key) is str else str(key)
+        if key is None:
+            raise InputError("a value without a field (its name is None); rows of csv.DictReader have that beyond the last column")
+        if name in found:
+            raise InputError(f"two fields have the name '{above}{name}'; rename one")
+        found[name] = value if type(value) in _PLAIN else _plain(value, f"{above}{name}", left_out)
+    return found
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _plain(value: object, field: str, left_out: set[str]) -> object:
-    """A value as JSON has it: times become ISO 8601 text, decimals numbers."""
+    """A value as JSON has it: times become ISO 8601 text, decimals numbers, periods, intervals and identifiers text."""
     if isinstance(value, Mapping):
-        return {name: _plain(inner, f"{field}.{name}", left_out) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
+        return _plain_fields(value, f"{field}.", left_out)
+    if isinstance(value, list | tuple | np.ndarray):
         return [_plain(inner, field, left_out) for inner in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        left_out.add(field)
+        return None
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return _plain_time(value)
+    return _plain_scalar(value.item() if isinstance(value, np.generic) else value)
+
+
+def _plain_scalar(value: object) -> object:
+    name = type(value).__name__
+    if name in ("NAType", "NaTType"):  # of pandas: missing
+        return None
+    if name in ("Period", "Interval", "UUID"):
+        return str(value)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, bytes):
-        left_out.add(field)
-        return None
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     return value
+
+
+def _plain_time(value: np.datetime64 | np.timedelta64) -> str | float | None:
+    """The text of a time of numpy, or the seconds of a duration; None if it is missing."""
+    if np.isnat(value):
+        return None
+    return str(value) if isinstance(value, np.datetime64) else float(value / np.timedelta64(1, "s"))
 
 
 _READERS: Mapping[str, Callable[[Path, tuple[str, ...]], Iterator[tuple[EntryPosition, Row]]]] = {
