@@ -23,6 +23,15 @@ class InputError(ValueError):
     """
 
 
+class EmptyInputError(InputError):
+    """There is nothing to read: a file is empty, or a folder has no files that are read.
+
+    Example:
+        >>> issubclass(EmptyInputError, InputError)
+        True
+    """
+
+
 def first_line(error: object) -> str:
     """Return the first line of an error's message, or the name of its type if it has none.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from safetensors import SafetensorError
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,7 +216,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             found = True
             yield number, line
     if not found:
-        raise InputError(f"{path}: the file is empty")
+        raise EmptyInputError(f"{path}: the file is empty")
 
 
 def read_whole(path: Path) -> str:

@@ -318,8 +318,10 @@ def _shown_text(hit: Mapping[str, Any]) -> str:
         return str(hit["text_error"])
     text = " ".join(hit.get("text", "").split())
     text = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…"
-    file = str(hit.get("metadata", {}).get("file", ""))
-    return text[len(file) :].removeprefix(" > ").lstrip() if file and text.startswith(file) else text
+    parts = str(hit.get("metadata", {}).get("file", "")).split("/")
+    # The title has the path in the source, without its label.
+    named = next((file for file in ("/".join(parts[first:]) for first in range(len(parts))) if file and text.startswith(file)), "")
+    return text[len(named) :].removeprefix(" > ").lstrip() if named else text
 
 
 def _print_explained(

@@ -432,15 +432,16 @@ class FolderFiles:
         choice: Files to read.
         rules: Where texts are cut.
         token_spans: Finds tokens.
+        label: What the paths begin with in ids and the field ``file``; for one file the path. Empty for the path in the folder.
 
     Attributes:
         digests: Path -> checksum of the bytes, for every file of the last pass.
         unreachable: Paths that exist and could not be opened in the last pass; what they hold is unknown.
     """
 
-    def __init__(self, root: Path, choice: FileChoice, rules: PassageRules, token_spans: TokenSpans) -> None:
+    def __init__(self, root: Path, choice: FileChoice, rules: PassageRules, token_spans: TokenSpans, label: str = "") -> None:
         self.root, self.digests, self.unreachable = root, dict[str, str](), list[str]()
-        self._choice, self._rules, self._token_spans = choice, rules, token_spans
+        self._choice, self._rules, self._token_spans, self._label = choice, rules, token_spans, label
         self._logged = False
 
     def __call__(self, unchanged: Callable[[str, str], bool] = lambda name, digest: False) -> Iterator[tuple[EntryPosition, Document]]:
@@ -454,8 +455,8 @@ class FolderFiles:
         """
         skipped, digests, read = _Skipped(), dict[str, str](), 0
         self.unreachable = []
-        for name, path in self._files(skipped):
-            kind = type_of(path) or "text"
+        for inner, path in self._files(skipped):
+            kind, name = type_of(path) or "text", self._labelled(inner)
             try:
                 content = _bytes_of(path)
                 digests[name] = hashlib.sha256(_READERS.get(kind, b"") + content).hexdigest()
@@ -474,12 +475,19 @@ class FolderFiles:
                 if file.remark:
                     skipped.add(file.remark, name)
                     logger.info("%s: %s", path, file.remark)
-                for number, document in enumerate(to_passages(name, kind, file, self._rules, self._token_spans), start=1):
-                    yield EntryPosition(path, number), document
+                for number, document in enumerate(to_passages(inner, kind, file, self._rules, self._token_spans), start=1):
+                    metadata = {**(document.metadata or {}), "file": name}
+                    yield EntryPosition(path, number), document._replace(id=f"{name}#{number}", metadata=metadata)
         self.digests = digests
         if not self._logged:
             self._logged = True
             skipped.log(self.root, read, self._hidden(skipped))
+
+    def _labelled(self, path: str) -> str:
+        """The path of a file in ids and metadata."""
+        if not self._label:
+            return path
+        return self._label if self.root.is_file() else f"{self._label}/{path}"
 
     def is_empty(self) -> bool:
         """Whether there is no file to read."""

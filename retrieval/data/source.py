@@ -7,6 +7,7 @@ read: every error names file and line.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import with_config
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
 from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
-from quiver.retrieval.data.tables import Columns, is_delimited, is_table, read_given, read_tables, tables_of
+from quiver.retrieval.data.tables import Columns, are_numbered, is_delimited, is_table, read_given, read_tables, tables_of
 from quiver.retrieval.records import DenseModel, Document, Metadata, TokenModel
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ IN_MEMORY = ""
 _BY_STRUCTURE = "headings,functions"  # how files are cut
 _TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that cannot be decoded
+_PROBE = "numbered"  # label of which it is seen whether rows get one
 
 
 @with_config(RECORD)
@@ -58,6 +61,8 @@ class SourceOptions:
         include: Patterns of files to read in a folder; empty for all of a known type that are neither hidden nor in a folder of packages.
         exclude: Patterns of files and folders to leave out.
         lists: Fields of a table whose texts hold several values, separated by commas, semicolons or vertical bars.
+        label: What the ids of files, and of rows without ids, begin with, so that they are told from those of other sources in one index:
+            ``B/README.md#1`` of a folder, ``b.csv#1`` of a table. An addition to an index chooses it.
 
     Example:
         >>> from quiver import SourceOptions
@@ -73,6 +78,7 @@ class SourceOptions:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
+    label: str = ""
 
     def __post_init__(self) -> None:
         """Make tuples of lists and of single names."""
@@ -104,12 +110,16 @@ class Corpus:
         source: Its name; paths are absolute.
         options: How documents are made of it.
         read: Function that starts a pass over the documents and their positions.
+        numbered: Tells whether its ids are paths of files or numbers of rows, because the data have none.
+        labelled: Opens it again with a label, see `SourceOptions`.
         measured: Opens it again with passages in the tokens of a model; None if the tokens were given.
     """
 
     source: str
     options: SourceOptions
     read: Callable[[], Iterator[tuple[EntryPosition, Document]]] = field(repr=False)
+    numbered: Callable[[], bool] = field(default=bool, repr=False)
+    labelled: Callable[[str], Corpus] | None = field(default=None, repr=False)
     measured: Callable[[PassageTokens], Corpus] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Document]:
@@ -151,14 +161,19 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
         [Document(id='7', text='Boils water.', title='', metadata=None)]
     """
     opened = _open(source, options, tokens or WORDS, taken_over=taken_over)
-    if tokens is not None or opened.source == STANDARD_INPUT:  # which cannot be opened again
+    if opened.source == STANDARD_INPUT:  # which cannot be opened again
+        return opened
+    opened = replace(opened, labelled=lambda label: open_corpus(source, replace(options, label=label), tokens, taken_over=taken_over))
+    if tokens is not None:
         return opened
     return replace(opened, measured=partial(open_corpus, source, options, taken_over=taken_over))
 
 
 def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_over: bool) -> Corpus:
     rules = _rules(options, tokens)
-    columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists)
+    columns = Columns(
+        options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists, label=options.label
+    )
     if not isinstance(source, str | Path):
         _refuse("documents", "they have no files to choose and no columns without names", options.include, options.exclude, options.columns)
         given = partial(read_given, source, columns)
@@ -170,19 +185,41 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
     if isinstance(source, str) and source.startswith((HUB, IR)):
         if source.startswith(HUB):
             HubSource.parse(source)
-        rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, columns)
-        return Corpus(source, options, _rows_or_passages(source, rows, options, rules, tokens))
+        documents = hub_documents if source.startswith(HUB) else ir_documents
+        read = _rows_or_passages(source, partial(documents, source, columns), options, rules, tokens)
+        return Corpus(source, options, read, numbered=lambda: _is_numbered(partial(documents, source), columns))
     path = expand_home(source)
+    if _SURROGATE.search(str(path.absolute())):
+        raise InputError(f"{str(path)!a}: the name is not in the encoding of the file system (UTF-8), so no index can store it; rename it")
     files = _files(path, options, rules, tokens)
     if _is_files(path, files, options):
-        return Corpus(str(path.absolute()), options, files)
+        return Corpus(str(path.absolute()), options, files, numbered=lambda: True)
     found = _tables(path, options, files)
     if any((path / name).is_file() for name in _BEIR):
         _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
     tables = partial(read_tables, found, columns)
-    return Corpus(str(path.absolute()), options, _rows_or_passages(str(path), tables, options, rules, tokens))
+    read = _rows_or_passages(str(path), tables, options, rules, tokens)
+    return Corpus(str(path.absolute()), options, read, numbered=partial(are_numbered, found, columns))
+
+
+def emptied_corpus(source: str, options: SourceOptions, *, files: bool) -> Corpus:
+    """A source of an index of which nothing is left to read.
+
+    Args:
+        source: Its name.
+        options: How its documents were made.
+        files: Whether they were passages of files.
+    """
+    read: ReadDocuments = _files(Path(source), options) if files else lambda: iter(())
+    return Corpus(source, options, read, numbered=lambda: files)
+
+
+def _is_numbered(read: Callable[[Columns], Iterator[tuple[EntryPosition, Document]]], columns: Columns) -> bool:
+    """Whether rows get numbers as ids."""
+    first = next(read(columns._replace(label=_PROBE)), None)
+    return first is not None and first[1].id.startswith(f"{_PROBE}#")
 
 
 def holds_files(source: str | Path) -> bool:
@@ -207,7 +244,8 @@ def has_no_path(source: str | Path) -> bool:
 
 
 def _files(path: Path, options: SourceOptions = DEFAULTS, rules: PassageRules | None = None, tokens: PassageTokens = WORDS) -> FolderFiles:
-    return FolderFiles(path, FileChoice(options.include, options.exclude), rules or _rules(options, tokens), tokens.spans)
+    choice = FileChoice(options.include, options.exclude)
+    return FolderFiles(path, choice, rules or _rules(options, tokens), tokens.spans, options.label)
 
 
 def tokens_of(model: DenseModel | TokenModel) -> PassageTokens:
@@ -281,7 +319,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
             hidden = files.skipped() or _excluded(options)
-            raise InputError(
+            raise EmptyInputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
                 + (f"; {hidden}" if hidden else "")
             )

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
@@ -113,6 +113,20 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     yield from _documents(tables, columns)
 
 
+def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
+    """Whether the rows of tables get numbers as ids, because the first one has no id.
+
+    Raises:
+        InputError: A named field is missing, or there is no field that could be the text.
+    """
+    first = next(chain.from_iterable(_READERS[_suffix(file)](file, columns.names) for file in files), None)
+    return first is not None and not _choose(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
+
+
+def _nested_names(columns: Columns) -> list[str]:
+    return [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
+
+
 def _rows_of_file(file: Path, names: tuple[str, ...], shown: Path | None) -> Iterable[tuple[EntryPosition, Row]]:
     rows = _READERS[_suffix(file)](file, names)
     return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
@@ -189,7 +203,7 @@ def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[Ent
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
     row: Row = {}
-    named = [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
+    named = _nested_names(columns)
     for table in tables:
         chosen = None
         separator = table.separator()
@@ -527,6 +541,8 @@ def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPositi
     """
     del names
     text = read_whole(file)
+    if not text.strip():
+        raise EmptyInputError(f"{file}: the file is empty")
     start = _array_start(file, text)
     line, counted = 1, 0
     place = _past_space(text, start + 1)
@@ -638,7 +654,7 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[Entry
     except csv.Error as error:
         raise InputError(f"{file}:{number + 1}: malformed CSV ({error})") from error
     if not number:
-        raise InputError(f"{file}: the file is empty")
+        raise EmptyInputError(f"{file}: the file is empty")
 
 
 def _table_lines(file: Path) -> Generator[str, None, None]:

@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import warn_once
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Field, with_config
+from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
@@ -87,7 +89,19 @@ from quiver.retrieval.index.pieces import (
     plan_pieces,
     survey,
 )
-from quiver.retrieval.index.sources import describe_source, forget_sources, is_rereadable, options_like, remember_source, write_sources
+from quiver.retrieval.index.sources import (
+    FILE,
+    check_replaced,
+    describe_source,
+    forget_sources,
+    is_rereadable,
+    options_like,
+    read_sources,
+    remember_source,
+    rows_by_value,
+    tell_apart,
+    write_sources,
+)
 from quiver.retrieval.index.store.reading import (
     NOTHING_COMMITTED,
     CodecEntry,
@@ -478,7 +492,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
             work.remove()
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
-            write_sources(out, committed(writer).generation, [describe_source(corpus)], disk)
+            write_sources(out, committed(writer).generation, [describe_source(corpus, source.count)], disk)
         writer.collect_garbage()
     built = _told(open_index(out))
     built.model = model
@@ -486,7 +500,12 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
 
 
 def _told(changed: Index, before: int = 0) -> Index:
-    """Warn if the model did not read all of the documents that were added; ``before``: how many it had not read before."""
+    """Warn if the model did not read all of the documents that were added, or if a field has several types.
+
+    Args:
+        changed: The index.
+        before: Number of documents that the model had not read completely before.
+    """
     tokens = changed.manifest.tokens
     if tokens.truncated > before:
         logger.warning(
@@ -497,6 +516,12 @@ def _told(changed: Index, before: int = 0) -> Index:
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
         )
+    for field, types in changed.fields.items():
+        if len({*types} - {"integer"} if "number" in types else types) > 1:
+            warn_once(
+                f"{changed.path}: the field '{field}' holds values of several types ({', '.join(types)}), and a filter compares only those of"
+                " its own value's type; write all of them as one type"
+            )
     return changed
 
 
@@ -536,7 +561,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     model: Model | str | Path,
     *,
     replace_existing: bool = False,
-    delete: Callable[[], Sequence[str]] = tuple,
+    delete: Callable[[], Sequence[str]] | None = None,
     memory: int = DEFAULTS.memory,
     pieces: PieceSizes = DEFAULTS.pieces,
     wait: float = 0.0,
@@ -552,11 +577,11 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     Args:
         path: Folder of the index.
         corpus: Documents to add; see `build_index`. The name of a source is read with the options of the index's latest source of the same
-            kind.
+            kind. Files, and rows without ids, get ids that begin with a label, see `SourceOptions`, if other documents are in the index.
         model: The model that built the index, or its folder, hub id or ``"bm25"``.
-        replace_existing: Replace documents whose ids are already in the index.
-        delete: Gives the ids of documents to delete in the same commit; called once, after all documents have been read. Unknown ids are
-            ignored.
+        replace_existing: Replace documents whose ids are already in the index, and with a passage all passages of its file.
+        delete: Given by a refresh, whose documents are those of all sources: gives the ids of documents to delete in the same commit;
+            called once, after all documents have been read. Unknown ids are ignored.
         memory: Memory limit in bytes, in addition to the model and one chunk of documents.
         pieces: Sizes of the work units.
         wait: Seconds to wait for another writer to finish.
@@ -577,13 +602,15 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         before = committed(writer)
         check_model(path, before, model.card)
         index = open_manifest(writer.layout, before)
-        replaced: list[str] = []
+        known, replaced = read_sources(path).sources, list[str]()
+        if isinstance(corpus, Corpus):
+            corpus = tell_apart(corpus, known, index)
         with _surveyed(writer, corpus, index=index, replaced=replaced, progress=progress) as source:
-            if replaced and not replace_existing:
-                raise InputError(
-                    f"{path}: document '{replaced[0]}' is in this index already; replace it with --replace, or give it another id"
-                )
-            replaced += delete()
+            if delete is None:
+                check_replaced(path, corpus, known, replaced, replace_existing=replace_existing)
+                replaced += _other_passages(index, corpus, replaced)
+            else:
+                replaced += delete()
             policy = before.policy
             options = BuildOptions(
                 memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields, pieces=pieces
@@ -601,9 +628,27 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
                 writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
                 work.remove()
-        remember_source(path, committed(writer).generation, corpus, disk)
+        remember_source(path, committed(writer).generation, corpus, source.count, disk)
         writer.collect_garbage()
     return _told(open_index(path), before.tokens.truncated)
+
+
+def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> list[str]:
+    """Ids of all passages of the files, or of the rows, of which a source replaces passages."""
+    field = FILE if isinstance(getattr(corpus, "read", None), FolderFiles) else "document"
+    if not replaced or not isinstance(corpus, Corpus) or not (field == FILE or corpus.options.passages):
+        return []
+    masks = [np.zeros(len(segment.documents), bool) for segment in index.segments]
+    for place in index.locate(replaced):
+        if place is not None:
+            masks[place.segment][place.row] = True
+    return [
+        key
+        for places in rows_by_value(index, field).values()
+        if any(masks[segment][rows].any() for segment, rows in places)
+        for segment, rows in places
+        for key in index.segments[segment].documents.ids.strings.take(rows[index.segments[segment].kept[rows]].astype(np.intp))
+    ]
 
 
 def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:

@@ -8,30 +8,39 @@ resumes its encoding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import EmptyInputError, InputError
+from quiver.encoder.files import expand_home
 from quiver.retrieval.data.files import FolderFiles
-from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, open_corpus, tokens_of
+from quiver.retrieval.data.passages import PassageTokens
+from quiver.retrieval.data.source import (
+    DEFAULTS,
+    STANDARD_INPUT,
+    Corpus,
+    SourceOptions,
+    emptied_corpus,
+    has_no_path,
+    open_corpus,
+    tokens_of,
+)
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostTextError
 from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
-from quiver.retrieval.index.sources import IndexSource, describe_source, read_sources, write_sources
+from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, rows_by_value, write_sources
 from quiver.retrieval.records import Document
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024  # documents that are compared at a time
-_FILE = "file"  # field that the passages of files have
 _SAFE = 0.5  # share of the documents that is deleted only if that is asked for
 _REFUSED = "without --dry-run this would be refused: %s"
 
@@ -80,16 +89,16 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
             the only one that there is, as when a copy was edited.
         options: How documents are made of ``source``; None for the options that it was last read with.
         dry_run: Only count.
-        force: Delete even more than half of the documents, or any where a source takes the place of another; see ``source``. A source whose
-            copy takes its place is not left with less than half.
+        force: Delete even more than half of the documents, those of a source of which nothing is left, or any where a source takes the
+            place of another; see ``source``. A source whose copy takes its place is not left with less than half.
         memory: Memory limit in bytes, see `add_documents`.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents that are encoded.
         disk: Performs all writes.
 
     Raises:
-        InputError: The sources are not known or malformed, the index stores no texts or was built by another model, or more than half of
-            the documents, or any where a source takes the place of another, would be deleted without ``force``.
+        InputError: The sources are not known, no longer there or malformed, the index stores no texts or was built by another model, or
+            documents would be deleted that only ``force`` deletes.
     """
     path = Path(path)
     index = open_index(path)
@@ -105,20 +114,19 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
             raise
         sources = _chosen(path, known.sources, source, options, force=True)
         logger.warning(_REFUSED, error)
-    chosen = [(open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {}) for each in sources]
+    chosen = [(_opened(path, each, tokens_of(model)), each) for each in sources]
     work = _Comparison(index)
-    changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
+    changes = chain.from_iterable(work.changes(corpus, each, trusted=trusted) for corpus, each in reversed(chosen))
     # What takes the place of another may be a wrong one, from which all documents are gone.
     replaced = [each for each in known.sources if each.source not in [other.source for other in sources]]
-    # Rows of a table are not told from documents that were added from Python.
-    files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen) and all(each.files for each in replaced)
+    is_theirs = _owner_test(index, [corpus for corpus, _ in chosen], replaced)
     copied = any(has_no_path(each.source) or Path(each.source).exists() for each in replaced)
     limit = _SAFE if copied else None if force else 0.0 if replaced else _SAFE
-    gone = partial(work.gone, files_only=files_only, limit=limit, remedy="build the index again" if copied else "add --force")
+    gone = partial(work.gone, is_theirs=is_theirs, limit=limit, remedy="build the index again" if copied else "add --force")
     if dry_run:
         for _ in changes:
             pass
-        deleted, changed = work.gone(files_only=files_only, limit=None), index
+        deleted, changed = work.gone(is_theirs=is_theirs, limit=None), index
         try:
             gone()
         except InputError as error:
@@ -136,7 +144,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
             changed = delete_documents(path, deleted, wait=wait, disk=disk) if deleted else index
         steps = changed.manifest.generation - index.manifest.generation
         generation = changed.manifest.generation if steps <= 1 else -1  # another process has committed in between
-        write_sources(path, generation, [describe_source(corpus) for corpus, _ in chosen], disk)
+        write_sources(path, generation, [describe_source(corpus, work.counts[corpus.source]) for corpus, _ in chosen], disk)
     return Refreshed(changed, work.added, work.changed, len(deleted), len(index) - work.changed - len(deleted))
 
 
@@ -154,61 +162,111 @@ def _chosen(
         return known
     if str(source) == STANDARD_INPUT:
         raise InputError("standard input cannot be read again; add its documents with quiver index add DIR - --replace")
-    opened = open_corpus(source, options or DEFAULTS)
+    name = str(source) if has_no_path(source) else str(expand_home(source).absolute())
+    if not known or name not in [each.source for each in known]:
+        open_corpus(source, options or DEFAULTS)  # a source that is none is an error
     if not known:
-        return [IndexSource(opened.source, opened.options, {})]
-    if opened.source not in [each.source for each in known]:
+        return [IndexSource(name, options or DEFAULTS, {}, "data", None)]
+    if name not in [each.source for each in known]:
         gone = [each for each in known if not has_no_path(each.source) and not Path(each.source).exists()]
         moved = known if force and len(known) == 1 and not gone else gone
         if len(moved) != 1 or has_no_path(source):
             names = ", ".join(each.source for each in known)
-            instead = f"--force reads {opened.source} in place of {names}; " if len(known) == 1 and not has_no_path(source) else ""
-            raise InputError(
-                f"{path}: was built from {names}, not from {opened.source}; {instead}quiver index add adds a source to those it has"
-            )
-        logger.warning("%s takes the place of %s%s", opened.source, moved[0].source, ", which is no longer there" if gone else "")
-        known = [replace(each, source=opened.source) if each is moved[0] else each for each in known]
-    return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
+            instead = f"--force reads {name} in place of {names}; " if len(known) == 1 and not has_no_path(source) else ""
+            raise InputError(f"{path}: was built from {names}, not from {name}; {instead}quiver index add adds a source to those it has")
+        logger.warning("%s takes the place of %s%s", name, moved[0].source, ", which is no longer there" if gone else "")
+        known = [replace(each, source=name) if each is moved[0] else each for each in known]
+    given = options is not None
+    return [
+        replace(each, options=replace(options, label=each.options.label), files={}) if given and each.source == name else each
+        for each in known
+    ]
+
+
+def _opened(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
+    """Open a source of an index, even if nothing is left in it.
+
+    Raises:
+        InputError: It is no longer there, or as `open_corpus`.
+    """
+    if not has_no_path(known.source) and not Path(known.source).exists():
+        raise InputError(
+            f"{path}: the source {known.source} is no longer there; if it was moved, pass its new path: quiver index refresh {path} SOURCE;"
+            " to delete its documents, put an empty folder in its place and add --force"
+        )
+    try:
+        corpus = open_corpus(known.source, known.options, tokens)
+        if not isinstance(corpus.read, FolderFiles) and Path(known.source).is_file():
+            next(corpus.read(), None)
+    except EmptyInputError:
+        return emptied_corpus(known.source, known.options, files=known.is_files)
+    return corpus
 
 
 @dataclass
 class _Comparison:
-    """Compares documents with those of an index, and remembers which of the index have been seen."""
+    """Compares documents with those of an index, and remembers which of the index have been seen.
+
+    Attributes:
+        index: The index.
+        added: Number of new documents.
+        changed: Number of changed documents.
+        deleted: Ids of documents that are gone, see `gone`.
+        counts: Number of documents of each source that was read.
+        emptied: Sources that had documents and have none.
+    """
 
     index: Index
     added: int = 0
     changed: int = 0
     deleted: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    emptied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
         self._new = set[str]()
-        self._rows = _rows_of_files(self.index)
+        self._rows = rows_by_value(self.index, FILE)
 
-    def changes(self, corpus: Corpus, files: Mapping[str, str]) -> Iterator[Document]:
+    def changes(self, corpus: Corpus, known: IndexSource, *, trusted: bool) -> Iterator[Document]:
         """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.
 
         Args:
             corpus: The corpus.
-            files: Path -> checksum of the files that are in the index.
+            known: What is known of it.
+            trusted: Whether the files with the known checksums are in the index.
         """
+        files, source = known.files if trusted else {}, corpus.source
+        self.counts[source] = 0
+        self._shadowed = list[str]()
         self._before, self._new_before = [seen.copy() for seen in self._seen], frozenset(self._new)
         files_read = corpus.read if isinstance(corpus.read, FolderFiles) else None
         if files_read is not None:
-            corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(name, files.get(name) == digest)))
+            corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(source, name, files.get(name) == digest)))
         documents = iter(corpus)
         while chunk := list(islice(documents, _CHUNK)):
+            self.counts[source] += len(chunk)
             yield from self._compare(chunk)
         for name in files_read.unreachable if files_read else ():
-            self._skip(name, True)  # what the file holds now is unknown; its passages stay
+            self._skip(source, name, True)  # what the file holds now is unknown; its passages stay
+        if self._shadowed and known.ids != "data":
+            logger.warning(
+                "%s: %s documents are left out, because a source that was added later has their ids, such as '%s'; rename their folder",
+                source,
+                f"{len(self._shadowed):,}",
+                self._shadowed[0],
+            )
+        if not self.counts[source] and known.documents != 0:
+            self.emptied.append(source)
 
-    def _skip(self, name: str, same: bool) -> bool:
+    def _skip(self, source: str, name: str, same: bool) -> bool:
         """Whether a file is skipped; its documents count as seen."""
         rows = self._rows.get(name)
         if not same or rows is None:
             return False
         for segment, those in rows:
             self._seen[segment][those] = True
+            self.counts[source] += len(those)
         return True
 
     def _compare(self, documents: Sequence[Document]) -> Iterator[Document]:
@@ -220,6 +278,7 @@ class _Comparison:
                     yield document
                 continue
             if self._before[place.segment][place.row]:
+                self._shadowed.append(document.id)
                 continue
             self._seen[place.segment][place.row] = True
             if not self._is_stored(document, place):
@@ -233,44 +292,49 @@ class _Comparison:
             return False
         return stored[:3] == document[:3] and _listed(stored) == _listed(document)
 
-    def gone(self, *, files_only: bool, limit: float | None, remedy: str = "add --force") -> list[str]:
+    def gone(self, *, is_theirs: Callable[[str], bool], limit: float | None, remedy: str = "add --force") -> list[str]:
         """Ids of the documents that were not seen.
 
         Args:
-            files_only: Only passages of files.
+            is_theirs: Whether a document with an id came from the sources.
             limit: Largest share of the documents that may be deleted; None for any.
             remedy: What to do if more should be.
 
         Raises:
-            InputError: There are more.
+            InputError: There are more, or with a limit any although nothing is left of a source.
         """
         found = []
         for segment, seen in zip(self.index.segments, self._seen, strict=True):
             for row in np.flatnonzero(segment.kept & ~seen).tolist():
                 key = segment.documents.ids.strings[row]
-                if not files_only or _FILE in (self.index.document(key).metadata or {}):
+                if is_theirs(key):
                     found.append(key)
-        if limit is not None and len(found) > limit * len(self.index):
+        if limit is not None and (len(found) > limit * len(self.index) or (found and self.emptied)):
+            nothing = f"nothing is left of {', '.join(self.emptied)}; " if self.emptied else ""
             raise InputError(
-                f"{self.index.path}: {len(found):,} of {len(self.index):,} documents are no longer in the source and would be deleted; if"
-                f" that is right, {remedy}"
+                f"{self.index.path}: {nothing}{len(found):,} of {len(self.index):,} documents are no longer in the source and would be"
+                f" deleted; if that is right, {remedy}"
             )
         self.deleted = found
         return found
 
 
+def _owner_test(index: Index, corpora: Sequence[Corpus], replaced: Sequence[IndexSource]) -> Callable[[str], bool]:
+    """Tells by its id whether a document came from one of the sources.
+
+    Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are not
+    told from documents that were added from Python.
+    """
+    begins = tuple(begin for corpus in corpora for begin in begins_of(corpus.options.label))
+    plain = [corpus for corpus in corpora if not corpus.options.label]
+    rows = not all(isinstance(corpus.read, FolderFiles) for corpus in plain) or not all(each.is_files for each in replaced)
+
+    def is_theirs(key: str) -> bool:
+        return key.startswith(begins) or rows or (bool(plain) and FILE in (index.document(key).metadata or {}))
+
+    return is_theirs
+
+
 def _listed(document: Document) -> dict[str, object] | None:
     """Metadata as JSON gives them back: lists instead of tuples, None instead of nothing."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in (document.metadata or {}).items()} or None
-
-
-def _rows_of_files(index: Index) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
-    """Path of a file -> the rows of its passages in each segment; empty if the index does not keep the field."""
-    found: dict[str, list[tuple[int, NDArray[np.uint32]]]] = {}
-    for number, segment in enumerate(index.segments):
-        for column in segment.documents.metadata.columns:
-            if column.field == _FILE and column.type == "string":
-                for value in range(len(column.values)):
-                    rows = column.rows_between(value, value + 1)
-                    found.setdefault(str(column.values[value]), []).append((number, rows))
-    return found

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
@@ -19,8 +24,14 @@ from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.index.files import Disk, put_file
+from quiver.retrieval.index.index import Index, OpenSegment
 
 logger = logging.getLogger(__name__)
+
+FILE = "file"
+"""Field that the passages of files have."""
+
+_ROW = re.compile(r"[0-9]+(?:#[0-9]+)?")  # id of a row without an id, or of a passage of one
 
 
 @with_config(RECORD)
@@ -32,11 +43,20 @@ class IndexSource:
         source: Its name, with an absolute path.
         options: How documents are made of it.
         files: Path -> checksum of each file of a folder, as it is in the index.
+        ids: What gives the ids: the data, or else the paths of files or the numbers of rows.
+        documents: Number of documents at the last pass; None if it was not counted.
     """
 
     source: str
     options: SourceOptions
     files: Mapping[str, str]
+    ids: Literal["data", "files", "rows"]
+    documents: int | None
+
+    @property
+    def is_files(self) -> bool:
+        """Whether the documents are passages of files."""
+        return self.ids == "files" or bool(self.files)
 
 
 @with_config(RECORD)
@@ -63,10 +83,19 @@ def read_sources(root: Path) -> IndexSources:
     path = sources_file(root)
     if path.is_file():
         try:
-            return parse_record(IndexSources, read_json(path), source=str(path))
+            return parse_record(IndexSources, _with_new_fields(read_json(path)), source=str(path))
         except InputError as error:
             logger.warning("%s; the sources of this index are not known", error)
     return IndexSources(-1, ())
+
+
+def _with_new_fields(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file that was written before sources had labels: with the fields that it lacks."""
+    for source in content.get("sources", ()):
+        source.setdefault("ids", "files" if source.get("files") else "data")
+        source.setdefault("documents", None)
+        source.get("options", {}).setdefault("label", "")
+    return content
 
 
 def options_like(root: Path, source: str) -> SourceOptions:
@@ -86,7 +115,7 @@ def options_like(root: Path, source: str) -> SourceOptions:
     if own := [each.options for each in known if each.source == name]:
         return own[-1]
     files = holds_files(source)
-    alike = [each.options for each in known if bool(each.files) == files]
+    alike = [each.options for each in known if each.is_files == files]
     if not alike:
         return SourceOptions()
     if files:
@@ -96,10 +125,11 @@ def options_like(root: Path, source: str) -> SourceOptions:
     return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages, lists=latest.lists)
 
 
-def describe_source(corpus: Corpus) -> IndexSource:
-    """The source of a corpus, with the checksums of the files that its last pass read."""
-    files = corpus.read.digests if isinstance(corpus.read, FolderFiles) else {}
-    return IndexSource(corpus.source, corpus.options, dict(files))
+def describe_source(corpus: Corpus, documents: int) -> IndexSource:
+    """The source of a corpus whose last pass gave a number of documents, with the checksums of the files that it read."""
+    if isinstance(corpus.read, FolderFiles):
+        return IndexSource(corpus.source, corpus.options, dict(corpus.read.digests), "files", documents)
+    return IndexSource(corpus.source, corpus.options, {}, "rows" if corpus.numbered() else "data", documents)
 
 
 def is_rereadable(corpus: object) -> bool:
@@ -122,11 +152,111 @@ def write_sources(root: Path, generation: int, sources: Iterable[IndexSource], d
         logger.warning("%s: cannot be written (%s); quiver index refresh needs the source", sources_file(root), error.strerror)
 
 
-def remember_source(root: Path, generation: int, corpus: Any, disk: Disk) -> None:
-    """Add the corpus of an addition to the sources; without any known source, there is nothing to add it to."""
+def remember_source(root: Path, generation: int, corpus: Any, documents: int, disk: Disk) -> None:
+    """Add the corpus of an addition to the sources.
+
+    If none is known, a refresh could not tell other documents of the index from those of a source without a label.
+    """
     known = read_sources(root)
-    if is_rereadable(corpus) and known.sources:
-        added = describe_source(corpus)
+    if is_rereadable(corpus) and (known.sources or corpus.options.label):
+        added = describe_source(corpus, documents)
         kept = [each for each in known.sources if each.source != added.source]
         # Another process may have changed documents between the two generations; the next refresh then compares all of them.
         write_sources(root, generation if known.generation == generation - 1 else -1, [*kept, added], disk)
+
+
+def tell_apart(corpus: Corpus, known: Sequence[IndexSource], index: Index) -> Corpus:
+    """Give a source that is added to an index a label, so that its paths or numbers are not those of other documents there.
+
+    A source that the index has keeps its label, or has none if the index was built from it. The label is the shortest end of the path
+    that no other source has and no id begins with: ``docs``, or ``y/docs`` beside another ``docs``.
+
+    Args:
+        corpus: The source.
+        known: The sources of the index.
+        index: The index.
+    """
+    own = next((each for each in known if _is_same(each.source, corpus.source)), None)
+    if own is not None:
+        corpus = replace(corpus, source=own.source)
+        label = own.options.label
+    elif corpus.options.label or not (known or len(index)) or corpus.labelled is None or not corpus.numbered():
+        return corpus
+    else:
+        label = _free_label(corpus, known, index)
+    if label == corpus.options.label or corpus.labelled is None:
+        return corpus
+    return replace(corpus.labelled(label), source=corpus.source)
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or (not has_no_path(one) and not has_no_path(other) and os.path.realpath(one) == os.path.realpath(other))
+
+
+def _free_label(corpus: Corpus, known: Sequence[IndexSource], index: Index) -> str:
+    if has_no_path(corpus.source):
+        return corpus.source
+    path = Path(corpus.source)
+    parts = path.parts[1:] if path.anchor else path.parts
+    shortest = 2 if isinstance(corpus.read, FolderFiles) and path.is_file() else 1  # the name of a file says little
+    labels = ["/".join(parts[-count:]) for count in range(min(shortest, len(parts)), len(parts) + 1)]
+    taken = [f"{each.options.label}/" for each in known if each.options.label]
+    for label in labels:
+        begins = any(f"{label}/".startswith(other) or other.startswith(f"{label}/") for other in taken)
+        if not begins and not any(_has_ids_beginning(segment, begin) for segment in index.segments for begin in begins_of(label)):
+            return label
+    raise InputError(f"{index.path}: has ids that begin as those of {corpus.source} would; give its rows ids, or rename it")
+
+
+def _has_ids_beginning(segment: OpenSegment, begin: str) -> bool:
+    return bool(segment.kept[segment.documents.ids.strings.beginning_with(begin)].any())
+
+
+def begins_of(label: str) -> tuple[str, ...]:
+    """What the ids of a source with a label begin with; empty without a label."""
+    return (f"{label}#", f"{label}/") if label else ()
+
+
+def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids: Sequence[str], *, replace_existing: bool) -> None:
+    """Check that an addition replaces no document of the index that it should not.
+
+    Args:
+        path: Folder of the index.
+        corpus: What is added.
+        known: The sources of the index.
+        ids: Ids of added documents that the index already has.
+        replace_existing: Whether documents are to be replaced.
+
+    Raises:
+        InputError: One would be replaced although that was not asked for, or its id is the number of a row of another source.
+    """
+    source = corpus.source if is_rereadable(corpus) and isinstance(corpus, Corpus) else ""
+    others = [each for each in known if each.source != source]
+    if ids and not replace_existing:
+        if len(others) < len(known):
+            raise InputError(
+                f"{path}: {source} was added before (document '{ids[0]}' is in this index already); read it again with quiver index refresh"
+                f" {path}, or replace its documents with --replace"
+            )
+        of, origin = (f" of {source}" if source else ""), " or ".join(each.source for each in others)
+        already = f"document '{ids[0]}'{of} is in this index already{f', from {origin}' if origin else ''}"
+        raise InputError(f"{path}: {already}; replace it with --replace if it is the same document, or give it another id")
+    numbered = [each for each in others if each.ids == "rows" and not each.options.label]
+    found = next((key for key in ids if _ROW.fullmatch(key)), None) if numbered else None
+    if found is not None:
+        raise InputError(
+            f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have no ids and are numbered; give the"
+            " documents ids that are no numbers, or choose another field with --id"
+        )
+
+
+def rows_by_value(index: Index, field: str) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
+    """Value of a field, such as the path of a file -> the rows that have it in each segment; empty if the index does not keep the field."""
+    found: dict[str, list[tuple[int, NDArray[np.uint32]]]] = {}
+    for number, segment in enumerate(index.segments):
+        for column in segment.documents.metadata.columns:
+            if column.field == field and column.type == "string":
+                for value in range(len(column.values)):
+                    rows = column.rows_between(value, value + 1)
+                    found.setdefault(str(column.values[value]), []).append((number, rows))
+    return found

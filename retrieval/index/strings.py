@@ -163,6 +163,20 @@ class StringColumn(Sequence[str]):
             first, done = last, end
         return StringColumn(content, offsets)
 
+    def beginning_with(self, start: str) -> NDArray[np.intp]:
+        """The numbers of the strings that begin with a text, ascending.
+
+        Example:
+            >>> StringColumn.pack(["docs/a", "doc", "docs/b"]).beginning_with("docs/").tolist()
+            [0, 2]
+        """
+        wanted = start.encode("utf-8", "surrogatepass")
+        begins, content = self.offsets[:-1], self.content
+        found = np.flatnonzero(np.diff(self.offsets) >= len(wanted))
+        for place, byte in enumerate(wanted):
+            found = found[content[begins[found] + place] == byte]
+        return found
+
     def equal(self, indices: NDArray[np.intp], others: StringColumn, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Compare strings with those of another column, pair by pair; (len(indices),).
 
