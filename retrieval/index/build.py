@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -516,13 +516,18 @@ def _told(changed: Index, before: int = 0) -> Index:
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
         )
-    for field, types in changed.fields.items():
+    with suppress(DamagedIndexError):  # which is told by what reads the fields
+        _warn_of_mixed_types(changed)
+    return changed
+
+
+def _warn_of_mixed_types(index: Index) -> None:
+    for field, types in index.fields.items():
         if len({*types} - {"integer"} if "number" in types else types) > 1:
             warn_once(
-                f"{changed.path}: the field '{field}' holds values of several types ({', '.join(types)}), and a filter compares only those of"
-                " its own value's type; write all of them as one type"
+                f"{index.path}: the field '{field}' holds values of several types ({', '.join(types)}), and a filter compares a value only"
+                " with those of its own type; write all of them as one type"
             )
-    return changed
 
 
 def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
