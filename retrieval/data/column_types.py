@@ -107,19 +107,24 @@ def _types_of(cell: str, comma: bool) -> frozenset[str]:
     if cell in _BOOLEANS:
         return frozenset((_BOOLEAN,))
     found = set[str]()
-    if _DIGITS.fullmatch(cell):
-        # Text, if its value is not the same in a column of integers or of numbers.
-        value = int(cell) if len(cell) <= 20 else 1 << 64
-        found |= {_INTEGER} if -(1 << 63) <= value < 1 << 63 else set()
-        found |= {_NUMBER} if found and int(float(value)) == value else set()
-    elif _REAL.fullmatch(cell) and math.isfinite(float(cell)):
-        found.add(_NUMBER)
     sign, bare = _split_sign(cell)
-    if (sign or comma) and (_DECIMAL_COMMA if comma else _DECIMAL_POINT).fullmatch(bare):
+    # An integer is a string if a column of its type would not hold its value.
+    digits = _DIGITS.fullmatch(bare)
+    exact = not digits or _is_exact(bare)
+    if digits and not sign and len(cell) <= 20 and -(1 << 63) <= int(cell) < 1 << 63:
+        found.add(_INTEGER)
+    if _REAL.fullmatch(cell) and exact and math.isfinite(float(cell)):
+        found.add(_NUMBER)
+    if (sign or comma) and exact and (_DECIMAL_COMMA if comma else _DECIMAL_POINT).fullmatch(bare):
         found.add(f"{_AMOUNT} {sign}")
     if _iso_date(cell, day_first=comma) is not None:
         found.add(_DATE)
     return frozenset(found)
+
+
+def _is_exact(digits: str) -> bool:
+    """Whether a float is the value of an integer."""
+    return len(digits) <= 20 and int(float(digits)) == int(digits)
 
 
 def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float | bool | None:

@@ -8,10 +8,14 @@ import gzip
 import io
 import json
 import re
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +25,8 @@ from hypothesis import strategies as st
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.data.source import SourceOptions, open_corpus
+from quiver.retrieval.data.tables import GivenDocuments
+from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document
 
 ROWS: list[dict[str, Any]] = [
@@ -343,3 +349,127 @@ def test_rows_of_markdown_are_cut_at_headings_but_not_by_functions(tmp_path: Pat
     assert len(list(open_corpus(path, SourceOptions(passages="tokens:64")))) == 1
     with pytest.raises(InputError, match=r"pages.jsonl: --passages functions is for source files"):
         open_corpus(path, SourceOptions(passages="headings,functions"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"meta": {"data": [{"id": "no", "text": "nested"}]}, "data": [{"id": "a", "text": "right"}]}',
+        '{"meta": {"data": []}, "note": "\\"data\\": [", "data": [{"id": "a", "text": "right"}]}',
+        '{"note": "[{", "d\\u0061ta": [{"id": "a", "text": "right"}], "data2": {"data": [1]}}',
+        '{"columns": ["id", "text"], "errors": [], "rows": [{"id": "a", "text": "right"}]}',
+        '\ufeff [ {"id": "a", "text": "right", "rows": [{"id": "b"}]} ] \n',
+    ],
+)
+def test_the_array_of_an_object_is_that_of_the_outermost_level(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    (document,) = open_corpus(tmp_path / "a.json")
+    assert (document.id, document.text) == ("a", "right")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": [{"text": "x"}], "b": [{"text": "y"}]}', "this one has 'a', 'b': write one of them to a file of its own"),
+        ('{"a": [{"text": "x"}], "b" 3}', "malformed JSON (Expecting ':' delimiter"),
+        ('{"a": [{"text": "x"}] "b": 3}', "malformed JSON (Expecting ',' delimiter"),
+        ('{a: [{"text": "x"}]}', "malformed JSON (Expecting property name"),
+        ('{"a": [{"text": "x"}]', "malformed JSON"),
+        ('[{"text": "x"}]\n[{"text": "y"}]', "a.json:1: malformed JSON (extra data after the array)"),
+        ("7", "a.json: expected an array of objects"),
+        (" \n", "a.json: the file is empty"),
+    ],
+)
+def test_json_of_another_form_is_one_line(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=re.escape(message)):
+        list(open_corpus(tmp_path / "a.json"))
+
+
+def test_an_id_beside_the_id_is_a_field(tmp_path: Path) -> None:
+    row = {"_id": "5f1", "id": 77, "doc_id": "x", "text": "t"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a.csv").write_text(as_csv([row]))
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(row) + "\n")
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    expected = [Document("5f1", "t", "", {"id": 77, "doc_id": "x"})]
+    for source in (tmp_path / "a.jsonl", tmp_path / "a.csv", tmp_path / "a.parquet", tmp_path, [row], pd.DataFrame([row])):
+        assert list(open_corpus(source)) == expected
+    assert list(read_documents(tmp_path / "corpus.jsonl")) == expected
+    index = build_index([{**row, "text": "owls"}], "bm25")
+    assert [(hit.id, hit.fields["id"]) for hit in index.search("owls", filter="id=77")] == [("5f1", 77)]
+
+
+def test_levels_of_an_index_that_have_names_are_fields(caplog: pytest.LogCaptureFixture) -> None:
+    frame = pd.DataFrame({"id": ["a", "b"], "text": ["x", "y"], "year": [1, 2]})
+    expected = list(open_corpus(frame))
+    for same in (frame.set_index("id"), frame.set_index("id", drop=False), frame.set_index(["year", "id"])):
+        assert list(open_corpus(same)) == expected
+    assert not caplog.records
+    with pytest.raises(InputError, match="'year' is a column and the name of the index, with other values; rename one of the two"):
+        list(open_corpus(frame.set_index(frame["year"] + 1)))
+    assert [document.id for document in open_corpus(frame.set_index("id").rename_axis(None))] == ["1", "2"]
+    assert "the index of the data frame has no name and is not read; name it with frame.rename_axis('id')" in caplog.text
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    twice = pa.table([["a"], ["x"], ["y"]], names=["id", "text", "text"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", twice.schema) as sink:
+        sink.write_table(twice)
+    (tmp_path / "a.tsv").write_text("a\tx\ty\n")
+    for source in (tmp_path / "a.parquet", tmp_path / "a.arrow", twice, pd.DataFrame([["a", "x", "y"]], columns=["id", "text", "text"])):
+        with pytest.raises(InputError, match="the column 'text' is there twice; columns need different names"):
+            list(open_corpus(source))
+    with pytest.raises(InputError, match="the column 'text' is there twice"):
+        list(open_corpus(tmp_path / "a.tsv", SourceOptions(columns=("id", "text", "text"))))
+
+
+def test_names_of_fields_become_strings() -> None:
+    rows = [{"id": "a", "text": "x", 7: "seven", "inner": {1: "one", (2, 3): "two"}}]
+    assert [document.metadata for document in open_corpus(rows)] == [{"7": "seven", "inner.1": "one", "inner.(2, 3)": "two"}]
+    assert [document.metadata for document in open_corpus(pd.DataFrame(rows))] == [document.metadata for document in open_corpus(rows)]
+    with pytest.raises(InputError, match="documents:1: two fields have the name '7'; rename one"):
+        list(open_corpus([{"text": "x", 7: 1, "7": 2}]))
+    with pytest.raises(InputError, match="documents:1: a value without a field"):
+        list(open_corpus(list(csv.DictReader(io.StringIO("id,text\n1,x,more\n")))))
+
+
+def test_lazy_frames_of_polars_are_read() -> None:
+    rows = {"id": ["a", "b"], "text": ["x", "y"], "on": [datetime.date(2020, 1, 2), None]}
+    frame = pl.DataFrame(rows).lazy()
+    expected = [Document("a", "x", "", {"on": "2020-01-02"}), Document("b", "y")]
+    assert list(open_corpus(frame)) == list(GivenDocuments(frame)) == expected
+
+
+def test_values_of_frames_are_those_of_rows(caplog: pytest.LogCaptureFixture) -> None:
+    values = {
+        "period": [pd.Period("2021-01", "M"), pd.NaT],
+        "interval": pd.IntervalIndex.from_tuples([(0, 1), (1, 2)]),
+        "duration": [pd.Timedelta("90s"), pd.NaT],
+        "category": pd.Categorical(["owl", None]),
+        "decimal": [Decimal("1.50"), Decimal("NaN")],
+        "uuid": [uuid.UUID(int=7), None],
+        "zoned": pd.to_datetime(["2021-01-02T03:04:05+01:00", None]),
+        "bytes": [b"\x00", None],
+        "integer": pd.array([7, None], dtype="Int64"),
+        "boolean": pd.array([True, None], dtype="boolean"),
+        "float": [0.5, float("nan")],
+        "array": [np.array([1, 2]), np.array([])],
+        "days": [np.array(["2021-01-02"], "datetime64[ns]"), None],
+        "numpy": [np.int64(7), np.float32(0.5)],
+    }
+    frame = pd.DataFrame({"id": ["a", "b"], "text": ["x", "y"], **values})
+    first, second = open_corpus(frame)
+    assert first.metadata == {
+        "period": "2021-01", "interval": "(0, 1]", "duration": 90.0, "category": "owl", "decimal": 1.5,
+        "uuid": "00000000-0000-0000-0000-000000000007", "zoned": "2021-01-02T03:04:05+01:00", "integer": 7, "boolean": True, "float": 0.5,
+        "array": [1, 2], "days": ["2021-01-02T00:00:00.000000000"], "numpy": 7.0,
+    }  # fmt: skip
+    assert second.metadata == {"interval": "(1, 2]", "array": [], "numpy": 0.5}
+    assert list(open_corpus(frame.to_dict("records"))) == [first, second]
+    assert "the bytes in bytes are left out" in caplog.text
+    times = {"moment": np.datetime64("2021-01-02", "ns"), "never": np.datetime64("NaT"), "span": np.timedelta64(1500, "ms")}
+    assert [document.metadata for document in open_corpus([{"text": "x", **times}])] == [
+        {"moment": "2021-01-02T00:00:00.000000000", "span": 1.5}
+    ]
