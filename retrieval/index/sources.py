@@ -112,7 +112,7 @@ def options_like(root: Path, source: str) -> SourceOptions:
     """
     known = read_sources(root).sources
     name = source if has_no_path(source) else str(expand_home(source).absolute())
-    if own := [each.options for each in known if each.source == name]:
+    if own := [each.options for each in known if _is_same(each.source, name)]:
         return own[-1]
     files = holds_files(source)
     alike = [each.options for each in known if each.is_files == files]

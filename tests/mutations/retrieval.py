@@ -24,7 +24,7 @@ SCALAR = "tests/retrieval/index/dense/test_scalar.py"
 REFRESH = "tests/retrieval/index/test_refresh.py"
 PASSAGES = "tests/retrieval/data/test_passages.py"
 FILES = "tests/retrieval/data/test_files.py"
-TABLES = "tests/retrieval/data/test_tables.py"
+COLUMN_TYPES = "tests/retrieval/data/test_column_types.py"
 BATCHES = "tests/retrieval/models/test_batches.py"
 
 WORDS = "tests/retrieval/search/test_bm25.py"
@@ -110,10 +110,10 @@ MUTATIONS = [
     ),
     (
         "numbers with leading zeros lose them",
-        "retrieval/data/tables.py",
-        '_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")',
-        '_INTEGER = re.compile(r"-?[0-9]{1,18}")',
-        [TABLES],
+        "retrieval/data/column_types.py",
+        '_DIGITS = re.compile(r"-?(?:0|[1-9][0-9]*)")',
+        '_DIGITS = re.compile(r"-?[0-9]+")',
+        [COLUMN_TYPES],
     ),
     # The encode loop.
     (

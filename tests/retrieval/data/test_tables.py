@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -436,6 +435,7 @@ def test_names_of_fields_become_strings() -> None:
 
 
 def test_lazy_frames_of_polars_are_read() -> None:
+    pl = pytest.importorskip("polars")
     rows = {"id": ["a", "b"], "text": ["x", "y"], "on": [datetime.date(2020, 1, 2), None]}
     frame = pl.DataFrame(rows).lazy()
     expected = [Document("a", "x", "", {"on": "2020-01-02"}), Document("b", "y")]
