@@ -125,13 +125,17 @@ def add(
     passages: options.Passages = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace documents that have the same id, with all passages of their file.")
+    ] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
     progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Add documents to an index. Repeat the command to resume an interrupted addition.
+
+    Ids of files, and of rows without ids, begin with the name of the folder or table: manual/intro.md#1, more.csv#1.
 
     Without options of the source, those are used that the index was built with from a source of the same kind.
 
@@ -468,10 +472,11 @@ def _names(paths: tuple[Path, ...]) -> list[str]:
 def _source_line(source: IndexSource) -> str:
     """A source with the options that `index refresh` reads it with, as they are typed."""
     words = [source.source]
-    for name, value in dataclasses.asdict(source.options).items():
+    for name, value in dataclasses.asdict(dataclasses.replace(source.options, label="")).items():
         values = [",".join(value)] if name == "columns" else [value] if isinstance(value, str) else value or ()
         words += [word for each in values if each for word in (f"--{name}", each)]
-    return shlex.join(words)
+    begin = f"{source.options.label}{'/' if source.is_files and Path(source.source).is_dir() else '#'}"
+    return shlex.join(words) + (f" (ids begin with {begin})" if source.options.label else "")
 
 
 def _describe(index: Index, as_json: bool) -> None:

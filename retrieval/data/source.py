@@ -177,7 +177,8 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
     if not isinstance(source, str | Path):
         _refuse("documents", "they have no files to choose and no columns without names", options.include, options.exclude, options.columns)
         given = partial(read_given, source, columns)
-        return Corpus(IN_MEMORY, options, _rows_or_passages("documents", given, options, rules, tokens))
+        read = _rows_or_passages("documents", given, options, rules, tokens)
+        return Corpus(IN_MEMORY, options, read, numbered=lambda: _is_numbered(partial(read_given, source), columns))
     if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:

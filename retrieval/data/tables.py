@@ -317,6 +317,13 @@ class GivenDocuments:
         """
         return documents_among(rows_of_frame(self._given))
 
+    def numbered(self) -> bool:
+        """Whether the ids are numbers, because texts or rows have none."""
+        first = next(iter(rows_of_frame(self._given)), None)
+        if not isinstance(first, Mapping):
+            return isinstance(first, str)
+        return not _choose(EntryPosition(Path("documents"), 1), _plain_fields(first, "", set()), Columns(by_options=False)).ids
+
 
 def documents_among(items: Iterable[Any]) -> Iterator[Document]:
     """Make documents of items of one kind; see `GivenDocuments`."""

@@ -176,11 +176,9 @@ def _chosen(
             raise InputError(f"{path}: was built from {names}, not from {name}; {instead}quiver index add adds a source to those it has")
         logger.warning("%s takes the place of %s%s", name, moved[0].source, ", which is no longer there" if gone else "")
         known = [replace(each, source=name) if each is moved[0] else each for each in known]
-    given = options is not None
-    return [
-        replace(each, options=replace(options, label=each.options.label), files={}) if given and each.source == name else each
-        for each in known
-    ]
+    if options is None:
+        return known
+    return [replace(each, options=replace(options, label=each.options.label), files={}) if each.source == name else each for each in known]
 
 
 def _opened(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:

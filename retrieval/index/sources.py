@@ -23,6 +23,7 @@ from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
+from quiver.retrieval.data.tables import GivenDocuments
 from quiver.retrieval.index.files import Disk, put_file
 from quiver.retrieval.index.index import Index, OpenSegment
 
@@ -243,7 +244,9 @@ def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids
         raise InputError(f"{path}: {already}; replace it with --replace if it is the same document, or give it another id")
     numbered = [each for each in others if each.ids == "rows" and not each.options.label]
     found = next((key for key in ids if _ROW.fullmatch(key)), None) if numbered else None
-    if found is not None:
+    # Python code and requests may name a row by its number, but that of another source is a coincidence.
+    by_name = not isinstance(corpus, Corpus) or corpus.source == IN_MEMORY
+    if found is not None and not (by_name and not (isinstance(corpus, Corpus | GivenDocuments) and corpus.numbered())):
         raise InputError(
             f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have no ids and are numbered; give the"
             " documents ids that are no numbers, or choose another field with --id"

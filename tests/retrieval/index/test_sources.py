@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from quiver.encoder.errors import InputError
@@ -135,14 +136,27 @@ def test_an_id_of_two_sources_is_an_error_that_names_both(tmp_path: Path) -> Non
     assert refresh_index(index, WORDS).unchanged == 2
 
 
-@pytest.mark.parametrize("given", [["new", "texts"], [Document("2", "new")], [{"id": 1, "text": "new"}], "b.csv"])
-def test_nothing_replaces_a_row_by_its_number(tmp_path: Path, given: Any) -> None:
+ROWS = [{"text": "new"}]
+
+
+@pytest.mark.parametrize(
+    "given", [["new"], ROWS, open_corpus(ROWS), pd.DataFrame(ROWS), "b.csv"], ids=["texts", "rows", "corpus", "frame", "csv"]
+)
+def test_no_source_replaces_a_row_by_its_number(tmp_path: Path, given: Any) -> None:
     write(tmp_path, {"a.csv": "text\nfirst\nsecond\n", "b.csv": "id,text\n1,new\n"})
     index = tmp_path / "index"
     build_index(tmp_path / "a.csv", "bm25", index)
-    with pytest.raises(InputError, match=r"document '[12]' would replace a row of .*a.csv, whose rows have no ids and are numbered; give"):
+    with pytest.raises(InputError, match=r"document '1' would replace a row of .*a.csv, whose rows have no ids and are numbered; give"):
         add_documents(index, tmp_path / given if isinstance(given, str) else given, "bm25", replace_existing=True)
     assert texts(index) == {"1": "first", "2": "second"}
+
+
+def test_a_document_that_is_named_by_the_number_of_its_row_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, {"a.csv": "text\nfirst\nsecond\n"})
+    build_index(tmp_path / "a.csv", "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", [Document("2", "edited")], "bm25", replace_existing=True)
+    add_documents(tmp_path / "index", [{"id": 1, "text": "changed"}], "bm25", replace_existing=True)
+    assert texts(tmp_path / "index") == {"1": "changed", "2": "edited"}
 
 
 def test_a_source_added_to_documents_from_python_is_refreshed_without_them(tmp_path: Path) -> None:
