@@ -125,9 +125,7 @@ def add(
     passages: options.Passages = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace documents that have the same id, with all passages of their file.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace documents of the same id, with all passages of a file.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
     progress: options.Progress = True,

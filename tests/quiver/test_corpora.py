@@ -117,7 +117,7 @@ def index_of(tmp_path: Path) -> Callable[..., Path]:
     def remember(**known: SourceOptions) -> Path:
         corpora = [open_corpus(tmp_path / name, options) for name, options in known.items()]
         assert all(list(corpus) for corpus in corpora)
-        write_sources(tmp_path, 1, map(describe_source, corpora), REAL)
+        write_sources(tmp_path, 1, [describe_source(corpus, 2) for corpus in corpora], REAL)
         return tmp_path
 
     return remember
@@ -169,3 +169,34 @@ def test_a_corpus_of_any_kind_can_be_estimated(quiver: Callable[..., Any], model
     assert "2 documents" in done.out
     done = quiver("estimate", "--model", model, "--docs", "5", "--text", "about")
     assert (done.code, done.err) == (2, "quiver: error: --id, --text and the other options of a source need one; pass --sample CORPUS\n")
+
+
+def test_two_folders_and_an_emptied_one_by_the_command_line(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    for name in "AB":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text(f"heron of {name}\n")
+    index = tmp_path / "index"
+    assert quiver("index", "build", tmp_path / "A", "--model", "bm25", "--out", index).code == 0
+    assert quiver("index", "add", index, tmp_path / "B").out == f"{index}: 2 documents, 1 more than before\n"
+    done = quiver("index", "add", index, tmp_path / "B")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"read it again with quiver index refresh {index}, or replace its documents with --replace" in done.err
+    assert quiver("index", "add", index, tmp_path / "B", "--replace").out == f"{index}: 2 documents, 0 more than before\n"
+    hits = json.loads(quiver("search", index, "heron", "--json").out)
+    assert {hit["id"]: hit["metadata"]["file"] for hit in hits} == {"README.md#1": "README.md", "B/README.md#1": "B/README.md"}
+    assert "heron of B" in quiver("search", index, "heron", "--filter", "file=B/README.md").out
+    assert "(ids begin with B/)" in " ".join(quiver("index", "info", index).out.replace("│", " ").split())
+    (tmp_path / "B" / "README.md").unlink()
+    done = quiver("index", "refresh", index)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"nothing is left of {tmp_path / 'B'}; 1 of 2 documents are no longer in the source and would be deleted" in done.err
+    assert "1 deleted, 1 unchanged" in quiver("index", "refresh", index, "--force").out
+
+
+def test_an_id_beside_the_id_can_be_filtered_by(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"_id": "5f1", "id": "order-77", "text": "heron"}\n{"_id": "5f2", "id": "order-78", "text": "heron"}\n'
+    )
+    assert quiver("index", "build", tmp_path / "a.jsonl", "--model", "bm25", "--out", tmp_path / "index").code == 0
+    (hit,) = json.loads(quiver("search", tmp_path / "index", "heron", "--filter", "id=order-77", "--json").out)
+    assert (hit["id"], hit["metadata"]) == ("5f1", {"id": "order-77"})

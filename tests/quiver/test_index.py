@@ -75,7 +75,7 @@ def test_documents_are_added_replaced_and_deleted(quiver: Callable[..., Any], in
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n" + json.dumps({"_id": "d1", "text": "a fish"}) + "\n")
     done = quiver("index", "add", index, more)
     assert done.code == 2
-    assert "document 'd1' is in this index already; replace it with --replace" in done.err
+    assert f"document 'd1' of {more} is in this index already, from {tmp_path / 'corpus.jsonl'}; replace it with --replace" in done.err
     added = json.loads(quiver("index", "add", index, more, "--replace", "--json").out)
     assert (added["documents"], added["deleted"], added["generation"], added["operation"]) == (4, 1, 2, "add")
     assert search(quiver, index) == {"d1", "d2", "d3", "d4"}

@@ -49,7 +49,7 @@ def test_documents_of_all_forms_are_read(tmp_path: Path) -> None:
     assert list(read_documents(path)) == [
         Document("a", "x", "t", {"year": 1}),
         Document("7", "", ""),
-        Document("c", "\U0001f600 \u2028", ""),
+        Document("c", "\U0001f600 \u2028", "", {"id": "other"}),
     ]
 
 
