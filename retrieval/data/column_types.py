@@ -49,12 +49,12 @@ class ColumnTypes:
     """Infers the type of each column from its cells, which are given row by row; memory does not grow with them.
 
     Example:
-        >>> types = ColumnTypes()
+        >>> columns = ColumnTypes()
         >>> for price, code in (("1e-05", "02139"), ("", "90210"), ("7", "NA")):
-        ...     _ = types.add("price", price), types.add("code", code)
-        >>> types.of("price"), types.of("code")
-        ('number', 'string')
-        >>> [read_cell(cell, types.of("price")) for cell in ("1e-05", "", "7")]
+        ...     _ = columns.add("price", price), columns.add("code", code)
+        >>> columns.types()
+        {'price': 'number', 'code': 'string'}
+        >>> [read_cell(cell, "number") for cell in ("1e-05", "", "7")]
         [1e-05, None, 7.0]
     """
 
@@ -91,9 +91,9 @@ class ColumnTypes:
             )
         return bool(left)
 
-    def of(self, column: str) -> str:
-        """The type of a column, for `read_cell`; that of strings if it has no values."""
-        return _chosen_type(self._possible.get(column, frozenset()))
+    def types(self) -> dict[str, str]:
+        """Column -> type, for `read_cell`, of the columns that have values; all others are of strings."""
+        return {column: _chosen_type(possible) for column, possible in self._possible.items()}
 
 
 def _chosen_type(possible: Iterable[str]) -> str:
@@ -132,7 +132,7 @@ def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float
 
     Args:
         cell: The cell.
-        kind: The type, as `ColumnTypes.of` says it.
+        kind: The type, as `ColumnTypes.types` says it.
         comma: As for `ColumnTypes.add`.
 
     Example:

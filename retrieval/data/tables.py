@@ -198,7 +198,7 @@ def table_of(read: Callable[[], Iterable[Row]], source: str, columns: Columns = 
 
 def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
     """The documents of tables, whose columns have one type each."""
-    types: ColumnTypes | None = None
+    types: Mapping[str, str] | None = None
     number, missing = 0, [("--list", name) for name in columns.lists]
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
@@ -222,7 +222,7 @@ def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[Ent
         raise _no_field(position.file, *missing[0], row, columns)
 
 
-def _infer_types(tables: Sequence[_Table], columns: Columns, chosen: _Chosen, first: Row) -> ColumnTypes:
+def _infer_types(tables: Sequence[_Table], columns: Columns, chosen: _Chosen, first: Row) -> Mapping[str, str]:
     """Decide the type of each column by the cells of all tables; of tables whose values have types only those that `_split_list` makes."""
     types = ColumnTypes()
     strings = {*[name for name in chosen.ids if name in first][:1], *chosen.texts, chosen.title}.difference(columns.lists)
@@ -234,7 +234,7 @@ def _infer_types(tables: Sequence[_Table], columns: Columns, chosen: _Chosen, fi
             # A list, not a generator: every cell counts.
             if not any([types.add(name, cell, comma=separator == ";", position=position) for name, cell in cells]):  # noqa: C419
                 break  # all columns hold strings
-    return types
+    return types.types()
 
 
 def _cells_of(value: object, *, is_list: bool) -> Sequence[str]:
@@ -244,14 +244,14 @@ def _cells_of(value: object, *, is_list: bool) -> Sequence[str]:
     return [cell for cell, _ in _split_list(value)] or [""] if is_list else [value]
 
 
-def _typed_values(row: Row, types: ColumnTypes, lists: Sequence[str], separator: str) -> Row:
+def _typed_values(row: Row, types: Mapping[str, str], lists: Sequence[str], separator: str) -> Row:
     """The values of a row: of a table with types those that it has, but for lists in a text."""
     comma = separator == ";"
 
     def value_of(name: str, value: object) -> object:
         if not isinstance(value, str) or not (separator or name in lists):
             return value
-        kind = types.of(name)
+        kind = types.get(name, STRING)
         if name not in lists:
             return read_cell(value, kind, comma=comma)
         return [text if kind == STRING else read_cell(cell, kind, comma=comma) for cell, text in _split_list(value)] or None

@@ -522,12 +522,10 @@ def _told(changed: Index, before: int = 0) -> Index:
 
 
 def _warn_of_mixed_types(index: Index) -> None:
-    for field, types in index.fields.items():
-        if len({*types} - {"integer"} if "number" in types else types) > 1:
-            warn_once(
-                f"{index.path}: the field '{field}' holds values of several types ({', '.join(types)}), and a filter compares a value only"
-                " with those of its own type; write all of them as one type"
-            )
+    mixed = {name: types for name, types in index.fields.items() if len({*types} - {"integer"} if "number" in types else types) > 1}
+    if mixed:
+        listed = "; ".join(f"{name} ({', '.join(types)})" for name, types in mixed.items())
+        warn_once(f"{index.path}: fields with values of several types, of which a filter compares only those of its own value's: {listed}")
 
 
 def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
