@@ -233,6 +233,15 @@ def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids
     """
     source = corpus.source if is_rereadable(corpus) and isinstance(corpus, Corpus) else ""
     others = [each for each in known if each.source != source]
+    numbered = [each for each in others if each.ids == "rows" and not each.options.label]
+    found = next((key for key in ids if _ROW.fullmatch(key)), None) if numbered else None
+    # Python code and requests may name a row by its number; in a source, or as the number of another row, it is a coincidence.
+    is_source = isinstance(corpus, Corpus) and corpus.source != IN_MEMORY
+    if found is not None and (is_source or (isinstance(corpus, Corpus | GivenDocuments) and corpus.numbered())):
+        raise InputError(
+            f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have no ids and are numbered; give the"
+            " documents ids that are no numbers, or choose another field with --id"
+        )
     if ids and not replace_existing:
         if len(others) < len(known):
             raise InputError(
@@ -242,15 +251,6 @@ def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids
         of, origin = (f" of {source}" if source else ""), " or ".join(each.source for each in others)
         already = f"document '{ids[0]}'{of} is in this index already{f', from {origin}' if origin else ''}"
         raise InputError(f"{path}: {already}; replace it with --replace if it is the same document, or give it another id")
-    numbered = [each for each in others if each.ids == "rows" and not each.options.label]
-    found = next((key for key in ids if _ROW.fullmatch(key)), None) if numbered else None
-    # Python code and requests may name a row by its number, but that of another source is a coincidence.
-    by_name = not isinstance(corpus, Corpus) or corpus.source == IN_MEMORY
-    if found is not None and not (by_name and not (isinstance(corpus, Corpus | GivenDocuments) and corpus.numbered())):
-        raise InputError(
-            f"{path}: document '{found}' would replace a row of {numbered[0].source}, whose rows have no ids and are numbered; give the"
-            " documents ids that are no numbers, or choose another field with --id"
-        )
 
 
 def rows_by_value(index: Index, field: str) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
