@@ -565,7 +565,7 @@ class _Evaluation:
             done = replace(result, seconds={**result.seconds, "check": checked.seconds, "other": other})
             if self.stage is not None:
                 self.stage.keep(done)
-        logger.info("%s: %s %.4f over %d queries", key, HEADLINE, done.measures[HEADLINE], done.queries)
+        logger.info("%s: %s %.2f over %d queries", key, HEADLINE, 100 * done.measures[HEADLINE], done.queries)
         return done
 
     def _score(self, checked: _Checked) -> CollectionResult:
