@@ -389,9 +389,8 @@ def test_an_error_of_repeated_judgements_names_the_text_of_a_query_without_id(tm
 
 @pytest.mark.parametrize("name", CLICKS)
 def test_grades_may_be_floats_without_a_fraction(tmp_path: Path, name: str) -> None:
-    assert read_qrels(clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "2.00"), ("q", "c", "-1.")])) == {
-        "q": {"a": 1, "b": 2, "c": -1}
-    }
+    path = clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "2.00"), ("q", "c", "-1.")])
+    assert read_qrels(path) == {"q": {"a": 1, "b": 2, "c": -1}}
     with pytest.raises(InputError, match=r': the grade must be an integer of at most 9 digits, got "0\.5"'):
         read_qrels(clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "0.5")]))
 
@@ -404,7 +403,7 @@ def test_ids_may_hold_any_white_space_but_tabs_and_line_ends(tmp_path: Path) -> 
     write_run(run, tmp_path / "r.trec", tag="t")
     assert read_run(tmp_path / "r.trec") == run
     judged = [key for key in IDS if key.strip()]
-    rows = [f"{key.replace(' ', SPACE)} \t 0\t{key.replace(' ', SPACE)}  1 " for key in judged]
+    rows = [f"{key}  0 \t {key} 1 " for key in judged]
     assert read_qrels(lines(tmp_path / "q.txt", *rows)) == {key: {key: 1} for key in judged}
     for key in ("two\tcolumns", "two\nlines", "", SPACE):
         with pytest.raises(InputError, match="which a TREC run cannot hold"):
