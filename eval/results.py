@@ -577,7 +577,8 @@ class Results:
         return average(scores, list(scores)).value
 
     def __repr__(self) -> str:
-        return f"{self.system.label} ({self.system.kind}), in points\n{self.table()!r}"
+        failed = f"\nnot evaluated: {', '.join(each.key for each in self.failed)}" if self.failed else ""
+        return f"{self.system.label} ({self.system.kind}), in points\n{self.table()!r}{failed}"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""

@@ -246,6 +246,7 @@ def test_a_collection_that_cannot_be_read_does_not_stop_the_others(
     assert [(each.key, each.reason.count("\n")) for each in found.failed] == [(str(tmp_path / "nowhere"), 0), ("bad.test", 0)]
     assert found.headline is None  # an average is blank where a member is missing
     assert read_results(out) == found
+    assert repr(found).endswith(f"\nnot evaluated: {tmp_path / 'nowhere'}, bad.test")
     assert f"bad.test: not evaluated: {bad / 'queries.jsonl'}:1: malformed JSON" in caplog.text
     write_report([out], tmp_path / "report.md")
     report = (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -403,7 +403,8 @@ def test_ids_may_hold_any_white_space_but_tabs_and_line_ends(tmp_path: Path) -> 
     write_run(run, tmp_path / "r.trec", tag="t")
     assert read_run(tmp_path / "r.trec") == run
     judged = [key for key in IDS if key.strip()]
-    rows = [f"{key}  0 \t {key} 1 " for key in judged]
+    written = [key.replace(" ", SPACE) for key in judged]
+    rows = [f"{key}  0 \t {key} 1 " for key in written]
     assert read_qrels(lines(tmp_path / "q.txt", *rows)) == {key: {key: 1} for key in judged}
     for key in ("two\tcolumns", "two\nlines", "", SPACE):
         with pytest.raises(InputError, match="which a TREC run cannot hold"):
