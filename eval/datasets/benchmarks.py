@@ -387,7 +387,7 @@ class Benchmark:
         """
         found = self.source.load(needs_corpus=needs_corpus, duplicates=duplicates)
         if found.missing:
-            logger.warning("%s: %s", self.name, describe_missing(found, "in the corpus"))
+            logger.warning("%s: %s; counted as not found", self.name, describe_missing(found))
         if not any(grade > 0 for grades in found.qrels.values() for grade in grades.values()):
             logger.warning("%s: no judgement has a grade above 0, so nothing is relevant and every score is 0", self.name)
         return found

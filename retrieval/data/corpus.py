@@ -684,11 +684,11 @@ def assemble(
     return Collection(name, split, known, tuple(judged_queries), qrels, empty, documents is not None, missing)
 
 
-def describe_missing(collection: Collection, where: str, consequence: str = "count as not found") -> str:
-    """Say how many of a collection's judged documents are missing, with an example, and what follows; at least one is."""
-    judged, missing = len({document for grades in collection.qrels.values() for document in grades}), collection.missing
-    count, example = len(missing), f"such as {missing[0]!r}" if len(missing) > 1 else repr(missing[0])
-    return f"{count:,} of {judged:,} judged documents, {example}, {'is' if count == 1 else 'are'} not {where}; they {consequence}"
+def describe_missing(collection: Collection) -> str:
+    """Say how many of a collection's judged documents its corpus lacks, with an example; it lacks at least one."""
+    judged, (first, *others) = len({document for grades in collection.qrels.values() for document in grades}), collection.missing
+    are, such_as = ("are", "such as ") if others else ("is", "")
+    return f"{len(others) + 1:,} of {judged:,} judged documents {are} not in the corpus, {such_as}{first!r}"
 
 
 def write_beir(

@@ -277,7 +277,7 @@ def test_a_judged_document_that_the_corpus_lacks_counts_as_not_found(
         assert found.measures[ours] == pytest.approx(sum(each[theirs] for each in expected.values()) / 3)
     assert (found.missing, found.queries, found.judgements) == (2, 3, 4)
     told = [record.getMessage() for record in caplog.records if "judged documents" in record.getMessage()]
-    assert told == ["tiny: 2 of 4 judged documents, such as 'gone', are not in the corpus; they count as not found"]
+    assert told == ["tiny: 2 of 4 judged documents are not in the corpus, such as 'gone'; counted as not found"]
     assert read_results(tmp_path / "out").collections[0].missing == 2
     write_report([tmp_path / "out"], tmp_path / "report.md", title="Birds and fish")
     report = (tmp_path / "report.md").read_text(encoding="utf-8")

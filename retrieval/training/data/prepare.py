@@ -550,7 +550,7 @@ def _with_texts(folder: str, split: str) -> Collection:
     collection = load_collection(expand_home(folder), split, duplicates="max")
     if not collection.missing:
         return collection
-    logger.warning("%s (%s): %s", folder, split, describe_missing(collection, "in the corpus", "are not trained on"))
+    logger.warning("%s (%s): %s; not trained on", folder, split, describe_missing(collection))
     missing = frozenset(collection.missing)
     kept = {query: {key: grade for key, grade in judged.items() if key not in missing} for query, judged in collection.qrels.items()}
     return replace(collection, qrels=kept)
