@@ -1193,5 +1193,5 @@ def fits_run(key: str) -> bool:
 
 
 def _check_id(key: str, kind: str, path: Path) -> None:
-    if not fits_run(key):
+    if not fits_run(check_utf8(key, f"{path}: the {kind} id")):
         raise InputError(f"{path}: the {kind} id {key!r} {UNFIT}")

@@ -404,6 +404,7 @@ def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Pa
         (("owls", "--filter", "file=caf\udce9"), "filter 'file=caf\\udce9' contains an unpaired surrogate"),
         (("--queries", "q.json", "--out", "r.trec"), "q.json:1: 'text' contains an unpaired surrogate"),
         (("owls", "--group-by", "caf\udce9"), "caf\\udce9"),
+        (("owls", "--fuse", "caf\udce9"), "caf\\udce9"),
     ],
 )
 def test_text_that_is_not_utf_8_is_refused_in_one_line(
