@@ -32,6 +32,35 @@ class EmptyInputError(InputError):
     """
 
 
+def check_utf8(text: str, where: str) -> str:
+    r"""Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand.
+
+    Half of a surrogate pair cannot be written: it comes from ``"\ud83d"`` in JSON, and from bytes of a shell argument or a file name that
+    are not UTF-8. Texts are checked where they come in.
+
+    Args:
+        text: The text.
+        where: What or where the text is, for the error.
+
+    Raises:
+        InputError: The text contains half of a surrogate pair.
+
+    Example:
+        >>> check_utf8("owls", "query 'q1'")
+        'owls'
+        >>> check_utf8("owls \ud83d", "query 'q1'")
+        Traceback (most recent call last):
+        ...
+        quiver.encoder.errors.InputError: query 'q1' contains an unpaired surrogate; replace the invalid character
+    """
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where} contains an unpaired surrogate; replace the invalid character") from error
+    return text
+
+
 def first_line(error: object) -> str:
     """Return the first line of an error's message, or the name of its type if it has none.
 

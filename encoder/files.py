@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from safetensors import SafetensorError
 
 from quiver.encoder.decoding import GOOD_PER_BAD, SAMPLE, count_replaced, guess_encoding, marked_encoding
-from quiver.encoder.errors import EmptyInputError, InputError
+from quiver.encoder.errors import EmptyInputError, InputError, check_utf8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,12 +189,15 @@ def write_json(path: Path, value: object) -> None:
         InputError: The file cannot be written.
         ValueError: The value contains NaN or infinity, which JSON does not have.
     """
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes an escape of JSON.
+    write_text(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 _BLOCK = 1 << 20
 _BOM = "\ufeff"
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of JSON that may be half of a surrogate pair."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -311,17 +314,23 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
             raise InputError(f"{path}:{number}: malformed JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: expected a JSON object, got {type(row).__name__}")
-        if _SURROGATE_ESCAPE.search(line):
-            _check_encodable(row, f"{path}:{number}")
+        if SURROGATE_ESCAPE.search(line):
+            check_row(row, f"{path}:{number}")
         yield number, row
 
 
-def _check_encodable(row: dict[str, object], where: str) -> None:
+def check_row(row: Mapping[str, object], where: str) -> None:
+    """Check that UTF-8 can hold the names and values of a JSON object.
+
+    Args:
+        row: The object.
+        where: Its position, for the error.
+
+    Raises:
+        InputError: A name or a text in a value contains half of a surrogate pair.
+    """
     for name, value in row.items():
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where}: '{name}' contains an unpaired surrogate; replace the invalid character") from error
+        check_utf8(name + json.dumps(value, ensure_ascii=False), f"{where}: {name!r}")
 
 
 def open_binary(path: Path) -> BinaryIO:

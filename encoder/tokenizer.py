@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import read_json, write_json, write_text
 
 # ModernBERT's names, in the order of its ids.
@@ -186,7 +186,7 @@ class Tokenizer:
             max_length: Maximum length in tokens, special tokens included; longer texts are truncated and counted.
 
         Raises:
-            InputError: ``max_length`` leaves no room for the special tokens.
+            InputError: ``max_length`` leaves no room for the special tokens, or a text contains half of a surrogate pair; names its number.
 
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
@@ -196,7 +196,7 @@ class Tokenizer:
         special: int = self._backend.num_special_tokens_to_add(is_pair=False)
         if max_length < special:
             raise InputError(f"max_length must be >= {special}, the number of special tokens, got {max_length}")
-        encodings = self._backend.encode_batch_fast(list(texts))
+        encodings = self._backend.encode_batch_fast(_check_all(texts))
         found = [encoding.ids for encoding in encodings]
         truncated = [len(ids) > max_length for ids in found]
         # Truncated here: the library keeps truncation as state, which threads would share, and makes objects of all that it cuts off.
@@ -211,12 +211,15 @@ class Tokenizer:
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts of any length without truncation or special tokens.
 
+        Raises:
+            InputError: A text contains half of a surrogate pair; names its number.
+
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> len(tokenizer.encode_bare(["a bird"])[0]), len(tokenizer.encode(["a bird"], max_length=8).ids[0])
             (2, 4)
         """
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(_check_all(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; bytes that are not UTF-8 become replacement characters."""
@@ -226,13 +229,16 @@ class Tokenizer:
     def pieces(self, text: str) -> TextTokens:
         """Return the tokens of a text with their positions, without truncation or special tokens.
 
+        Raises:
+            InputError: The text contains half of a surrogate pair.
+
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> text = "a bird"
             >>> [text[start:end] for start, end in tokenizer.pieces(text).spans]
             ['a', 'bird']
         """
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._backend.encode(check_utf8(text, "the text"), add_special_tokens=False)
         return TextTokens(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
 
     def pair_template(self) -> PairTemplate:
@@ -287,6 +293,11 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
         }
         return cls(backend, json.loads(json.dumps(settings)))
+
+
+def _check_all(texts: Sequence[str]) -> list[str]:
+    """Return texts as a list; a text that UTF-8 cannot hold is refused by its number, from 0."""
+    return [check_utf8(text, f"text {number}") for number, text in enumerate(texts)]
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

@@ -16,14 +16,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import expand_home, file_sha256, write_json
 from quiver.encoder.progress import progress_bar
-from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, Policy, find, resolve
+from quiver.eval.datasets.catalogue import Metadata
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
 from quiver.eval.rankers import BASELINES, Contenders, GroupedDocuments, GroupedRanker, Ranker, Ranking, SystemDocuments, is_run
 from quiver.eval.results import (
@@ -33,6 +34,7 @@ from quiver.eval.results import (
     Baseline,
     CollectionResult,
     DataChecksum,
+    FailedCollection,
     FileReference,
     Library,
     Results,
@@ -46,7 +48,16 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import NO_NAMES, UNFIT, Collection, NamedDocuments, fits_run, ranked, write_run
+from quiver.retrieval.data.corpus import (
+    NO_NAMES,
+    UNFIT,
+    Collection,
+    DuplicateJudgements,
+    NamedDocuments,
+    fits_run,
+    ranked,
+    write_run,
+)
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
@@ -59,6 +70,9 @@ from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Ret
 from quiver.retrieval.search.search import Fusion
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item", Benchmark, "_Checked")
+_Result = TypeVar("_Result")
 
 QUERIES = 10
 """Number of worst queries in a result."""
@@ -91,6 +105,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     queries: str | Path | Mapping[str, str] | Iterable[Mapping[str, object]] | None = None,
     qrels: str | Path | Mapping[str, Mapping[str, int] | Iterable[str]] | Iterable[Mapping[str, object]] | None = None,
     rename: Mapping[str, str] = NO_NAMES,
+    duplicate_judgements: DuplicateJudgements = "error",
+    collection_name: str | Sequence[str] = (),
     index: str | Path | Index | None = None,
     run: str | Path | None = None,
     fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
@@ -143,6 +159,10 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             ``{query id: {document id: grade}}``, or the ids of the relevant documents in place of the inner mapping.
         qrels: File of judgements, see `quiver.retrieval.data.corpus.read_qrels`, instead of a split of the folder.
         rename: Field of the files of queries and judgements -> name that it is read by, such as ``query`` or ``document``.
+        duplicate_judgements: What several judgements of one document for a query give, such as the clicks of a log. Equal ones are one.
+            For different grades: ``error``, ``max`` for the highest, or ``sum`` for the sum of the grades of all, equal ones too.
+        collection_name: Name in reports and files of each item of ``data``, or of the collection of ``queries`` and ``qrels``. Default:
+            that of the published collection, folder or file.
         split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
             collection.
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
@@ -168,11 +188,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         overwrite: Replace existing results in ``out``.
 
     Returns:
-        The results, equal to those that ``read_results(out)`` returns.
+        The results, equal to those that ``read_results(out)`` returns. Of several collections, those that cannot be evaluated are logged
+        and listed in ``failed``, and do not stop the others; the same call again evaluates only them.
 
     Raises:
-        InputError: The data, a baseline, the index, the model or the output folder cannot be used. All collections are read and checked
-            once before anything is encoded or written.
+        InputError: The data, a baseline, the index, the model or the output folder cannot be used; of several collections, none can be
+            evaluated. All collections are read and checked once before anything is encoded or written.
 
     Example:
         >>> results = evaluate(tiny_model("dense"), tiny_collection(), baselines=())
@@ -199,15 +220,18 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         engine,
         chosen=(dtype, device, batch_tokens, model_options) != (None, None, None, FOLDERS_SETTINGS),
     )
+    check_utf8(name, "the name")
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     given = [data] if isinstance(data, (str, Path, Benchmark)) else list(data)
     if queries is not None or qrels is not None or rename:
         given = [_benchmark_of_questions(given, queries, qrels, split, rename)]
-    benchmarks = _benchmarks(given, split, in_domain, offline=offline, progress=progress)
-    _check_runs((run, *fuse), len(benchmarks))
+    attempts = _Attempts()
+    benchmarks = _benchmarks(given, _names(collection_name), split, in_domain, attempts, offline=offline, progress=progress)
+    _check_runs((run, *fuse), attempts.collections)
     named = SystemDocuments.of([*first, *fuse], group_by)
-    checked = [_check(benchmark, named, written=out is not None, progress=progress) for benchmark in benchmarks]
+    check = partial(_check, named=named, duplicates=duplicate_judgements, written=out is not None, progress=progress)
+    checked = attempts.each(check, benchmarks)
     groups = None if named is None else named.groups
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
@@ -225,18 +249,78 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             contender = contenders.grouped(contender, groups)
         contenders.check_options()
         system = replace(contender.system, name=name)
-        for each in checked:
-            contender.ranker.check(each.benchmark, each.collection)
+        checked = attempts.each(partial(_check_ranker, contender.ranker), checked)
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _stage(out, system, settings, overwrite=overwrite) as stage:
             rankers = _baseline_rankers(others, groups, progress=progress)
             evaluation = _Evaluation(system, contender.ranker, rankers, _explanation(contender.model), settings, stage)
-            scored = tuple(map(evaluation.score, checked))
-            results = Results(system, scored, provenance(command))
+            scored = tuple(attempts.each(evaluation.score, checked))
+            results = Results(system, scored, provenance(command), tuple(attempts.failed))
             if stage is not None:
+                stage.unfinished = bool(attempts.failed)
                 write_results(results, stage.folder)
     return results
+
+
+class _Attempts:
+    """Tries each collection. One that fails does not stop the others, unless it is the only one, or all fail.
+
+    Attributes:
+        collections: Number of collections, those that failed included.
+        failed: The collections that failed.
+    """
+
+    def __init__(self) -> None:
+        self.collections = 0
+        self.failed: list[FailedCollection] = []
+
+    def fail(self, failed: FailedCollection) -> None:
+        """Log and note a collection that failed."""
+        logger.warning("%s: not evaluated: %s", failed.key, failed.reason)
+        self.failed.append(failed)
+
+    def each(self, step: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        """Results of a step for benchmarks or read collections, without those for which it fails.
+
+        Raises:
+            InputError: There is only one collection, or all have failed.
+        """
+        results = []
+        for item in items:
+            try:
+                results.append(step(item))
+            except InputError as error:
+                if self.collections == 1:
+                    raise
+                benchmark = item.benchmark if isinstance(item, _Checked) else item
+                self.fail(_failed(benchmark.name, benchmark.split, benchmark.metadata, error))
+        if not results:
+            raise self.all_failed()
+        return results
+
+    def all_failed(self) -> InputError:
+        """The error for collections of which none can be evaluated."""
+        first, *others = self.failed
+        several = f"none of {self.collections} collections can be evaluated; {first.key}: "
+        return InputError(f"{several if others else ''}{first.reason}")
+
+
+def _failed(name: str, split: str, metadata: Metadata, error: InputError) -> FailedCollection:
+    return FailedCollection(name, split, metadata.group, metadata.group_size, str(error))
+
+
+def _check_ranker(ranker: Ranker, checked: _Checked) -> _Checked:
+    ranker.check(checked.benchmark, checked.collection)
+    return checked
+
+
+def _names(collection_name: str | Sequence[str]) -> list[str]:
+    names = [collection_name] if isinstance(collection_name, str) else list(collection_name)
+    for name in names:
+        if check_utf8(name, "a name of a collection (--collection-name)") != PurePath(name).name or not name.strip():
+            raise InputError(f"a name of a collection (--collection-name) names files, so it must be without slashes, got {name!r}")
+    return names
 
 
 def require_baselines(names: Sequence[str]) -> None:
@@ -328,15 +412,29 @@ def _benchmark_of_questions(
 
 def _benchmarks(
     given: Sequence[str | Path | Benchmark],
+    named: Sequence[str],
     split: str | None,
     in_domain: Sequence[str],
+    attempts: _Attempts,
     *,
     offline: bool,
     progress: bool,
 ) -> list[Benchmark]:
-    benchmarks: list[Benchmark] = []
-    for each in given:
-        benchmarks += [each] if isinstance(each, Benchmark) else resolve(each, split, offline=offline, progress=progress)
+    """The collections that are given, with the names given for them; those that are not there are noted as failed."""
+    if named and len(named) != len(given):
+        raise InputError(
+            f"got {len(named)} names (--collection-name) for {len(given)} collections (--data); pass one for each, in their order"
+        )
+    alone, benchmarks = len(given) == 1, list[Benchmark]()
+    find_each = partial(resolve, split=split, offline=offline, progress=progress)
+    for position, each in enumerate(given):
+        found = [each] if isinstance(each, Benchmark) else _resolved(each, find_each, attempts, split, alone=alone)
+        if named and len(found) > 1:
+            raise InputError(f"{each} is {len(found)} collections, which have names of their own; leave out --collection-name")
+        benchmarks += [replace(one, name=named[position]) for one in found] if named else found
+    attempts.collections = len(benchmarks) + len(attempts.failed)
+    if not benchmarks and attempts.failed:
+        raise attempts.all_failed()
     if not benchmarks:
         raise InputError(
             "no collection was given; pass a BEIR folder or a name from quiver collections list (--data), or files of queries and"
@@ -346,9 +444,36 @@ def _benchmarks(
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
     names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.metadata.group)}
+    names |= {name for failed in attempts.failed for name in (failed.name, failed.group)}
     if unknown := [name for name in in_domain if name not in names]:
         raise InputError(f"in_domain: unknown collection or group {unknown[0]!r}; known: {', '.join(sorted(filter(None, names)))}")
     return benchmarks
+
+
+def _resolved(
+    given: str | Path, find_each: Callable[[str | Path], list[Benchmark]], attempts: _Attempts, split: str | None, *, alone: bool
+) -> list[Benchmark]:
+    """The collections of a folder or name; of a group the members that are there, the others are noted as failed."""
+    try:
+        return find_each(given)
+    except InputError as error:
+        entries = find(str(given))
+        if len(entries) < 2:
+            if alone:
+                raise
+            attempts.fail(_failed(str(given), split or "", Metadata(), error))
+            return []
+        found, missing = list[Benchmark](), list[FailedCollection]()
+        for entry in entries:
+            try:
+                found += find_each(entry.key)
+            except InputError as missed:
+                missing.append(_failed(entry.name, split or entry.split, entry.metadata, missed))
+        if alone and not found:  # the error names all of them, and one command that downloads them
+            raise
+        for each in missing:
+            attempts.fail(each)
+        return found
 
 
 @dataclass(frozen=True)
@@ -368,11 +493,13 @@ class _Checked:
     seconds: float
 
 
-def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool, progress: bool) -> _Checked:
+def _check(
+    benchmark: Benchmark, *, named: SystemDocuments | None, duplicates: DuplicateJudgements, written: bool, progress: bool
+) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
     started, checksum = time.perf_counter(), DataChecksum()
     with progress_bar("reading", None, enabled=progress) as advance:
-        collection = benchmark.load(needs_corpus=named is None)
+        collection = benchmark.load(needs_corpus=named is None, duplicates=duplicates)
         replaced = named is not None and (named.groups is not None or not collection.has_corpus)
         if named is not None and replaced:
             benchmark, collection = named.of_collection(benchmark, collection)
@@ -438,7 +565,7 @@ class _Evaluation:
             done = replace(result, seconds={**result.seconds, "check": checked.seconds, "other": other})
             if self.stage is not None:
                 self.stage.keep(done)
-        logger.info("%s: %s %.4f over %d queries", key, HEADLINE, done.measures[HEADLINE], done.queries)
+        logger.info("%s: %s %.2f over %d queries", key, HEADLINE, 100 * done.measures[HEADLINE], done.queries)
         return done
 
     def _score(self, checked: _Checked) -> CollectionResult:
@@ -482,6 +609,7 @@ class _Evaluation:
             data_sha256=checked.sha256,
             worst=worst_queries(collection, policy, ranking.run, scores, explain=self.explain),
             baselines=tuple(baseline for baseline, _ in baselines),
+            missing=len(collection.missing),
         )
         if result.caution:
             logger.warning("%s: %s", key, result.caution)

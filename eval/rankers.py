@@ -533,7 +533,7 @@ class SystemDocuments:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
 
         Raises:
-            InputError: Half or more of the judged documents are not among them, or the run cannot be read.
+            InputError: None of the judged documents is among them, or the run cannot be read.
         """
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:
@@ -557,10 +557,10 @@ class SystemDocuments:
         if missing:
             counted = f"{len(missing):,} of the {len(judged):,} judged documents of {benchmark.key}"
             said = f"{self.index.path}: {counted}, such as {missing[0]!r}, are not {where}"
-            if 2 * len(missing) >= len(judged):  # other ids than those of the judgements
+            if len(missing) == len(judged):  # other ids than those of the judgements
                 raise InputError(said)
             logger.warning("%s; they count as not found", said)
-        return benchmark, replace(collection, documents=documents)
+        return benchmark, replace(collection, documents=documents, missing=tuple(missing))
 
 
 def _field_with(index: Index, value: str) -> str | None:

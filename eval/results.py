@@ -419,6 +419,8 @@ class CollectionResult:
             checksums mean equal data.
         worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
         baselines: Scores of the baselines.
+        missing: Number of judged documents that are not among the documents searched. They count as not found: recall and the ideal
+            ranking of nDCG include them.
     """
 
     name: str
@@ -449,6 +451,7 @@ class CollectionResult:
     data_sha256: str
     worst: tuple[WorstQuery, ...]
     baselines: tuple[Baseline, ...]
+    missing: Count = 0
 
     @property
     def kept(self) -> int:
@@ -483,6 +486,34 @@ class CollectionResult:
             value: Score to average; None if only the grouping matters, or if there is no score.
         """
         return Part(self.name, self.split, self.group, self.group_size, value)
+
+
+@dataclass(frozen=True, config=RECORD)
+class FailedCollection:
+    """A collection that could not be evaluated, beside others that were. Averages that it belongs to are blank.
+
+    Attributes:
+        name: Name of the collection, or what was given in its place.
+        split: Split of the judgements; empty if it is not known.
+        group: See `CollectionResult`.
+        group_size: See `CollectionResult`.
+        reason: What is wrong, and what to do.
+    """
+
+    name: str
+    split: str
+    group: str | None
+    group_size: Annotated[int, Field(ge=1)]
+    reason: str
+
+    @property
+    def key(self) -> str:
+        """Collection and split, as in files and tables, see `quiver.eval.metrics.Part`."""
+        return self.part().key
+
+    def part(self) -> Part:
+        """The collection as input to ``quiver.eval.metrics``, without a score."""
+        return Part(self.name, self.split, self.group, self.group_size)
 
 
 class ScoreTable:
@@ -521,6 +552,7 @@ class Results:
         system: The evaluated system.
         collections: Results per collection, in the order the collections were given in.
         provenance: How, when and on which machine the results were computed.
+        failed: Collections that could not be evaluated. The same call again evaluates them, and keeps what is finished.
 
     Example:
         >>> results = read_results(tiny_results())
@@ -531,10 +563,11 @@ class Results:
     system: System
     collections: tuple[CollectionResult, ...]
     provenance: Provenance
+    failed: tuple[FailedCollection, ...] = ()
 
     @property
     def headline(self) -> float | None:
-        """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part.
+        """Mean nDCG@10 over the data sets, where a group counts once; None if there are none, one has failed, or a group lacks a part.
 
         Example:
             >>> read_results(tiny_results()).headline
@@ -544,7 +577,8 @@ class Results:
         return average(scores, list(scores)).value
 
     def __repr__(self) -> str:
-        return f"{self.system.label} ({self.system.kind}), in points\n{self.table()!r}"
+        failed = f"\nnot evaluated: {', '.join(each.key for each in self.failed)}" if self.failed else ""
+        return f"{self.system.label} ({self.system.kind}), in points\n{self.table()!r}{failed}"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -642,13 +676,13 @@ class Results:
         """The collections as input to ``quiver.eval.metrics``.
 
         Args:
-            measure: Name of a measure; a collection without it has the value None.
+            measure: Name of a measure; a collection without it, or that failed, has the value None.
 
         Example:
             >>> [part.value for part in read_results(tiny_results()).parts("recall@100")]
             [1.0]
         """
-        return [each.part(each.measures.get(measure)) for each in self.collections]
+        return [*(each.part(each.measures.get(measure)) for each in self.collections), *(each.part() for each in self.failed)]
 
 
 def with_common_names(results: Sequence[Results]) -> list[Results]:
@@ -762,10 +796,12 @@ class Stage:
 
     Attributes:
         folder: Folder for runs and scores per query, with the file names used in ``results.json``.
+        unfinished: Whether some collections failed: the stage is kept, so that the next evaluation scores only these.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.unfinished = False
         self._finished = folder / _FINISHED
 
     def keep(self, result: CollectionResult) -> None:
@@ -808,7 +844,7 @@ def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool 
 
     An old ``results.json`` is removed first and the new one is moved last. A process killed at any point leaves the old results, the new
     ones or none, never a mixture. Other files in the folder are kept. If the block ends with an error or the process is killed, finished
-    collections stay in ``.unfinished`` for the next evaluation with an equal plan.
+    collections stay in ``.unfinished`` for the next evaluation with an equal plan; so they do if `Stage.unfinished` is set.
 
     Args:
         folder: Folder for the results.
@@ -834,7 +870,7 @@ def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool 
                 _publish(stage.folder, folder)
                 done = True
             finally:
-                if done or not stage.any_finished():
+                if (done and not stage.unfinished) or not stage.any_finished():
                     _remove(stage.folder)
     finally:
         if created and folder.exists() and not any(folder.iterdir()):
@@ -867,6 +903,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     before = path.read_text(encoding="utf-8") if path.is_file() else None
     if before == content:
         logger.info("%s: resuming an interrupted evaluation", stage.folder.parent)
+        _take_back(stage.folder)
         return
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
@@ -881,6 +918,26 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     except OSError as error:
         raise InputError(f"{stage.folder.parent}: cannot be written ({error.strerror})") from error
     write_text(path, content)
+
+
+def _take_back(stage: Path) -> None:
+    """Move the files of results that lack collections back to their stage, where the finished collections name them."""
+    folder = stage.parent
+    if not _lacks_collections(folder):
+        return
+    files = _named_files(folder)
+    for path in (folder / FILE, *(folder / name for name in REPORTS)):
+        path.unlink(missing_ok=True)
+    sync_folder(folder)
+    for path in files:
+        target = stage / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        path.replace(target)
+
+
+def _lacks_collections(folder: Path) -> bool:
+    """Whether a folder holds results of which some collections failed, and the stage to go on with."""
+    return (folder / _STAGE / _PLAN).is_file() and (folder / FILE).is_file() and bool(read_json(folder / FILE).get("failed"))
 
 
 def _differing(before: str, plan: Mapping[str, object]) -> str:
@@ -904,11 +961,11 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     """Check early that results can be written to ``folder``.
 
     Raises:
-        InputError: ``folder`` is not a folder, or it holds results already and ``overwrite`` is off.
+        InputError: ``folder`` is not a folder, or it holds results already, ``overwrite`` is off, and no collection of them failed.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
-    if (folder / FILE).exists() and not overwrite:
+    if (folder / FILE).exists() and not overwrite and not _lacks_collections(folder):
         raise InputError(
             f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite (overwrite=True in Python)"
         )

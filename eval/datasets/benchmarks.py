@@ -30,21 +30,25 @@ from quiver.retrieval.data.corpus import (
     QUERY_IDS,
     QUERY_TEXTS,
     Collection,
+    DuplicateJudgements,
     EntryPosition,
     Judgement,
     assemble,
     check_names,
     check_names_of,
     check_one_table,
+    describe_missing,
     has_corpus,
     have_ids,
     load_collection,
+    merged_judgements,
     name_of,
     ranked,
     renamed,
     stem,
     table_judgements,
     table_queries,
+    telling_name,
     with_numbers,
 )
 from quiver.retrieval.data.tables import read_rows, rows_of_frame
@@ -148,11 +152,12 @@ class Policy:
 class CollectionReader(Protocol):
     """Reads a collection from its source."""
 
-    def load(self, *, needs_corpus: bool = True) -> Collection:
+    def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
 
         Args:
             needs_corpus: Refuse a collection without a corpus; see `Collection.has_corpus`.
+            duplicates: What several judgements of one pair give, see `quiver.retrieval.data.corpus.merged_judgements`.
 
         Raises:
             InputError: The collection is missing or malformed; names file and line.
@@ -180,7 +185,7 @@ class LocalFolder:
     qrels: Path | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
 
-    def load(self, *, needs_corpus: bool = True) -> Collection:
+    def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
 
         Raises:
@@ -190,8 +195,15 @@ class LocalFolder:
             raise InputError(f"{self.queries}: {_NEEDS_CORPUS}")
         try:
             check_names_of(self.rename, (self.queries, self.qrels))
-            files = {"queries": self.queries, "qrels": self.qrels}
-            return load_collection(self.folder, self.split, **files, rename=self.rename, needs_corpus=needs_corpus)
+            return load_collection(
+                self.folder,
+                self.split,
+                queries=self.queries,
+                qrels=self.qrels,
+                rename=self.rename,
+                needs_corpus=needs_corpus,
+                duplicates=duplicates,
+            )
         except InputError as error:
             if needs_corpus and self.folder is not None and self.folder.is_dir() and not has_corpus(self.folder):
                 raise InputError(f"{error}; {_NEEDS_CORPUS}") from error
@@ -228,7 +240,7 @@ class GivenQuestions:
     qrels: Any
     rename: Mapping[str, str] = field(default_factory=dict)
 
-    def load(self, *, needs_corpus: bool = True) -> Collection:
+    def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Check the collection.
 
         Raises:
@@ -241,9 +253,9 @@ class GivenQuestions:
         queries, qrels = ([(position, renamed(row, self.rename)) for position, row in rows] for rows in given)
         if self.queries is self.qrels:
             check_one_table(queries)
-        judgements: Iterable[Judgement] = table_judgements(_QRELS, qrels)
+        judgements: Iterable[Judgement] = merged_judgements(table_judgements(_QRELS, qrels), duplicates)
         if not have_ids(queries):
-            judgements = with_numbers(judgements, _QUERIES, table_queries(_QUERIES, queries))
+            judgements = with_numbers(list(judgements), _QUERIES, table_queries(_QUERIES, queries))
         return assemble("queries", "", documents=None, queries=lambda: table_queries(_QUERIES, queries), judgements=judgements)
 
     @staticmethod
@@ -276,8 +288,9 @@ def _judgement_rows(given: Any) -> Any:
     for query, judged in given.items():
         if not isinstance(judged, Mapping | str | Sequence | Set) or any(isinstance(each, Mapping) for each in judged):
             raise InputError(f"qrels: {query!r} must have {{document id: grade}} or ids of relevant documents, got {judged!r}")
-        grades = judged if isinstance(judged, Mapping) else dict.fromkeys([judged] if isinstance(judged, str) else judged, 1)
-        rows += [{"query_id": query, "document_id": document, "grade": grade} for document, grade in grades.items()]
+        relevant = [judged] if isinstance(judged, str) else judged
+        grades = judged.items() if isinstance(judged, Mapping) else [(document, 1) for document in relevant]
+        rows += [{"query_id": query, "document_id": document, "grade": grade} for document, grade in grades]
     return rows
 
 
@@ -321,7 +334,7 @@ class Benchmark:
 
         A folder with the name of a BEIR collection (``msmarco``, ``cqadupstack/android``; case does not matter) is assumed to hold that
         collection. It gets the collection's name, policy, licence and group, and the split of the published results. Its revision stays
-        unknown. A folder with any other name has no metadata.
+        unknown. A folder with any other name has no metadata, and its name is that of `quiver.retrieval.data.corpus.telling_name`.
 
         Args:
             folder: Folder with ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``. The name is taken from this path;
@@ -340,7 +353,7 @@ class Benchmark:
         entry = _beir_entry(own)
         if entry is None:
             split = "test" if split is None else split
-            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split, *files))
+            return cls(name or telling_name(own), split, policy or Policy(), Metadata(), LocalFolder(folder, split, *files))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
             logger.info("%s: has the name of the collection %s and is evaluated as such; split %s", folder, entry.key, split)
@@ -362,16 +375,19 @@ class Benchmark:
         """Collection and split, as in files and tables, see `quiver.eval.metrics.Part`."""
         return Part(self.name, self.split).key
 
-    def load(self, *, needs_corpus: bool = True) -> Collection:
+    def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
 
         Args:
             needs_corpus: Refuse a collection without a corpus; see `Collection.has_corpus`.
+            duplicates: What several judgements of one pair give, see `quiver.retrieval.data.corpus.merged_judgements`.
 
         Raises:
             InputError: The collection or a file is missing, or a file is malformed; names file and line.
         """
-        found = self.source.load(needs_corpus=needs_corpus)
+        found = self.source.load(needs_corpus=needs_corpus, duplicates=duplicates)
+        if found.missing:
+            logger.warning("%s: %s; counted as not found", self.name, describe_missing(found))
         if not any(grade > 0 for grades in found.qrels.values() for grade in grades.values()):
             logger.warning("%s: no judgement has a grade above 0, so nothing is relevant and every score is 0", self.name)
         return found

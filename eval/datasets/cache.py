@@ -30,7 +30,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.corpus import Collection, DuplicateJudgements
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.sources import Source
@@ -328,7 +328,7 @@ class CachedCollection:
     name: str
     split: str
 
-    def load(self, *, needs_corpus: bool = True) -> Collection:
+    def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection, which has a corpus.
 
         Raises:
@@ -343,7 +343,7 @@ class CachedCollection:
             path = folder / name
             if not path.is_file() or path.stat().st_size != file.bytes:
                 raise InputError(f"{path}: missing or changed since the download; run quiver collections fetch to repair it")
-        return self.source.load(folder, self.name, self.split)
+        return self.source.load(folder, self.name, self.split, duplicates=duplicates)
 
     def __str__(self) -> str:
         return str(self.cache.folder(self.source))

@@ -34,12 +34,14 @@ from quiver.eval.datasets.cache import check_room, download, reason, unpack
 from quiver.retrieval.data.corpus import (
     BEIR_FIELDS,
     Collection,
+    DuplicateJudgements,
     EntryPosition,
     FieldNames,
     Judgement,
     assemble,
     key_of,
     load_collection,
+    merged_judgements,
     read_judgements,
     to_document,
     to_judgement,
@@ -354,7 +356,7 @@ class Source(Protocol):
             InputError: The download failed.
         """
 
-    def load(self, folder: Path, name: str, split: str) -> Collection:
+    def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection from the folder that `fetch` has filled.
 
         Raises:
@@ -410,14 +412,14 @@ class ZipArchive:
         archive.unlink()
         return self.revision
 
-    def load(self, folder: Path, name: str, split: str) -> Collection:
+    def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
 
         Raises:
             InputError: A file is missing or malformed; names file and line.
         """
         del name  # the folder's own name is used
-        return load_collection(folder / self.folder, split)
+        return load_collection(folder / self.folder, split, duplicates=duplicates)
 
 
 @dataclass(frozen=True)
@@ -480,7 +482,7 @@ class HubTables:
             commits.append(fetch_files(repository, self.revisions.get(repository), target, choose, progress=progress))
         return "+".join(commits)
 
-    def load(self, folder: Path, name: str, split: str) -> Collection:
+    def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
 
         Raises:
@@ -494,7 +496,7 @@ class HubTables:
             split,
             documents=partial(table_documents, files[self.documents], self.document_columns),
             queries=partial(table_queries, files[self.queries], self.query_columns),
-            judgements=table_judgements(files[self.judgements], graded=self.graded),
+            judgements=merged_judgements(table_judgements(files[self.judgements], graded=self.graded), duplicates),
         )
 
     def _repositories(self) -> list[str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.corpus import read_judgements, write_beir
+from quiver.retrieval.data.corpus import merged_judgements, read_judgements, write_beir
 from quiver.retrieval.records import Document, Query
 
 
@@ -160,7 +160,7 @@ def _judged(squad: Squad, qrels: Path) -> dict[str, list[tuple[str, str, int]]]:
         raise InputError(f"{qrels}: not a folder with <split>.tsv files")
     splits = {}
     for file in files:
-        judgements = list(read_judgements(file))
+        judgements = merged_judgements(read_judgements(file))
         for judgement in judgements:
             for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
                 if key not in known:

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import read_json
 from quiver.eval.metrics import (
     CHANGED,
@@ -473,18 +473,20 @@ def check_comparison_target(out: str | Path) -> None:
     check_format(Path(out))
 
 
-def write_comparison(comparison: Comparison, out: str | Path) -> None:
+def write_comparison(comparison: Comparison, out: str | Path, *, title: str = "") -> None:
     """Write the report of a comparison, replacing an existing one.
 
     Args:
         comparison: Return value of `compare_results`.
         out: Output file, .md, .html or .tex; without a suffix it is Markdown.
+        title: Main heading; empty for one that names the baseline. LaTeX has none.
 
     Raises:
         InputError: The suffix is not supported, or the file cannot be written.
     """
     path = Path(out)
-    write(comparison_report(comparison, latex=check_format(path) == ".tex"), path)
+    report = comparison_report(comparison, latex=check_format(path) == ".tex")
+    write(replace(report, title=check_utf8(title, "the title") or report.title), path)
 
 
 def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:

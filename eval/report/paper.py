@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.eval.metrics import average, data_sets
 from quiver.eval.published import (
     BM25_FLAT,
@@ -449,20 +449,23 @@ def _points(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
 
 
-def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None) -> None:
+def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None, title: str = "") -> None:
     """Write results in the layouts of the paper's Tables 1, 7 and 8, replacing an existing report.
 
     Args:
         folders: Folders that ``quiver evaluate`` wrote.
         out: File; its suffix (.md, .html or .tex) selects the format.
         against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
+        title: Main heading; empty for one that names the paper. LaTeX has none.
 
     Raises:
         InputError: The suffix is unknown, a folder holds no complete results, the results do not fit into one table, the paper has no
             such row, or the file cannot be written.
     """
     check_format(Path(out))
+    check_utf8(title, "the title")
     results = [read_results(folder) for folder in folders]
     check_data(results)
     tested = test_significance(folders, results, averages=averages(collections_by_key(results)))
-    write(paper_report(results, against=against, significance=tested), Path(out))
+    report = paper_report(results, against=against, significance=tested)
+    write(replace(report, title=title or report.title), Path(out))

@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import write_text
 from quiver.eval.metrics import Average, Interval, average, data_sets, grouped, is_whole
 from quiver.eval.report.charts import Bar, Dot, Key, axis_top, bar_chart, interval, latency_chart, latency_limits
@@ -46,6 +46,7 @@ from quiver.eval.report.formats import (
 from quiver.eval.results import (
     HEADLINE,
     CollectionResult,
+    FailedCollection,
     Results,
     ShownDocument,
     System,
@@ -305,15 +306,19 @@ def members(collections: Iterable[CollectionResult]) -> dict[str, list[str]]:
     return {name: [part.key for part in parts] for name, parts in grouped(collection.part() for collection in collections).items()}
 
 
-def row_average(row: ScoredRow, collections: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
+def row_average(
+    row: ScoredRow, collections: Mapping[str, CollectionResult], *, failed: Iterable[FailedCollection] = (), measure: str = HEADLINE
+) -> Average:
     """Mean of a row over all data sets of a table; None if one of them is missing.
 
     Args:
         row: A row.
         collections: Return value of `collections_by_key`.
+        failed: Collections that no system was evaluated on, because they failed.
         measure: Measure to take.
     """
-    scores = row_data_sets(row, collections, measure=measure)
+    # A group that has scored parts lacks those that failed; others are data sets without a score.
+    scores = row_data_sets(row, collections, measure=measure) | {each.key: None for each in failed}
     return average(scores, list(scores))
 
 
@@ -353,7 +358,7 @@ STEPS: Mapping[str, str] = {
 OVERHEAD = ("index", "check", "other")
 """Steps other than encoding and search."""
 
-CAPTIONED = ("Search", "Missing results", "Averages")
+CAPTIONED = ("Search", "Missing results", "Missing documents", "Averages")
 """Rules of the protocol in the caption of the LaTeX table."""
 
 SYSTEM = Column("System", numeric=False, wide=True)
@@ -365,6 +370,7 @@ class _Content:
     """What several parts of a report need; ``links`` leads from a score to the section with its command."""
 
     named: Named
+    failed: Sequence[FailedCollection]
     rows: Sequence[ScoredRow]
     collections: Mapping[str, CollectionResult]
     members: Mapping[str, Sequence[str]]
@@ -378,6 +384,11 @@ class _Content:
         return tuple(key.letter for other, key in self.keys.items() if other in found)
 
     @property
+    def averaged(self) -> bool:
+        """Whether there are several data sets, so that they have an average, which is blank if one has failed."""
+        return len(self.members) + len(self.failed) > 1
+
+    @property
     def scored(self) -> list[tuple[Key, CollectionResult]]:
         return [(self.keys[label], collection) for label, result in self.named for collection in result.collections]
 
@@ -388,7 +399,11 @@ class _Content:
         return name, f"mean of {self.collections[self.members[name][0]].group_size}"
 
 
-def results_report(results: Sequence[Results], *, title: str = "Retrieval results", significance: Significance = NOT_TESTED) -> Report:
+TITLE = "Retrieval results"
+"""Title of a report that is given none."""
+
+
+def results_report(results: Sequence[Results], *, title: str = TITLE, significance: Significance = NOT_TESTED) -> Report:
     """Make the report of one or more systems.
 
     Args:
@@ -456,26 +471,28 @@ def _counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def write_report(results: Sequence[str | Path | Results], *files: str | Path) -> None:
+def write_report(results: Sequence[str | Path | Results], *files: str | Path, title: str = "") -> None:
     """Write a report of several results in one or more formats, replacing existing ones.
 
     Args:
         results: Results, or folders that ``quiver evaluate`` wrote.
         files: Files to write; the suffix (.md, .html or .tex) selects the format. The significance tests are made once for all.
+        title: Main heading; empty for ``Retrieval results``. LaTeX has no heading: it begins the caption of the table.
 
     Raises:
         InputError: A suffix is unknown, a folder holds no complete results, two results do not fit into one table, or a file cannot be
             written.
     """
+    check_utf8(title, "the title")
     suffixes = {Path(file): check_format(Path(file)) for file in files}
     read = with_common_names([each if isinstance(each, Results) else read_results(each) for each in results])
     tested = _significance(results, read)
     for path, suffix in suffixes.items():
         if suffix == ".tex":
-            report, comments = latex_report(read, significance=tested)
+            report, comments = latex_report(read, title=title, significance=tested)
             write_text(path, render_latex(report, comments=comments))
         else:
-            write(results_report(read, significance=tested), path)
+            write(results_report(read, title=title or TITLE, significance=tested), path)
         folders = [os.path.relpath(each, path.parent) for each in results if not isinstance(each, Results)]
         if len(folders) == len(results):
             begin, end = _COMMENTS[suffix]
@@ -517,11 +534,12 @@ def reported_folders(report: Path) -> list[Path]:
     return [report.parent / folder for folder in named]
 
 
-def latex_report(results: Sequence[Results], *, significance: Significance = NOT_TESTED) -> tuple[Report, list[str]]:
+def latex_report(results: Sequence[Results], *, title: str = "", significance: Significance = NOT_TESTED) -> tuple[Report, list[str]]:
     """Make the table for a paper: nDCG@10 of systems on data sets; and comments that say how to reproduce it.
 
     Args:
         results: In the order of the table's rows.
+        title: Beginning of the caption; empty for what the table shows.
         significance: What superscripts say.
 
     Raises:
@@ -532,7 +550,9 @@ def latex_report(results: Sequence[Results], *, significance: Significance = NOT
     caption = " ".join(rules[about] for about in CAPTIONED if about in rules)
     comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in content.collections.values()]
     comments += [f"{label}: {result.provenance.command or 'made without a command line'}" for label, result in content.named]
-    return Report("Retrieval results", (_headline(content, f"{LABELS[HEADLINE]} in points", caption),)), comments
+    comments += [f"{each.key}: not evaluated: {each.reason}" for each in content.failed]
+    name = f"{LABELS[HEADLINE]} in points"
+    return Report(title or TITLE, (_headline(content, f"{title}: {name}" if title else name, caption),)), comments
 
 
 def _content(results: Sequence[Results], significance: Significance) -> _Content:
@@ -541,7 +561,9 @@ def _content(results: Sequence[Results], significance: Significance) -> _Content
     named = label_systems(results)
     scored = rows(named)
     collections = collections_by_key([result for _, result in named])
-    return _Content(named, scored, collections, members(collections.values()), system_keys(scored, named), _links(named), significance)
+    failed = {each.key: each for result in results for each in result.failed if each.key not in collections}
+    sets, keys = members(collections.values()), system_keys(scored, named)
+    return _Content(named, list(failed.values()), scored, collections, sets, keys, _links(named), significance)
 
 
 def system_keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
@@ -593,12 +615,14 @@ def _scores(content: _Content) -> Iterator[Block]:
                 (
                     "In points, hundredths of 1.",
                     small and f"{small[0].upper()}{small[1:]}.",
-                    "An average is blank where a data set is missing." if len(content.members) > 1 else "",
+                    "An average is blank where a data set is missing." if content.averaged else "",
                     "In HTML, a score links to the command that made it.",
                 ),
             )
         )
     )
+    for each in content.failed:
+        yield Paragraph((Span("Not evaluated:", "strong"), f" {each.key}: {each.reason}"))
     yield _headline(content, "nDCG@10 of systems on data sets", "")
     for group, keys in content.members.items():
         if group not in content.collections:
@@ -607,7 +631,7 @@ def _scores(content: _Content) -> Iterator[Block]:
 
 def _headline(content: _Content, name: str, caption: str) -> Table:
     systems = {label for label, _ in content.named}
-    averaged = len(content.members) > 1
+    averaged = content.averaged
     lines = []
     for row in content.rows:
         sets = row_data_sets(row, content.collections)
@@ -622,7 +646,7 @@ def _headline(content: _Content, name: str, caption: str) -> Table:
 
 
 def _average_cell(content: _Content, row: ScoredRow) -> Cell:
-    mean = row_average(row, content.collections)
+    mean = row_average(row, content.collections, failed=content.failed)
     better = content.better_than(row.label, AVERAGE)
     return Cell(points(mean.value), mean.value, f"{mean.known} of {mean.members}", better_than=better)
 
@@ -938,6 +962,7 @@ def protocol(results: Sequence[Results]) -> dict[str, str]:
     rules = {
         "Search": _search_rule(scored),
         "Missing results": "Means are over all judged queries. A query without results scores 0.",
+        "Missing documents": _missing_rule(scored),
         "Ties": "Scores are compared as float32. Equal scores are ordered by document id, descending, as in trec_eval.",
         "Measures": "nDCG uses linear gains and an ideal ranking over all judged documents. A document is relevant from grade 1 on;"
         " a negative grade counts as 0. MAP is over the documents kept, MRR@10 over the first ten.",
@@ -999,6 +1024,12 @@ def _search_rule(scored: Sequence[CollectionResult]) -> str:
     return (
         f"All documents of a collection are searched, and the first {depths} are kept for each query{fewer}. {how}{runs}" if scored else ""
     )
+
+
+def _missing_rule(scored: Sequence[CollectionResult]) -> str:
+    counts = {each.key: max(other.missing for other in scored if other.key == each.key) for each in scored if each.missing}
+    listed = ", ".join(f"{count:,} judged {'document' if count == 1 else 'documents'} of {key}" for key, count in sorted(counts.items()))
+    return f"Not among the documents searched: {listed}. They count as not found." if counts else ""
 
 
 def _depths(numbers: Iterable[int]) -> str:

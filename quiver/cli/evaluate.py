@@ -19,6 +19,7 @@ from quiver.cli.output import (
     print_json,
     print_table,
     say,
+    say_error,
     vector_cache,
 )
 from quiver.encoder.errors import InputError
@@ -129,14 +130,14 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
 
 def _print_quickstart(result: QuickstartResult) -> None:
     from quiver.eval.quickstart import QUESTIONS
+    from quiver.eval.report.retrieval import points
 
     bm25 = result.trained.collections[0].baselines[0]
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
     labels = _short_labels()
-    rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
-    print_table(
-        f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions", ("", *labels.values()), rows
-    )
+    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in systems]
+    held_out = f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions"
+    print_table(f"{held_out}; scores in points (hundredths)", ("", *labels.values()), rows)
     for question in QUESTIONS:
         answers = result.answers[question.text]
         say(f"\n? {question.text}")
@@ -173,6 +174,22 @@ def evaluate(
         ),
     ] = None,
     rename: options.Rename = None,
+    duplicate_judgements: Annotated[
+        Literal["error", "max", "sum"],
+        typer.Option(
+            "--duplicate-judgements",
+            help="Grade of a query and document that are judged several times, as in a click log: the highest (max), the sum of all, or an"
+            " error if the grades differ. Equal judgements count once, except in a sum.",
+        ),
+    ] = "error",
+    collection_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--collection-name",
+            help="Name of the collection in reports. Default: that of the published collection, folder or file of queries. Repeatable: one"
+            " per --data.",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
     index: options.SearchedIndex = None,
     run: Annotated[
@@ -189,6 +206,7 @@ def evaluate(
     candidates: options.Candidates = None,
     group_by: options.GroupBy = None,
     name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
+    title: options.ReportTitle = "",
     add_to: Annotated[
         Path | None,
         typer.Option("--add-to", help="Report (.md, .html or .tex) to add the system to, beside those that it has. Written if missing."),
@@ -263,6 +281,8 @@ def evaluate(
         queries=queries,
         qrels=qrels,
         rename=options.names_of(rename),
+        duplicate_judgements=duplicate_judgements,
+        collection_name=collection_name or (),
         index=index,
         run=run,
         fuse=fuse or (),
@@ -292,52 +312,70 @@ def evaluate(
     )
     reports = [out / name for name in REPORTS]
     with progress_bar("reports", 1, enabled=progress):
-        write_report([out], *reports)
+        write_report([out], *reports, title=title)
         if add_to is not None:
-            write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
+            write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to, title=title)
             reports.append(add_to)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
+    else:
+        for collection in results.collections:
+            _print_collection(results, collection)
+        _print_average(results)
+        say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
+    _report_failed(results)
+
+
+def _report_failed(results: Results) -> None:
+    """List the collections that could not be evaluated, with the reasons.
+
+    Raises:
+        typer.Exit: There are some.
+    """
+    if not results.failed:
         return
-    for collection in results.collections:
-        _print_collection(results, collection)
-    _print_average(results)
-    say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
+    number = len(results.failed) + len(results.collections)
+    reasons = [f"  {each.key}: {each.reason}" for each in results.failed]
+    again = "  to evaluate them, correct what is wrong and repeat the command; the others are not evaluated again"
+    say_error("\n".join([f"{len(results.failed)} of {number} collections were not evaluated", *reasons, again]))
+    raise typer.Exit(1)
 
 
 def _print_average(results: Results) -> None:
     """Print the mean over data sets of each system on several collections; blank where a member is missing."""
     from quiver.eval.metrics import average, data_sets
+    from quiver.eval.report.retrieval import points
     from quiver.eval.results import HEADLINE
 
-    if len(results.collections) < 2:
+    if len(results.collections) + len(results.failed) < 2:
         return
     names = [base.name for base in results.collections[0].baselines]
     rows = []
     for name in [*names, results.system.label]:
         cells = []
         for measure in _short_labels():
-            parts = []
+            parts = [each.part() for each in results.failed]
             for each in results.collections:
                 found = {base.name: base.measures for base in each.baselines} | {results.system.label: each.measures}
                 parts.append(each.part(found.get(name, {}).get(measure)))
             scores = data_sets(parts)
-            value = average(scores, list(scores)).value
-            cells.append("" if value is None else f"{value:.4f}")
+            cells.append(points(average(scores, list(scores)).value))
         rows.append((name, *cells))
     sets = data_sets(results.parts(HEADLINE))
     title = f"average over {len(sets)} data sets" if len(sets) > 1 else f"{next(iter(sets))}: mean over its collections"
-    print_table(title, ("", *_short_labels().values()), rows)
+    print_table(f"{title}, in points", ("", *_short_labels().values()), rows)
 
 
 def _print_collection(results: Results, collection: CollectionResult) -> None:
+    from quiver.eval.report.retrieval import points
+
     systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.label, collection.measures)]
     labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
-    rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
+    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in systems]
     documents = f"{collection.documents:,} documents{collection.named_by}"
-    print_table(f"{collection.key}: {collection.queries:,} queries, {documents}", ("", *labels.values()), rows)
+    print_table(f"{collection.key}: {collection.queries:,} queries, {documents}; in points", ("", *labels.values()), rows)
     cut, interval = collection.truncated, collection.interval
-    confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
+    confidence = f"nDCG@10 {points(interval.low)} to {points(interval.high)} at {interval.level:.0%} confidence"
     say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
     counts = {} if results.system.kind == "bm25" else {"documents": cut.documents, "queries": cut.queries}  # words are not truncated
     if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
@@ -362,6 +400,7 @@ def report_write(
         str | None,
         typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
     ] = None,
+    title: options.ReportTitle = "",
     progress: options.Progress = True,
 ) -> None:
     """Write a report on the results of one or more systems.
@@ -372,12 +411,12 @@ def report_write(
     from quiver.eval.report.retrieval import write_report
 
     if layout == "paper":
-        write_paper(folders, out, against=against)
+        write_paper(folders, out, against=against, title=title)
     elif against is not None:
         raise InputError("--against names a row of the paper and needs --layout paper")
     else:
         with progress_bar("comparing", 1, enabled=progress):
-            write_report(folders, out)
+            write_report(folders, out, title=title)
     say(f"report: {out}")
 
 
@@ -391,6 +430,7 @@ def report_compare(
             "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
         ),
     ] = None,
+    title: options.ReportTitle = "",
     progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
@@ -405,7 +445,7 @@ def report_compare(
     with progress_bar("comparing", 1, enabled=progress):
         comparison = compare_results(baseline, *systems)
     if out is not None:
-        write_comparison(comparison, out)
+        write_comparison(comparison, out, title=title)
     if as_json:
         print_json(dataclasses.asdict(comparison))
         return

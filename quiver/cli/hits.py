@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import check_target
 from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
@@ -26,7 +26,7 @@ def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]
     if rename and queries is None:
         raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
     check_names_of(rename, [queries])
-    return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path(), rename))
+    return [Query(QUERY, check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
 
 
 def make_fusion(

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -198,6 +199,9 @@ def _report_failure(kind: type[BaseException], error: BaseException, trace: Trac
 
 def main() -> None:
     """Run the command line; the entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a file name that is not UTF-8 is printed with escapes
+            stream.reconfigure(errors="backslashreplace")
     try:
         # In standalone mode Typer would print usage errors as a box of five lines. Without it, it returns the status of typer.Exit.
         status = app(prog_name="quiver", standalone_mode=False)
@@ -213,6 +217,10 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except InputError as error:
         say_error(str(error))
+        sys.exit(2)
+    except UnicodeEncodeError as error:  # of an argument that no other check has seen
+        around = ascii(error.object[max(0, error.start - 20) : error.end + 20])
+        say_error(f"{around} contains a character that {error.encoding} cannot hold; replace it")
         sys.exit(2)
     except OSError as error:
         # Such as a full disk or a missing permission.

@@ -277,6 +277,7 @@ SearchedIndex: TypeAlias = Annotated[
     Path | None, typer.Option("--index", help="Index of the documents, searched with its own model instead of encoding them.")
 ]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
+ReportTitle: TypeAlias = Annotated[str, typer.Option("--title", help="Title of the report. Default: one that says what it reports.")]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 Progress: TypeAlias = Annotated[
     bool, typer.Option("--progress/--no-progress", help="Show progress on standard error: bars on a terminal, elsewhere a line a minute.")

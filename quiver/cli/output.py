@@ -150,7 +150,7 @@ def read_ids(path: Path) -> list[str]:
     """
     from quiver.encoder.files import read_lines
 
-    return [line.strip() for _, line in read_lines(path)]
+    return [line.strip(" \t") for _, line in read_lines(path)]  # an id may begin or end with other white space
 
 
 def say_error(message: str) -> None:

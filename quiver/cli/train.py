@@ -185,7 +185,7 @@ def _print_run(record: dict[str, Any], out: Path) -> None:
         ("negatives per query", f"{batch['negatives_per_query']:,}"),
         ("updates", f"{result['steps']:,}"),
         ("last loss", f"{result['losses'][-1][1]:.4f}"),
-        *([("last nDCG@10", f"{result['development'][-1]['ndcg@10']:.4f}")] if result["development"] else []),
+        *([("last nDCG@10", f"{100 * result['development'][-1]['ndcg@10']:.2f}")] if result["development"] else []),
         ("truncated texts", f"{result['texts_truncated'] / result['texts']:.1%}"),
         ("seconds", f"{result['seconds']:.0f}"),
     ]
@@ -368,14 +368,14 @@ def _print_sweep(sweep: Sweep, out: Path) -> None:
     rows = [
         (
             show_settings(candidate.settings) or "the recipe",
-            "" if candidate.mean is None else f"{candidate.mean:.4f}",
-            "" if candidate.deviation is None else f"{candidate.deviation:.4f}",
+            "" if candidate.mean is None else f"{100 * candidate.mean:.2f}",
+            "" if candidate.deviation is None else f"{100 * candidate.deviation:.2f}",
             str(len(candidate.scores)),
         )
         for candidate in sweep.candidates
     ]
     data = f"{sweep.development['data']}, split {sweep.development['split']}"
-    print_table(f"nDCG@10 on {data}", ("candidate", "mean", "deviation", "runs"), rows)
+    print_table(f"nDCG@10 on {data}, in points", ("candidate", "mean", "deviation", "runs"), rows)
     for caution in cautions(sweep):
         say(caution)
     if sweep.best is not None:

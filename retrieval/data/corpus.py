@@ -17,6 +17,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,20 +26,29 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import atomic_file, decoded_lines, read_json_lines, read_lines, write_json_lines
 from quiver.retrieval.records import Document, Metadata, Query, Run, Value
 
 logger = logging.getLogger(__name__)
 
 # Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
-_GRADE = re.compile(r"[+-]?[0-9]{1,9}")
+# Tables with gaps have 1.0 for 1.
+_GRADE = re.compile(r"([+-]?[0-9]{1,9})(?:\.0*)?")
 _MAX_GRADE = 10**9
+_MAX_INTEGER = 2**53  # beyond it, floats skip integers
+
+# White space between the columns of TREC files: an id may hold any other, such as the no-break spaces of file names.
+_COLUMN_ENDS = re.compile(r"[ \t]+")
+_NOT_IN_RUNS = re.compile(r"[\t\r\n]")
+
+DuplicateJudgements = Literal["error", "max", "sum"]
+"""What several judgements of one document for a query give: an error if their grades differ, the highest grade, or the sum of all."""
 
 Identified = TypeVar("Identified", Document, Query)
 
@@ -101,7 +111,7 @@ def to_document(position: EntryPosition, row: Mapping[str, object], columns: Fie
     title = row.get(columns.title)
     if title is not None and not isinstance(title, str):
         raise InputError(f"{position}: '{columns.title}' must be a string, got {_shown(title)}")
-    return Document(key, _text(position, row, columns), title or "")
+    return Document(key, _text(position, row, columns), check_utf8(title or "", f"{position}: '{columns.title}'"))
 
 
 def to_metadata(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Metadata | None:
@@ -136,8 +146,11 @@ def checked_document(document: Document) -> Document:
         Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
     """
     key = as_id(document.id)
-    if not key.strip():
+    if not check_utf8(key, "the id of a document").strip():
         raise InputError("the id of a document is blank")
+    for name, text in (("title", document.title), ("text", document.text)):
+        if isinstance(text, str):
+            check_utf8(text, f"document {key!r}: the {name}")
     given: object = document.metadata
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f"document {key!r}: the metadata must be a mapping from field to value, got {_shown(given)}")
@@ -173,7 +186,7 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
             value = value.tolist()
         if not isinstance(path[-1], str):
             raise InputError(f"{where}: names of metadata fields must be strings, got {path[-1]!r}")
-        name = ".".join(path)
+        name = check_utf8(".".join(path), f"{where}: the name {path[-1]!r}")
         if isinstance(value, Mapping):
             left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
         elif not _is_missing(value):
@@ -196,7 +209,9 @@ def _is_missing(value: object) -> bool:
 
 def _value(value: object, name: str, where: str) -> Value:
     plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, str | int) or (isinstance(plain, float) and math.isfinite(plain)):
+    if isinstance(plain, str):
+        return check_utf8(plain, f"{where}: metadata field {name!r}")
+    if isinstance(plain, int) or (isinstance(plain, float) and math.isfinite(plain)):
         return plain
     kinds = "strings, finite numbers, booleans, or lists or objects of these"
     raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
@@ -212,21 +227,23 @@ def to_query(position: EntryPosition, row: Mapping[str, object], columns: FieldN
 
 
 def to_judgement(position: EntryPosition, query: str, document: str, grade: object) -> Judgement:
-    """Make a judgement. The grade may be an integer, a string of digits, or a float without a fraction.
+    """Make a judgement. The grade may be an integer, a float without a fraction, or a text of either, such as ``1.0``.
 
     Raises:
-        InputError: An id is blank, or the grade is not an integer of at most nine digits.
+        InputError: An id is blank, or the grade is not a whole number of at most nine digits.
     """
     if isinstance(grade, str):
-        whole = int(grade) if _GRADE.fullmatch(grade) else None
+        digits = _GRADE.fullmatch(grade.strip())
+        whole = int(digits[1]) if digits else None
     elif isinstance(grade, (int, float, np.number)) and not isinstance(grade, bool) and abs(grade) < _MAX_GRADE and grade == int(grade):
         whole = int(grade)
     else:
         whole = None
     if whole is None:
         raise InputError(f"{position}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
-    if not query.strip() or not document.strip():
-        raise InputError(f"{position}: the {'document' if query.strip() else 'query'} id is blank")
+    for what, key in (("query", query), ("document", document)):
+        if not check_utf8(key, f"{position}: the {what} id").strip():
+            raise InputError(f"{position}: the {what} id is blank")
     return Judgement(position, query, document, whole)
 
 
@@ -234,19 +251,28 @@ def check_id(position: EntryPosition, key: str) -> str:
     """Return the id unchanged.
 
     Raises:
-        InputError: The id is blank.
+        InputError: The id is blank, or contains half of a surrogate pair.
     """
-    if not key.strip():
+    if not check_utf8(key, f"{position}: the id").strip():
         raise InputError(f"{position}: the id is blank")
     return key
 
 
 def key_of(value: object) -> str | None:
-    """Return a string or integer id as a string; None for other types."""
+    """Return a string or integer id as a string; None for other types.
+
+    A float without a fraction is an integer: pandas makes floats of the integers of a column with gaps.
+
+    Example:
+        >>> key_of(7), key_of(7.0), key_of("7.0"), key_of(7.5)
+        ('7', '7', '7.0', None)
+    """
     if isinstance(value, bool):
         return None
     if isinstance(value, int | np.integer):
         return str(int(value))
+    if isinstance(value, float | np.floating):
+        return str(int(value)) if abs(value) < _MAX_INTEGER and value == int(value) else None
     return value if isinstance(value, str) else None
 
 
@@ -305,7 +331,7 @@ def _text(position: EntryPosition, row: Mapping[str, object], columns: FieldName
     if not isinstance(text, str):
         remedy = "; leave the row out, or give it an empty text" if text is None else ""
         raise InputError(f"{position}: '{columns.text}' must be a string, got {_shown(text)}{remedy}")
-    return text
+    return check_utf8(text, f"{position}: '{columns.text}'")
 
 
 def _shown(value: object) -> str:
@@ -409,6 +435,7 @@ class Collection:
         qrels: Query id -> document id -> grade; its queries are exactly ``queries``.
         empty_texts: Number of documents whose text is blank (they may have a title).
         has_corpus: Whether it has documents of its own. False: only the ids of its judged documents are known.
+        missing: Judged documents that are not among the documents. Their judgements stay: a ranking without them has not found them.
     """
 
     name: str
@@ -418,6 +445,7 @@ class Collection:
     qrels: dict[str, dict[str, int]]
     empty_texts: int
     has_corpus: bool = True
+    missing: tuple[str, ...] = ()
 
 
 class StreamedDocuments:
@@ -477,6 +505,7 @@ def load_collection(
     qrels: Path | None = None,
     rename: Mapping[str, str] = NO_NAMES,
     needs_corpus: bool = True,
+    duplicates: DuplicateJudgements = "error",
 ) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
 
@@ -489,10 +518,11 @@ def load_collection(
         qrels: File of judgements instead of the folder's, see `read_qrels`.
         rename: Field of these tables -> name that it is read by.
         needs_corpus: Refuse a collection without a corpus.
+        duplicates: What several judgements of one pair give, see `merged_judgements`.
 
     Raises:
-        InputError: Files are missing (names all of them), a file is malformed, the split does not exist (lists those that do), or a
-            judgement names a query or document that the collection lacks (names the judgement's line).
+        InputError: Files are missing (names all of them), a file is malformed, the split does not exist (lists those that do), or
+            `assemble` raises.
     """
     without_corpus = folder is None or not (needs_corpus or has_corpus(folder))
     if folder is not None:
@@ -514,23 +544,22 @@ def load_collection(
         split,
         documents=None if folder is None or without_corpus else partial(_documents, folder),
         queries=partial(_queries, queries, rename),
-        judgements=_with_numbers(read_judgements(qrels, rename), queries, rename),
+        judgements=_with_numbers(merged_judgements(read_judgements(qrels, rename), duplicates), queries, rename),
     )
 
 
-def _with_numbers(judgements: Iterable[Judgement], queries: Path, rename: Mapping[str, str]) -> Iterable[Judgement]:
+def _with_numbers(judgements: Sequence[Judgement], queries: Path, rename: Mapping[str, str]) -> Iterable[Judgement]:
     """The judgements; if the queries have no ids, the judgements name their texts, and get their numbers."""
     return judgements if _has_ids(queries, rename) else with_numbers(judgements, queries, _queries(queries, rename))
 
 
-def with_numbers(judgements: Iterable[Judgement], path: Path, queries: Iterable[tuple[EntryPosition, Query]]) -> Iterator[Judgement]:
+def with_numbers(judged: Sequence[Judgement], path: Path, queries: Iterable[tuple[EntryPosition, Query]]) -> Iterator[Judgement]:
     """Replace the texts that judgements name by the numbers of the queries.
 
     Raises:
         InputError: No judgement names the text of a query.
     """
     numbers = {query.text: query.id for _, query in queries}
-    judged = list(judgements)
     if judged and not any(judgement.query in numbers for judgement in judged):
         raise InputError(
             f"{path}: no field for the id of the queries, and {judged[0].position.file} does not name their texts; call the field of the"
@@ -563,10 +592,39 @@ def stem(file: Path) -> str:
     return PurePath(file.name.removesuffix(".gz")).stem
 
 
+# Names of files and folders that say nothing about the collection in them.
+_GENERIC = re.compile(
+    r"(?:data|data-?sets?|collections?|corpus|corpora|documents|docs|files|queries|query|qrels|judge?ments|test|dev|valid|val|validation|train"
+    r"|training|eval|evaluation|benchmarks?|beir|work|downloads?|home|root|te?mp(?:[._-]?\w{6,})?|out|output|results|v?\d+)",
+    re.IGNORECASE,
+)
+
+
+def telling_name(path: Path, own: str = "") -> str:
+    """Name of a collection: the last part of the path that says something, which ``data``, ``test`` and the like do not.
+
+    Args:
+        path: File or folder of the collection. Symbolic links are not followed, because a link may have the better name.
+        own: Name of the file without its suffixes; empty for a folder.
+
+    Example:
+        >>> telling_name(Path("/srv/manuals/data/test")), telling_name(Path("/srv/manuals/queries.jsonl"), "queries")
+        ('manuals', 'manuals')
+        >>> telling_name(Path("/tmp/data"))
+        'data'
+    """
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve would follow the link
+    names = [own or whole.name]
+    for parent in whole.parents:
+        if parent == Path.home():  # nothing above it is about the collection
+            break
+        names.append(parent.name)
+    return next((name for name in names if name and not _GENERIC.fullmatch(name)), names[0])
+
+
 def name_of(queries: Path) -> str:
-    """Name of the collection of a file of queries: the file's, or the folder's of ``queries.jsonl``."""
-    own = stem(queries)
-    return queries.resolve().parent.name if own == "queries" else own
+    """Name of the collection of a file of queries, see `telling_name`."""
+    return telling_name(queries, stem(queries))
 
 
 def assemble(
@@ -585,17 +643,20 @@ def assemble(
         documents: Function that starts a pass over the corpus; called for every pass over the collection's documents. None without a
             corpus: the collection's documents are the judged ones, without texts.
         queries: Function that starts a pass over the queries; those without judgements are dropped.
-        judgements: The judgements of the split.
+        judgements: The judgements of the split, at most one for each pair, see `merged_judgements`.
 
     Raises:
-        InputError: A document id, query id or judged pair is repeated, or a judgement names a missing query or document. Names the entry.
+        InputError: A document id or query id is repeated, a judgement names a missing query, or none of the judged documents is in the
+            corpus. Names the entry.
     """
     judged = tuple(judgements)
     qrels = _by_query(judged)
     wanted = {judgement.document for judgement in judged}
     judged_documents = NamedDocuments(judgement.document for judgement in judged)
     count = empty = 0
+    first: str | None = None
     for _, document in unique(documents) if documents is not None else ():
+        first = first or document.id
         count += 1
         empty += not document.text.strip()
         wanted.discard(document.id)
@@ -609,20 +670,26 @@ def assemble(
             missing_queries.discard(query.id)
     for judgement in judged if wanted or missing_queries else ():
         if judgement.query in missing_queries:
-            several = _of_several(len(missing_queries), len(qrels), "queries")
-            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries{several}; {_REMEDY}")
-        if judgement.document in wanted:
-            several = _of_several(len(wanted), len(judged_documents), "documents")
-            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus{several}; {_REMEDY}")
+            several = f"; {len(missing_queries):,} of the {len(qrels):,} judged queries are missing" if len(missing_queries) > 1 else ""
+            raise InputError(
+                f"{judgement.position}: query '{judgement.query}' is not among the collection's queries{several}; add what is missing, or"
+                " leave out its judgements"
+            )
+        if len(wanted) == len(judged_documents):
+            raise InputError(
+                f"{judgement.position}: document '{judgement.document}' is not in the corpus, and none of the {len(wanted):,} judged"
+                f" documents is; judgements must name documents by their ids{'' if first is None else f', such as {first!r}'}"
+            )
     known = judged_documents if documents is None else StreamedDocuments(documents, count)
-    return Collection(name, split, known, tuple(judged_queries), qrels, empty, documents is not None)
+    missing = tuple(key for key in (document.id for document in judged_documents) if key in wanted)
+    return Collection(name, split, known, tuple(judged_queries), qrels, empty, documents is not None, missing)
 
 
-_REMEDY = "add what is missing, or leave out its judgements"
-
-
-def _of_several(missing: int, judged: int, what: str) -> str:
-    return f"; {missing:,} of the {judged:,} judged {what} are missing" if missing > 1 else ""
+def describe_missing(collection: Collection) -> str:
+    """Say how many of a collection's judged documents its corpus lacks, with an example; it lacks at least one."""
+    judged, (first, *others) = len({document for grades in collection.qrels.values() for document in grades}), collection.missing
+    are, such_as = ("are", "such as ") if others else ("is", "")
+    return f"{len(others) + 1:,} of {judged:,} judged documents {are} not in the corpus, {such_as}{first!r}"
 
 
 def write_beir(
@@ -693,18 +760,18 @@ def read_queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[Q
     return (query for _, query in unique(partial(_queries, path, rename)))
 
 
-def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+def read_qrels(path: Path, duplicates: DuplicateJudgements = "error") -> dict[str, dict[str, int]]:
     """Read judgements: BEIR's three tab-separated columns with or without a header, TREC's four columns, or a table such as CSV.
 
     A file of the types of `read_queries`, except TSV, is a table with a header, whose columns have names of `JUDGED_QUERIES`,
     `JUDGED_DOCUMENTS` and `GRADES`; without a grade, every document is relevant with grade 1. In all other files the first line decides the
-    format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at white space, without quoting.
+    format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at spaces and tabs, without quoting.
 
     Raises:
-        InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair
-            that an earlier line judges. Names the line.
+        InputError: A line has the wrong number of columns, a blank id, a grade that is not a whole number of at most nine digits, or
+            judges a pair otherwise than an earlier line. Names the line.
     """
-    return _by_query(read_judgements(path))
+    return _by_query(merged_judgements(read_judgements(path), duplicates))
 
 
 def find_jsonl(folder: Path, stem: str) -> Path:
@@ -761,10 +828,11 @@ def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterato
     found = False
     for number, (line_number, line) in enumerate(read_lines(path)):
         position = EntryPosition(path, line_number)
-        columns = line.split(split)
+        columns = line.split("\t")
         if number == 0 and len(columns) != 3:
-            split = None  # TREC's format: str.split(None) splits at white space
-            columns = line.split()
+            split = None  # TREC's format
+        if split is None:
+            columns = _trec_columns(line)
         if len(columns) != (3 if split else 4):
             layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
             raise InputError(f"{position}: expected {layout} columns, got {len(columns)}")
@@ -776,6 +844,11 @@ def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterato
         yield to_judgement(position, query, document, grade)
     if not found:
         raise InputError(f"{path}: no judgements, only a header")
+
+
+def _trec_columns(line: str) -> list[str]:
+    """The columns of a TREC file, separated by spaces or tabs."""
+    return _COLUMN_ENDS.split(line.strip(" \t"))
 
 
 def _is_table(path: Path) -> bool:
@@ -821,16 +894,24 @@ def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str
             )
             if names[2] is None:
                 _tell_possible_grade(path, row, names[:2])
-        query, found, grade = key_of(row.get(names[0])) or "", row.get(names[1]), 1 if names[2] is None else row.get(names[2])
+        query, found, grade = row.get(names[0]), row.get(names[1]), 1 if names[2] is None else row.get(names[2])
         for document in found if isinstance(found, list) else [found]:
-            yield to_judgement(position, query, key_of(document) or "", grade)
+            yield to_judgement(position, _judged_id(position, "query", query), _judged_id(position, "document", document), grade)
     if names is None:
         raise InputError(f"{path}: no judgements, only a header")
 
 
+def _judged_id(position: EntryPosition, what: str, value: object) -> str:
+    """An id of a judgement; empty if there is none."""
+    key = "" if _is_missing(value) else key_of(value)
+    if key is None:
+        raise InputError(f"{position}: the {what} id must be a string or an integer, got {_shown(value)}")
+    return key
+
+
 def _tell_possible_grade(path: Path, row: Mapping[str, object], taken: Sequence[str | None]) -> None:
     """Warn of whole numbers that could be grades but are not called so."""
-    found = [name for name, value in row.items() if name not in taken and _is_unknown(name, _OF_QUERIES) and str(value).strip().isdecimal()]
+    found = [name for name, value in row.items() if name not in taken and _is_unknown(name, _OF_QUERIES) and _GRADE.fullmatch(str(value))]
     if found:
         logger.warning(
             "%s: no field is called %s, so that every document named is relevant; if '%s' holds the grades, pass --rename %s=grade",
@@ -966,14 +1047,55 @@ def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
     return _named(cells, QUERY_TEXTS) is not None and _named(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
 
 
+def merged_judgements(judgements: Iterable[Judgement], duplicates: DuplicateJudgements = "error") -> list[Judgement]:
+    """Make one judgement of all that judge the same document for the same query, such as the clicks of a log; their number is logged.
+
+    Equal judgements are one. Different grades are an error, as for trec_eval, unless ``duplicates`` says which grade they give.
+
+    Args:
+        judgements: The judgements, in any order.
+        duplicates: ``error``, ``max`` for the highest grade, or ``sum`` for the sum of the grades of all, equal ones too.
+
+    Returns:
+        The judgements, each with the position of the first that it was made of.
+
+    Raises:
+        InputError: ``duplicates`` is something else, or ``error`` and the grades of a pair differ. Names both.
+
+    Example:
+        >>> clicks = [Judgement(EntryPosition(Path("log.csv"), line), "owls", "d1", grade) for line, grade in ((2, 1), (3, 3), (4, 3))]
+        >>> [merged_judgements(clicks, how)[0].grade for how in ("max", "sum")]
+        [3, 7]
+    """
+    if duplicates not in get_args(DuplicateJudgements):
+        raise InputError(f"duplicate judgements (--duplicate-judgements) must be error, max or sum, got {duplicates!r}")
+    found: dict[tuple[str, str], Judgement] = {}
+    repeated = 0
+    for judgement in judgements:
+        first = found.setdefault(judgement[1:3], judgement)
+        if first is judgement:
+            continue
+        repeated += 1
+        if duplicates == "error" and first.grade != judgement.grade:
+            position, query, document, grade = judgement
+            raise InputError(
+                f"{position}: document '{document}' is already judged for query '{query}' {first.position.seen_from(position)}, with grade"
+                f" {first.grade} instead of {grade}; keep one of the judgements, or take the highest grade or the sum of all:"
+                " --duplicate-judgements max or sum (duplicate_judgements=)"
+            )
+        grade = first.grade + judgement.grade if duplicates == "sum" else max(first.grade, judgement.grade)
+        found[judgement[1:3]] = first._replace(grade=grade)
+    if repeated:
+        made = {"error": "kept once", "max": "the highest grade was taken", "sum": "their grades were added"}[duplicates]
+        where = next(iter(found.values())).position.file
+        logger.warning("%s: %d of %d judgements repeat a query and document; %s", where, repeated, len(found) + repeated, made)
+    return list(found.values())
+
+
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Query id -> document id -> grade; repeated pairs are errors."""
+    """Query id -> document id -> grade."""
     qrels: dict[str, dict[str, int]] = {}
-    positions: dict[tuple[str, str], EntryPosition] = {}
-    for position, query, document, grade in judgements:
-        first = positions.setdefault((query, document), position)
-        if first != position:
-            raise InputError(f"{position}: document '{document}' is already judged for query '{query}' {first.seen_from(position)}")
+    for _, query, document, grade in judgements:
         qrels.setdefault(query, {})[document] = grade
     return qrels
 
@@ -997,7 +1119,7 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 SPACE = "\N{SYMBOL FOR SPACE}"
 """What a run holds instead of a space in an id, such as the name of a file, because its columns are separated by white space."""
 
-UNFIT = f"is empty, or has {SPACE} or white space other than a space, which a TREC run cannot hold"
+UNFIT = f"is empty, or has {SPACE}, a tab or a line end, which a TREC run cannot hold"
 """What is wrong with an id for which `fits_run` is false."""
 
 
@@ -1010,7 +1132,7 @@ def write_run(run: Run, path: Path, *, tag: str) -> None:
         tag: Name of the system, the last column.
 
     Raises:
-        InputError: An id is empty or contains white space other than `SPACE`, which the format does not allow, or a score is not finite.
+        InputError: An id is empty or contains a tab or a line end, which the format does not allow, or a score is not finite.
         ValueError: The tag is empty or contains white space.
     """
     if tag.split() != [tag]:
@@ -1039,7 +1161,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     """
     run: dict[str, dict[str, float]] = {}
     for number, line in read_lines(path):
-        columns = line.split()
+        columns = _trec_columns(line)
         if len(columns) != 6:
             raise InputError(f"{path}:{number}: expected 6 columns (query Q0 document rank score tag), got {len(columns)}")
         query, _, document, _, text, _ = (column.replace(SPACE, " ") for column in columns)
@@ -1067,11 +1189,10 @@ def _in_order(scores: Mapping[str, float]) -> list[tuple[float, str]]:
 
 
 def fits_run(key: str) -> bool:
-    """Whether a run can hold an id: it is not empty, and has no white space but spaces, for which `SPACE` stands."""
-    written = key.replace(" ", SPACE)
-    return written.split() == [written] and SPACE not in key
+    """Whether a run can hold an id: it is not empty, has neither tabs nor line ends, and no `SPACE`, which stands for a space."""
+    return bool(key) and SPACE not in key and _NOT_IN_RUNS.search(key) is None
 
 
 def _check_id(key: str, kind: str, path: Path) -> None:
-    if not fits_run(key):
+    if not fits_run(check_utf8(key, f"{path}: the {kind} id")):
         raise InputError(f"{path}: the {kind} id {key!r} {UNFIT}")

@@ -29,7 +29,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from quiver.encoder.errors import EmptyInputError, InputError
-from quiver.encoder.files import check_regular, decoded_lines, read_json_lines, read_whole, warn_once
+from quiver.encoder.files import (
+    SURROGATE_ESCAPE,
+    check_regular,
+    check_row,
+    decoded_lines,
+    read_json_lines,
+    read_whole,
+    warn_once,
+)
 from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
 from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
@@ -563,6 +571,8 @@ def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPositi
             raise InputError(f"{position}: malformed JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{position}: expected a JSON object, got {type(row).__name__}")
+        if SURROGATE_ESCAPE.search(text, counted, place):
+            check_row(row, str(position))
         yield position, row
         place = _past_space(text, place)
         if text[place : place + 1] == ",":
@@ -701,7 +711,7 @@ def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPos
         with parquet.ParquetFile(file) as opened:
             _check_names(str(file), opened.schema_arrow.names)
             yield from _plain_rows(file, (row for batch in opened.iter_batches(batch_size=_ROWS) for row in batch.to_pylist()))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read as Parquet ({_one_line(error)})") from error
 
 
@@ -713,7 +723,7 @@ def _arrow_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosit
     try:
         with closing(pyarrow.memory_map(str(file))) as mapped:
             yield from _plain_rows(file, (row for batch in _arrow_batches(file, mapped) for row in _rows_of(batch)))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read as Arrow ({_one_line(error)})") from error
 
 

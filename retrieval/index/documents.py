@@ -36,7 +36,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.retrieval.data.files import type_of
 from quiver.retrieval.index.dates import Date, Span
 from quiver.retrieval.index.files import (
@@ -461,7 +461,7 @@ class Condition:
         """Read a condition, in the grammar of this module.
 
         Raises:
-            InputError: It is malformed; the message shows the grammar.
+            InputError: It is malformed, or contains half of a surrogate pair; the message shows the grammar.
 
         Example:
             >>> Condition.parse("year >= 2019")
@@ -473,7 +473,7 @@ class Condition:
             >>> Condition.parse("file = guides/*")
             Condition(field='file', operator='=', values=(Prefix(text='guides/'),))
         """
-        tokens = _split(text)
+        tokens = _split(check_utf8(text, f"filter {text!r}"))
         words, between = tokens[::2], tokens[1::2]
         membership = between[:1] == [_Token("bare", "in")]
         expected = ["comma"] * (len(words) - 2) if membership else []
@@ -641,9 +641,10 @@ def _string(token: _Token) -> str:
     if token.text.endswith("*"):
         raise InputError(f"filter: {token.text}: a beginning is for =, != and in")
     try:
-        return str(json.loads(token.text))
+        found = str(json.loads(token.text))
     except ValueError as error:
         raise InputError(f"filter: {token.text} is not a string in double quotes ({error})") from error
+    return check_utf8(found, f"filter: {token.text}")
 
 
 def _read_or_prefix(token: _Token) -> tuple[Value | Prefix | Date, ...]:

@@ -357,7 +357,8 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
         dim: Width d of the index.
 
     Raises:
-        ValueError: The shape is wrong, or a value is not finite or overflows float32.
+        InputError: A value is not finite or overflows float32; names the query's number, from 0.
+        ValueError: The shape is wrong.
     """
     given: NDArray[Any] = np.asarray(queries)
     if given.ndim != 2 or given.shape[1] != dim:
@@ -365,7 +366,7 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
     matrix = _single(given)
     finite = np.isfinite(matrix)
     if not finite.all():
-        raise ValueError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite")
+        raise InputError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite: it has NaN or infinity")
     return matrix
 
 
@@ -377,7 +378,8 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
         dim: Width d of the index.
 
     Raises:
-        ValueError: A query is empty or has a wrong shape, or a value is not finite or overflows float32.
+        InputError: A value is not finite or overflows float32; names the query's number, from 0.
+        ValueError: A query is empty or has a wrong shape.
     """
     checked = []
     for row, query in enumerate(queries):
@@ -386,7 +388,7 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
             raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {given.shape}")
         matrix = _single(given)
         if not np.isfinite(matrix).all():
-            raise ValueError(f"a vector of query {row} is not finite")
+            raise InputError(f"a vector of query {row} is not finite: it has NaN or infinity")
         checked.append(matrix)
     return checked
 
@@ -749,8 +751,8 @@ class Index:
         Raises:
             InputError: An index to fuse or a model cannot be opened, the filter is malformed, it or ``group_by`` names a field that no
                 document has, hits are to be grouped and the index stores no texts, the preset or search parameter does not exist, or recall
-                was not measured for the target.
-            ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
+                was not measured for the target, a vector of a query is not finite, or a text contains half of a surrogate pair.
+            ValueError: k < 1, the queries have a wrong width, or both an effort and a target recall are given.
 
         Example:
             >>> index = open_index(tiny_index())

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quiver.encoder.progress import Advance
+from quiver.retrieval.models.encoding import check_texts
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 NAME = "bm25"
@@ -109,7 +110,12 @@ class BM25:
 
         Returns:
             The words as ``token_ids``, B object arrays (n_i,). Each has the vector [1]: one occurrence.
+
+        Raises:
+            InputError: A text contains half of a surrogate pair; names its number, from 0.
+            ValueError: An item is not a string.
         """
+        check_texts(texts)
         del role, progress
         if not texts:
             none = np.zeros(0, np.int32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens, TokenVectors
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class EncodingJob:
         protected_tokens: First vectors of a document that are not pooled (ColBERT).
 
     Raises:
-        InputError: A number is too small.
+        InputError: A number is too small, or the prompt contains half of a surrogate pair.
     """
 
     role: Role
@@ -62,12 +62,14 @@ class EncodingJob:
             number = getattr(self, name)
             if number is not None and number < least:
                 raise InputError(f"{name} must be >= {least}, got {number}")
+        check_utf8(self.prompt, "the prompt")
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Check that texts are a list of strings.
+    """Check that texts are a list of strings that UTF-8 can hold.
 
     Raises:
+        InputError: A text contains half of a surrogate pair; names its number, from 0.
         ValueError: ``texts`` is one string, or an item is not a string.
     """
     if isinstance(texts, str):
@@ -75,6 +77,7 @@ def check_texts(texts: Sequence[str]) -> None:
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"text {number} must be a string, got {type(text).__name__}")
+        check_utf8(text, f"text {number}")
 
 
 def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:

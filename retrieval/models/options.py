@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.loading import ModelFolder
@@ -22,6 +22,9 @@ class ModelOptions:
         document_prompt: Text put before every document.
         truncate_dim: Width to which the vectors of a bi-encoder are cut (Matryoshka).
 
+    Raises:
+        InputError: A prompt contains half of a surrogate pair.
+
     Example:
         >>> from quiver.retrieval import load_model
         >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
@@ -33,6 +36,10 @@ class ModelOptions:
     query_prompt: str | None = None
     document_prompt: str | None = None
     truncate_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query_prompt", "document_prompt"):
+            check_utf8(getattr(self, name) or "", f"{name} (--{name.replace('_', '-')})")
 
     def applied(self, settings: ModelFolder) -> ModelFolder:
         """Return the settings of a folder with these in their place.

@@ -360,7 +360,7 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
         loader = DataLoader(order, rows, collator, processes, start=start, count=count)
         settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
         bar = training_bar(
-            progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.4f}"}
+            progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.2%}"}
         )
         board = tensorboard(
             run.out / TENSORBOARD, step=progress.step + 1, enabled=processes.is_main_process, names={SCORE: "development/ndcg_at_10"}

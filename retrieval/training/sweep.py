@@ -489,7 +489,7 @@ def _candidate(members: Sequence[tuple[GridRun, SweepRun]]) -> Candidate:
 
 
 def _outcome(result: SweepRun) -> str:
-    return f"failed: {result.error}" if result.score is None else f"nDCG@10 {result.score:.4f}"
+    return f"failed: {result.error}" if result.score is None else f"nDCG@10 {100 * result.score:.2f}"
 
 
 def _remaining(spent: Iterable[float], waiting: int) -> str:

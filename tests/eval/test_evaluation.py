@@ -22,6 +22,7 @@ from quiver.eval.datasets.benchmarks import Benchmark, Policy
 from quiver.eval.evaluation import evaluate
 from quiver.eval.metrics import DEFAULT, score
 from quiver.eval.rankers import overlap
+from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.models.options import ModelOptions
@@ -222,13 +223,80 @@ def test_a_model_is_loaded_by_its_folder(
 def test_bad_data_stops_before_anything_is_encoded_or_written(
     model: Any, make_collection: MakeCollection, tmp_path: Path, broken: str
 ) -> None:
-    good, bad, out = make_collection("good"), make_collection("bad"), tmp_path / "out"
+    bad, out = make_collection("bad"), tmp_path / "out"
     with (bad / broken).open("a", encoding="utf-8") as file:
         file.write("{not a line of this file\n")
     with pytest.raises(InputError, match=Path(broken).name):
-        evaluate(model, [good, bad], out=out)
+        evaluate(model, bad, out=out)
+    with pytest.raises(InputError, match=rf"none of 2 collections can be evaluated; .*{Path(broken).name}"):
+        evaluate(model, [bad, tmp_path / "nowhere"], out=out)
     assert model.encoded == []
     assert not out.exists()
+
+
+def test_a_collection_that_cannot_be_read_does_not_stop_the_others(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad, out = make_collection("good"), make_collection("bad"), tmp_path / "out"
+    sound = (bad / "queries.jsonl").read_text(encoding="utf-8")
+    (bad / "queries.jsonl").write_text("{not a query\n", encoding="utf-8")
+    given = [bad, good, tmp_path / "nowhere"]
+    found = evaluate(model, given, out=out, baselines=())
+    assert [each.key for each in found.collections] == ["good.test"]
+    assert [(each.key, each.reason.count("\n")) for each in found.failed] == [(str(tmp_path / "nowhere"), 0), ("bad.test", 0)]
+    assert found.headline is None  # an average is blank where a member is missing
+    assert read_results(out) == found
+    assert repr(found).endswith(f"\nnot evaluated: {tmp_path / 'nowhere'}, bad.test")
+    assert f"bad.test: not evaluated: {bad / 'queries.jsonl'}:1: malformed JSON" in caplog.text
+    write_report([out], tmp_path / "report.md")
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "**Not evaluated:** bad.test: " in report
+    assert "1 of 3" in report  # in place of an average
+    # The same call evaluates the rest, and keeps what is finished.
+    (bad / "queries.jsonl").write_text(sound, encoding="utf-8")
+    model.encoded.clear()
+    again = evaluate(model, [bad, good], out=out, baselines=())
+    assert [each.key for each in again.collections] == ["bad.test", "good.test"]
+    assert [role for role, _ in model.encoded] == ["query", "document"]  # of one collection
+    assert again.collections[1] == found.collections[0]
+    assert (again.failed, read_results(out)) == ((), again)
+    assert not (out / ".unfinished").exists()
+    with pytest.raises(InputError, match="already holds results"):
+        evaluate(model, [bad, good], out=out, baselines=())
+
+
+def test_a_judged_document_that_the_corpus_lacks_counts_as_not_found(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    qrels = {"q1": {"d1": 2, "gone": 1}, "q2": {"d2": 1}, "q3": {"lost": 1}}
+    found = evaluate(model, make_collection(qrels=qrels), out=tmp_path / "out", baselines=()).collections[0]
+    run = read_run(tmp_path / "out" / "runs" / "tiny.test.trec")
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    expected = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10", "recall_10"}).evaluate(run)
+    for ours, theirs in (("ndcg@10", "ndcg_cut_10"), ("recall@10", "recall_10")):
+        assert found.measures[ours] == pytest.approx(sum(each[theirs] for each in expected.values()) / 3)
+    assert (found.missing, found.queries, found.judgements) == (2, 3, 4)
+    told = [record.getMessage() for record in caplog.records if "judged documents" in record.getMessage()]
+    assert told == ["tiny: 2 of 4 judged documents are not in the corpus, such as 'gone'; counted as not found"]
+    assert read_results(tmp_path / "out").collections[0].missing == 2
+    write_report([tmp_path / "out"], tmp_path / "report.md", title="Birds and fish")
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert report.startswith("# Birds and fish\n")
+    assert "2 judged documents of tiny.test. They count as not found." in report
+
+
+def test_collections_have_telling_names_or_those_that_are_given(model: Any, make_collection: MakeCollection) -> None:
+    first, second = make_collection("manuals/data"), make_collection("letters/test")
+
+    def keys(**given: Any) -> list[str]:
+        return [each.key for each in evaluate(model, [first, second], baselines=(), **given).collections]
+
+    assert keys() == ["manuals.test", "letters.test"]
+    assert keys(collection_name=["one", "two"]) == ["one.test", "two.test"]
+    with pytest.raises(InputError, match=r"got 1 names \(--collection-name\) for 2 collections"):
+        keys(collection_name="one")
+    with pytest.raises(InputError, match=r"must be without slashes, got 'a/b'"):
+        keys(collection_name=["a/b", "c"])
 
 
 @pytest.mark.parametrize(
@@ -259,7 +327,7 @@ def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection:
     rows = [{"_id": "d\n1", "text": "bird"}, {"_id": "d 2", "text": "stone"}]
     folder = make_collection(queries={"q": "bird"}, qrels={"q": {"d 2": 1}})
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with pytest.raises(InputError, match=r"the id 'd\\n1' is empty, or has \u2420 or white space other than a space"):
+    with pytest.raises(InputError, match=r"the id 'd\\n1' is empty, or has \u2420, a tab or a line end, which a TREC run cannot hold"):
         evaluate(model, folder, out=tmp_path / "out")
     assert model.encoded == []
     expected = evaluate(model, folder, baselines=()).collections[0].measures

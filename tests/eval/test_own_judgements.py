@@ -353,6 +353,49 @@ def test_what_cannot_be_evaluated_without_a_corpus_is_refused(
 
 def test_judged_files_that_the_index_lacks_are_counted(files: dict[str, Path], tmp_path: Path) -> None:
     build_index([each for each in passages() if "sea" not in each.id], "bm25", tmp_path / "words")
-    message = r"2 of the 4 judged documents of questions, such as 'sea/salt\.md', are not values of the field 'file'; .*'birds\.md'"
+    found = evaluate(None, index=tmp_path / "words", **files, group_by="file").collections[0]
+    assert (found.missing, found.measures["recall@10"]) == (2, 0.5)  # of q1 and q4; q3 has no word of its file
+    build_index([Document("a#1", "birds", metadata={"file": "a"})], "bm25", tmp_path / "others")
+    message = r"4 of the 4 judged documents of questions, such as 'birds\.md', are not values of the field 'file'; .*'a'"
     with pytest.raises(InputError, match=message):
-        evaluate(None, index=tmp_path / "words", **files, group_by="file")
+        evaluate(None, index=tmp_path / "others", **files, group_by="file")
+
+
+def test_ids_of_frames_with_gaps_are_integers_and_repeated_clicks_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_index([Document("1", "owls have wings"), Document("2", "trout have fins")], "bm25", tmp_path / "words")
+    queries = pd.DataFrame({"query_id": [1.0, 2.0], "text": ["wings", "fins"]})
+    clicks = pd.DataFrame({"query_id": [1.0, 1.0, 2.0], "document_id": np.array([1, 1, 2], np.float32), "grade": [1.0, 2.0, 1.0]})
+
+    def ask(**changed: Any) -> Any:
+        return evaluate(index=tmp_path / "words", queries=queries, **{"qrels": clicks, "duplicate_judgements": "max", **changed})
+
+    assert ask().collections[0].measures["ndcg@10"] == 1.0
+    assert "1 of 3 judgements repeat a query and document; the highest grade was taken" in caplog.text
+    with pytest.raises(InputError, match=r"qrels:2: document '1' is already judged for query '1' on line 1, with grade 1 instead of 2"):
+        ask(duplicate_judgements="error")
+    with pytest.raises(InputError, match=r"duplicate judgements \(--duplicate-judgements\) must be error, max or sum, got 'last'"):
+        ask(duplicate_judgements="last")
+    with pytest.raises(InputError, match=r"qrels:2: the query id is blank"):
+        ask(qrels=pd.DataFrame({"query_id": [1.0, None], "document_id": ["1", "2"]}))
+    with pytest.raises(InputError, match=r"qrels:1: the query id must be a string or an integer, got 1\.5"):
+        ask(qrels=pd.DataFrame({"query_id": [1.5], "document_id": ["1"]}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"queries": {"q": "owl \ud83d"}}, r"queries:1: 'text' contains an unpaired surrogate; replace the invalid character"),
+        ({"qrels": {"q": {"a\udce9": 1}}}, r"qrels:1: the document id contains an unpaired surrogate"),
+        ({"name": "\udce9"}, r"the name contains an unpaired surrogate"),
+        ({"collection_name": "\udce9"}, r"a name of a collection \(--collection-name\) contains an unpaired surrogate"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_comes_in(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    index = build_index([Document("a", "owls have wings")], "bm25", tmp_path / "words")
+    with pytest.raises(InputError, match=message):
+        evaluate(index=index, **{"queries": {"q": "owl"}, "qrels": {"q": {"a": 1}}, **changed}, out=tmp_path / "out")
+    for queries, condition in (("owl \ud83d", None), (["owl", "\ud83d"], None), ("owl", "a=\ud83d"), ("owl", 'a="\\ud83d"')):
+        with pytest.raises(InputError, match=r"(text \d|filter.*) contains an unpaired surrogate"):
+            index.search(queries, filter=condition)
+    with pytest.raises(InputError, match=r"document 'b': the text contains an unpaired surrogate"):
+        build_index([Document("b", "\ud83d")], "bm25")

@@ -39,7 +39,7 @@ def test_round_trip(written: tuple[Results, Path]) -> None:
 def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
     results, out = written
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert list(content) == ["schema", "ndcg@10", "system", "collections", "provenance"]
+    assert list(content) == ["schema", "ndcg@10", "system", "collections", "provenance", "failed"]
     assert content["schema"] == "quiver-results/3"
     assert content["ndcg@10"] == results.headline == results.collections[0].measures["ndcg@10"]
     assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"

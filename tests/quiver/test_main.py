@@ -257,7 +257,7 @@ DATA_MISTAKES = {
         lambda data: damage(data / "corpus.jsonl", lambda text: text + '{"_id": "d1", "text": "again"}\n'),
         "corpus.jsonl:5: id 'd1' is already used on line 1",
     ),
-    "unknown document": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td9\t1\n"), "test.tsv:4: document 'd9'"),
+    "unknown documents": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: "q1\td9\t1\n"), "test.tsv:1: document 'd9'"),
     "unknown query": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:4: query 'q9'"),
     "bad grade": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td2\tgood\n"), "test.tsv:4: "),
 }

@@ -34,6 +34,7 @@ REASONS = {
     "--rounds": "what a round is differs between benchmarks",
     "--split": "the published split is the default of evaluate",
     "--threads": "the benchmark measures with 1, 2, 4, ... up to it",
+    "--title": "the field of a table that holds titles, and the title of a report",
     "-d": "short for --data",
     "-k": "repeatable in index calibrate",
     "-m": "short for --model",

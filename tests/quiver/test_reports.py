@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,43 @@ def test_a_comparison_is_printed_written_and_given_as_json(quiver: Callable[...,
     pairing = machine["pairings"][0]
     assert pairing["data_set"].startswith("scifact")
     assert quiver("report", "compare", results / "a").code == 2
+
+
+def test_a_collection_that_fails_is_listed_and_evaluated_by_the_same_command(
+    quiver: Callable[..., Any], data: Path, tmp_path: Path
+) -> None:
+    other, out = tmp_path / "mine" / "data", tmp_path / "out"
+    command = ("evaluate", "--model", "bm25", "--data", data, "--data", other, "--title", "Two collections", "--out", out)
+    done = quiver(*command)
+    assert done.code == 1
+    assert "scifact.test: 2 queries, 6 documents; in points" in done.out
+    assert "100.00" in done.out
+    *_, first, reason, again = done.err.splitlines()
+    assert first == "quiver: error: 1 of 2 collections were not evaluated"
+    assert reason.startswith(f"  {other}: unknown collection")
+    assert "repeat the command" in again
+    assert json.loads((out / "results.json").read_text())["ndcg@10"] is None
+    assert (out / "report.md").read_text().startswith("# Two collections\n")
+    shutil.copytree(data, other)
+    done = quiver(*command)
+    assert (done.code, done.err) == (0, "")
+    assert "mine.test" in done.out
+    assert "average over 2 data sets, in points" in done.out
+
+
+def test_a_collection_and_its_repeated_judgements_are_named_and_merged_by_options(
+    quiver: Callable[..., Any], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert quiver("index", "build", data, "--model", "bm25", "--out", "words").code == 0
+    Path("clicks.csv").write_text("time,query,document,grade\n1,birds,d0,1\n2,birds,d0,3\n3,salt,d3,1.0\n")
+    command = ("evaluate", "--index", "words", "--queries", "clicks.csv", "--qrels", "clicks.csv", "--out", "out")
+    done = quiver(*command)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "clicks.csv:3: document 'd0' is already judged for query 'birds' on line 2, with grade 1 instead of 3" in done.err
+    done = quiver(*command, "--duplicate-judgements", "sum", "--collection-name", "shop")
+    assert done.code == 0, done.err
+    assert "shop: 2 queries" in done.out
 
 
 def test_results_are_written_as_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:

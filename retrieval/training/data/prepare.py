@@ -19,6 +19,7 @@ import shutil
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +33,7 @@ from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
+from quiver.retrieval.data.corpus import Collection, describe_missing, find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
 from quiver.retrieval.training.data.sources import (
     Example,
@@ -519,7 +520,7 @@ def _from_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Adv
 
 def _from_beir(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> IdNumbering:
     """One example per relevant document of a BEIR folder, in the order of the judgements."""
-    collections = {folder: load_collection(expand_home(folder), section.split) for folder in section.train}
+    collections = {folder: _with_texts(folder, section.split) for folder in section.train}
 
     def texts(kind: str) -> Iterator[TextEntry]:
         for folder, collection in collections.items():
@@ -542,6 +543,17 @@ def _from_beir(section: DataSection, writer: TableWriter, ids: Path, advance: Ad
         write_texts_by_id(texts(kind), writer, ids / f"{kind}.arrow", source=source, advance=advance) for kind in ("queries", "documents")
     )
     return IdNumbering(examples(), queries, documents, writer)
+
+
+def _with_texts(folder: str, split: str) -> Collection:
+    """A collection without the judgements of documents that its corpus lacks."""
+    collection = load_collection(expand_home(folder), split, duplicates="max")
+    if not collection.missing:
+        return collection
+    logger.warning("%s (%s): %s; not trained on", folder, split, describe_missing(collection))
+    missing = frozenset(collection.missing)
+    kept = {query: {key: grade for key, grade in judged.items() if key not in missing} for query, judged in collection.qrels.items()}
+    return replace(collection, qrels=kept)
 
 
 _FORMATS: Mapping[str, Callable[[DataSection, TableWriter, Path, Advance], RowNumbering]] = {

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import parquet
 
-from quiver.encoder.errors import InputError, download_errors, first_line, import_for
+from quiver.encoder.errors import InputError, check_utf8, download_errors, first_line, import_for
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import Advance
 from quiver.retrieval.data.corpus import key_of
@@ -465,10 +465,7 @@ def encode_text(location: str, text: str) -> bytes:
     Raises:
         InputError: The text has an unpaired surrogate, which neither files nor tokenizers accept.
     """
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{location}: a text holds an unpaired surrogate") from error
+    return check_utf8(text, f"{location}: a text").encode("utf-8")
 
 
 def text_of(location: str, name: str, row: Mapping[str, object]) -> str:

@@ -531,6 +531,7 @@ def mine_negatives(
                 "sha256": data.sha256,
                 "documents": data.searchable,
                 "without_positive": data.without_positive,
+                "missing_positives": data.missing_positives,
             },
             "result": result,
         }

@@ -245,6 +245,7 @@ class MiningData:
         positives: Numbers of the positives, query by query, in their original order.
         starts: The positives of query q are ``positives[starts[q]:starts[q + 1]]``, (Q + 1,).
         without_positive: Number of queries without a positive, which are excluded.
+        missing_positives: Number of judgements that name a relevant document without a text, which are excluded.
     """
 
     queries: TextTable
@@ -253,6 +254,7 @@ class MiningData:
     positives: NDArray[np.int64]
     starts: NDArray[np.int64]
     without_positive: int
+    missing_positives: int = 0
 
     @property
     def sha256(self) -> str:
@@ -296,8 +298,8 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
         index: Index whose documents are the corpus.
 
     Raises:
-        InputError: A file or row is malformed (named), a judged document is not in the index, the index has no texts, or no query
-            has a positive.
+        InputError: A file or row is malformed (named), no relevant document is in the corpus or index, the index has no texts, or no
+            query has a positive.
     """
     by_content = isinstance(source, PairSource)
     for name in ("queries", "documents"):
@@ -315,31 +317,40 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
 
 
 def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
-    collection = load_collection(source.folder, source.split)
-    relevant = {query: [key for key, grade in grades.items() if grade > 0] for query, grades in collection.qrels.items()}
-    judged = [query for query in collection.queries if relevant[query.id]]
-    with queries, documents:
+    # A document that one row of a click log calls relevant and another does not is a positive.
+    collection = load_collection(source.folder, source.split, duplicates="max")
+    with documents:
         if index is None:
             for block in blocks(collection.documents):
                 documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
+    table = documents.table()
+    relevant = [(query, key) for query, grades in collection.qrels.items() for key, grade in grades.items() if grade > 0]
+    numbers: dict[str, list[int]] = {query: [] for query in collection.qrels}
+    missing = []
+    for (query, key), number in zip(relevant, table.find_ids([key for _, key in relevant]).tolist(), strict=True):
+        if number < 0:
+            missing.append(key)
+        else:
+            numbers[query].append(number)
+    if missing:
+        _check_missing(collection, index, missing, len(relevant))
+    judged = [query for query in collection.queries if numbers[query.id]]
+    with queries:
         for some in blocks(judged):
             queries.add([Document(query.id, query.text) for query in some])
-    table = documents.table()
-    named = [key for query in judged for key in relevant[query.id]]
-    positives = table.find_ids(named)
-    if (missing := np.flatnonzero(positives < 0)).size:
-        raise _not_in_index(collection, index, named[int(missing[0])], missing.size)
-    owners = np.repeat(np.arange(len(judged)), [len(relevant[query.id]) for query in judged])
+    owners = np.repeat(np.arange(len(judged)), [len(numbers[query.id]) for query in judged])
+    positives = np.array([number for query in judged for number in numbers[query.id]], np.int64)
     rows, starts = _grouped(owners, positives, len(judged))
-    return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(judged))
+    return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(judged), len(missing))
 
 
-def _not_in_index(collection: Collection, index: Index | None, document: str, count: int) -> InputError:
-    where = "" if index is None else str(index.path)
-    return InputError(
-        f"{where}: document '{document}', relevant in {collection.name}, is not in this index ({count} such judgements); "
-        "build the index from that collection's corpus"
-    )
+def _check_missing(collection: Collection, index: Index | None, missing: Sequence[str], relevant: int) -> None:
+    """Warn of relevant documents that have no text; refuse the data if none has one."""
+    where = f"{collection.name}: {len(missing):,} of {relevant:,} relevant judgements name documents that are not in"
+    place = f"{where} {'the corpus' if index is None else index.path}, such as {missing[0]!r}"
+    if len(missing) == relevant:
+        raise InputError(f"{place}; {'add the documents' if index is None else 'build the index from the corpus of that collection'}")
+    logger.warning("%s; they are left out", place)
 
 
 def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:

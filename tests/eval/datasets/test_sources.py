@@ -137,11 +137,11 @@ def test_an_invalid_parquet_row_is_named(published: Any, tmp_path: Path) -> None
         (corpus, [{"_id": "d1", **text}, {"_id": " ", **text}], r":2: the id is blank"),
         (corpus, [{"_id": "d1", "text": None}], r":1: 'text' must be a string, got nothing"),
         (corpus, [{"_id": 1.5, **text}], r":1: '_id' \(or 'id'\) must be a string or an integer, got 1\.5"),
-        (corpus, [{"id": "d1", **text}], r"qrels/train-\S+:2: document 'd3' is not in the corpus"),
+        (corpus, [{"id": "dX", **text}], r"qrels/train-\S+:1: document 'd1' is not in the corpus, and none of the 2 judged documents is"),
         (corpus, [], r": the file is empty"),
         (queries, [{"_id": "q1", **text}], r"qrels/train-\S+:2: query 'q2' is not among the collection's queries"),
         (queries, [{"_id": "q1", **text}, {"_id": "q1", **text}], r":2: id 'q1' is already used in row 1"),
-        (qrels, [{"query-id": "q1", "corpus-id": "d1"}] * 2, r":2: document 'd1' is already judged for query 'q1' in row 1"),
+        (qrels, [{"query-id": "q1", "corpus-id": 1.5}], r":1: 'corpus-id' \(or 'corpus_id'\) must be a string or an integer"),
         (qrels, [{"query-id": "q1", "corpus": "d1"}], r":1: 'corpus-id' \(or 'corpus_id'\) must be a string or an integer"),
     ]
     for path, rows, message in cases:

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import load_collection, read_documents, read_qrels, read_queries
+from quiver.retrieval.data.corpus import SPACE, load_collection, read_documents, read_qrels, read_queries, read_run, write_run
 from quiver.retrieval.records import Document, Query
 
 
@@ -237,7 +237,7 @@ def test_qrels_in_trec_format_are_read(tmp_path: Path, separator: str) -> None:
         (["q1\td1\tone"], 1, 'the grade must be an integer of at most 9 digits, got "one"'),
         (["query-id\tcorpus-id\tscore", "q1\td1\tscore"], 2, 'the grade must be an integer of at most 9 digits, got "score"'),
         (["q1\td1\t1", "query-id\tcorpus-id\tscore"], 2, "must be an integer"),
-        (["q1\td1\t1.0"], 1, "must be an integer"),
+        (["q1\td1\t1.5"], 1, "must be an integer"),
         (["q1\td1\t1000000000"], 1, "at most 9 digits"),
         (["q1\td1\t-" + "1" * 400], 1, "at most 9 digits"),
         (["q1\td1\t1", "q1\td2\t" + "0" * 5000], 2, f'got "{"0" * 39}...'),
@@ -318,13 +318,10 @@ def test_judgements_with_only_a_header_are_refused(folder: Path) -> None:
         read_qrels(path)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [("q1\tdX\t1", "document 'dX' is not in the corpus"), ("qX\td1\t1", "query 'qX' is not among the collection's queries")],
-)
-def test_an_unknown_id_in_the_qrels_is_reported_with_its_line(folder: Path, row: str, message: str) -> None:
-    path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", row)
-    with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}; add what is missing, or leave out its judgements")):
+def test_an_unknown_query_in_the_qrels_is_reported_with_its_line(folder: Path) -> None:
+    path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", "qX\td1\t1")
+    message = f"{path}:3: query 'qX' is not among the collection's queries; add what is missing, or leave out its judgements"
+    with pytest.raises(InputError, match=re.escape(message)):
         load_collection(folder, "test")
 
 
@@ -340,10 +337,89 @@ def test_all_missing_files_of_a_collection_are_named_at_once(tmp_path: Path) -> 
         load_collection(tmp_path, "test", needs_corpus=False)
 
 
-def test_judged_documents_that_are_missing_are_counted(folder: Path) -> None:
+def test_judged_documents_that_are_missing_stay_judged_unless_all_are(folder: Path) -> None:
     lines(folder / "qrels" / "test.tsv", "q1\td1\t1", "q1\tdX\t1", "q2\tdY\t1")
-    with pytest.raises(InputError, match=r"test\.tsv:2: document 'dX' is not in the corpus; 2 of the 3 judged documents are missing"):
+    collection = load_collection(folder, "test")
+    assert collection.missing == ("dX", "dY")
+    assert collection.qrels == {"q1": {"d1": 1, "dX": 1}, "q2": {"dY": 1}}
+    lines(folder / "qrels" / "test.tsv", "q1\tdoc1\t1", "q2\tdoc2\t1")
+    message = r"test\.tsv:1: document 'doc1' is not in the corpus, and none of the 2 judged documents is; .* ids, such as 'd1'"
+    with pytest.raises(InputError, match=message):
         load_collection(folder, "test")
+
+
+CLICKS = {
+    "a.csv": (",", "time,query_id,document_id,grade"),
+    "a.jsonl": ("", "time,query_id,document_id,grade"),
+    "a.tsv": ("\t", ""),
+    "a.trec": (" ", ""),
+}
+
+
+def clicks(folder: Path, name: str, rows: list[tuple[str, str, str]]) -> Path:
+    """A log of judgements in one of the formats, with a time in tables."""
+    separator, header = CLICKS[name]
+    timed = [(f"2026-01-0{number}", *row) for number, row in enumerate(rows, start=1)]
+    if name.endswith(".jsonl"):
+        return lines(folder / name, *(json.dumps(dict(zip(header.split(","), row, strict=True))) for row in timed))
+    made = {"a.csv": timed, "a.tsv": rows, "a.trec": [(query, "0", document, grade) for query, document, grade in rows]}[name]
+    return lines(folder / name, *[header] * bool(header), *(separator.join(row) for row in made))
+
+
+@pytest.mark.parametrize("name", CLICKS)
+def test_repeated_judgements_are_kept_once_or_give_the_grade_that_is_asked_for(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = clicks(tmp_path, name, [("q", "a", "1"), ("q", "a", "1"), ("q", "b", "0"), ("q", "a", "1")])
+    assert read_qrels(path) == read_qrels(path, "max") == {"q": {"a": 1, "b": 0}}
+    assert [record.getMessage() for record in caplog.records][:1] == [f"{path}: 2 of 4 judgements repeat a query and document; kept once"]
+    assert read_qrels(path, "sum") == {"q": {"a": 3, "b": 0}}
+    path = clicks(tmp_path, name, [("q", "a", "1"), ("q", "a", "3")])
+    with pytest.raises(InputError, match=r": document 'a' is already judged for query 'q' on line \d, with grade 1 instead of 3; .*"):
+        read_qrels(path)
+    assert (read_qrels(path, "max"), read_qrels(path, "sum")) == ({"q": {"a": 3}}, {"q": {"a": 4}})
+
+
+def test_an_error_of_repeated_judgements_names_the_text_of_a_query_without_id(tmp_path: Path) -> None:
+    path = lines(tmp_path / "clicks.csv", "query,document,grade", "red shoes,a,1", "red shoes,a,2")
+    with pytest.raises(InputError, match=r"clicks\.csv:3: document 'a' is already judged for query 'red shoes' on line 2"):
+        load_collection(None, "", queries=path, qrels=path)
+    assert load_collection(None, "", queries=path, qrels=path, duplicates="max").qrels == {"1": {"a": 2}}
+
+
+@pytest.mark.parametrize("name", CLICKS)
+def test_grades_may_be_floats_without_a_fraction(tmp_path: Path, name: str) -> None:
+    path = clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "2.00"), ("q", "c", "-1.")])
+    assert read_qrels(path) == {"q": {"a": 1, "b": 2, "c": -1}}
+    with pytest.raises(InputError, match=r': the grade must be an integer of at most 9 digits, got "0\.5"'):
+        read_qrels(clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "0.5")]))
+
+
+IDS = ["a\u00a0b", "at 10.00\u202fAM.txt", "\u3000x", "y\u2028z", "n\u0085l", "v\x0bt", "f\x0cf", "s\x1cs", "\u2003"]
+
+
+def test_ids_may_hold_any_white_space_but_tabs_and_line_ends(tmp_path: Path) -> None:
+    run = {key: {other: float(score) for score, other in enumerate(reversed(IDS), start=1)} for key in IDS}
+    write_run(run, tmp_path / "r.trec", tag="t")
+    assert read_run(tmp_path / "r.trec") == run
+    judged = [key for key in IDS if key.strip()]
+    written = [key.replace(" ", SPACE) for key in judged]
+    rows = [f"{key}  0 \t {key} 1 " for key in written]
+    assert read_qrels(lines(tmp_path / "q.txt", *rows)) == {key: {key: 1} for key in judged}
+    for key in ("two\tcolumns", "two\nlines", "", SPACE):
+        with pytest.raises(InputError, match="which a TREC run cannot hold"):
+            write_run({"q": {key: 1.0}}, tmp_path / "r.trec", tag="t")
+
+
+def test_half_a_surrogate_pair_is_refused_in_every_format(tmp_path: Path) -> None:
+    for name, row in (("q.json", '[{"id": "q", "text": "owl \\ud83d"}]'), ("q.jsonl", '{"id": "q\\udc00", "text": "owl"}')):
+        path = lines(tmp_path / name, row)
+        with pytest.raises(InputError, match=rf"{name}:1: .* contains an unpaired surrogate; replace the invalid character"):
+            list(read_queries(path))
+    path = lines(tmp_path / "j.json", '[{"query_id": "q", "document_id": "\\ud83d"}]')
+    with pytest.raises(InputError, match=r"j\.json:1: 'document_id' contains an unpaired surrogate"):
+        read_qrels(path)
+    assert [query.text for query in read_queries(lines(tmp_path / "q.json", '[{"id": "q", "text": "\\ud83e\\udd89"}]'))] == ["\U0001f989"]
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,12 @@ def test_rows_with_other_field_names_are_read() -> None:
     assert to_document(place, {"docid": "d", "text": ""}, FieldNames(("docid",))) == Document("d", "")
 
 
-@pytest.mark.parametrize("grade", ["2", "+2", 2, 2.0])
+@pytest.mark.parametrize("grade", ["2", "+2", "2.0", 2, 2.0])
 def test_grades_are_read_from_text_and_numbers(grade: object) -> None:
     assert to_judgement(EntryPosition(FILE, 1), "q", "d", grade).grade == 2
 
 
-@pytest.mark.parametrize("grade", [float("inf"), float("nan"), 0.5, True, None, "2.0", "", b"2"])
+@pytest.mark.parametrize("grade", [float("inf"), float("nan"), 0.5, True, None, "2.5", "", b"2"])
 def test_a_malformed_grade_is_refused(grade: object) -> None:
     with pytest.raises(InputError, match="the grade must be an integer of at most 9 digits"):
         to_judgement(EntryPosition(FILE, 1), "q", "d", grade)

@@ -142,7 +142,7 @@ def test_a_stopped_sweep_resumes(grid: Callable[..., Grid], tmp_path: Path) -> N
     assert trainer.calls == [("learning_rate=3e-5", True), ("learning_rate=8e-5", False)]
     assert len(found.candidates) == 3
     assert found == run_sweep(grid(RATES), tmp_path / "whole", train=Trainer(peak))
-    assert lines[:3] == ["1 of 3 runs are already finished", "run 2 of 3: learning_rate=3e-5", "nDCG@10 0.5120"]
+    assert lines[:3] == ["1 of 3 runs are already finished", "run 2 of 3: learning_rate=3e-5", "nDCG@10 51.20"]
     assert lines[3].startswith("run 3 of 3: learning_rate=8e-5 (about ")
 
 

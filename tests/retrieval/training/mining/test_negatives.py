@@ -409,12 +409,26 @@ def test_an_index_of_another_model_is_refused(beir: Path, word_sum: Any, other_w
     bare = build_index(beir, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="bare: built without texts"):
         mine_negatives(BeirSource(beir), MiningSystem(word_sum, bare), out, rules=rules, output=Output())
-    lines = (beir / "corpus.jsonl").read_text().splitlines()
-    (tmp_path / "part.jsonl").write_text("\n".join(lines[:7]) + "\n")
-    part = build_index(tmp_path / "part.jsonl", word_sum, tmp_path / "part")
-    with pytest.raises(InputError, match=r"document 'd20', relevant in beir, is not in this index \(4 such"):
-        mine_negatives(BeirSource(beir), MiningSystem(word_sum, part), out, rules=rules, output=Output())
+    other = build_index([Document("x", "wings")], word_sum, tmp_path / "other")
+    with pytest.raises(InputError, match=r"beir: 11 of 11 relevant judgements name documents that are not in .*other, such as 'd0'"):
+        mine_negatives(BeirSource(beir), MiningSystem(word_sum, other), out, rules=rules, output=Output())
     assert not out.exists()
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+def test_relevant_documents_without_a_text_are_left_out_and_counted(
+    beir: Path, word_sum: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, with_index: bool
+) -> None:
+    lines = (beir / "corpus.jsonl").read_text().splitlines()
+    part = tmp_path / "part.jsonl" if with_index else beir / "corpus.jsonl"
+    part.write_text("\n".join(lines[:7]) + "\n")
+    index = build_index(part, word_sum, tmp_path / "part") if with_index else None
+    rules = Rules(negatives=1, ranks=Ranks(1, 5), margins=())
+    record = mine_negatives(BeirSource(beir), MiningSystem(word_sum, index), tmp_path / "out", rules=rules, output=Output())
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [row["document_ids"][0] for row in rows] == [f"d{place}" for place in range(7)]
+    assert (record["data"]["missing_positives"], record["data"]["without_positive"]) == (4, 4)
+    assert "4 of 11 relevant judgements name documents that are not in" in caplog.text
 
 
 @pytest.mark.parametrize("ids", [False, True])
