@@ -1,5 +1,6 @@
 """The words of BM25 in other writing systems, and queries without words."""
 
+# ruff: noqa: RUF001
 from __future__ import annotations
 
 import json
