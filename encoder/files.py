@@ -114,7 +114,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
-        with _naming(path, temporary):
+        with naming(path, temporary):
             yield temporary
         with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
@@ -125,8 +125,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Name the file in errors that name none or the temporary file: a full disk is reported for a descriptor only."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name a file in errors that name none or its temporary file: a full disk is reported for a descriptor only."""
     try:
         yield
     except OSError as error:
