@@ -116,8 +116,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with naming(path, temporary):
             yield temporary
-        with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
-            os.fsync(written.fileno())
+            with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
+                os.fsync(written.fileno())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -141,7 +141,8 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

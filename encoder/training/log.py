@@ -80,7 +80,7 @@ class RunLog:
     def sync(self) -> None:
         """Sync the lines to disk, before a checkpoint of the same step is sealed."""
         if self._path.exists():
-            with self._path.open("rb") as file:
+            with naming(self._path), self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, step: int) -> None:

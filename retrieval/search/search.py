@@ -301,7 +301,7 @@ def describe_nothing_found(index: Index, condition: Filter | None, *, wordless: 
     passing = len(index) if condition is None else index.count(condition)
     if condition is None or passing or not len(index):
         among = f"{passing:,} of {len(index):,} documents, which pass the filter" if passing < len(index) else f"{passing:,} documents"
-        return f"nothing found in {among}{wordless and f': {wordless}' or ''}"
+        return f"nothing found in {among}{f': {wordless}' if wordless else ''}"
     names = list(dict.fromkeys(each.field for each in condition.conditions))
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
