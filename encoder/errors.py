@@ -66,24 +66,27 @@ def describe_failure(error: Exception) -> str:
     """
     full = full_disk(error)
     if full is not None:
-        named = full.filename2 or full.filename
-        where = None if named is None else Path(os.fsdecode(named))
+        name = full.filename2 or full.filename
+        where = Path(os.fsdecode(name)) if isinstance(name, str | bytes | Path) else None  # some name a descriptor
         room = "" if where is None else f"; {_describe_room(where)}"
         if error is not full:
             return f"{error}{room}"
-        return f"{where or 'a file'}: cannot be written ({os.strerror(full.errno or 0)}{room}); free space and repeat the command"
-    if isinstance(error, OSError) and error.errno in _FAILED and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: cannot be read or written ({os.strerror(error.errno)})"
+        what = where or "a file or standard output"
+        return f"{what}: cannot be written ({os.strerror(full.errno or 0)}{room}); free space and repeat the command"
+    if isinstance(error, OSError) and error.errno in _FAILED and isinstance(error.filename, str | Path):
+        return f"{error.filename}: cannot be read or written ({os.strerror(error.errno)})"
     return str(error)
 
 
 def _describe_room(path: Path) -> str:
     """The free space, or the lack of room for further files, of the disk that holds a path."""
-    folder = next(each for each in path.absolute().parents if each.is_dir())
-    free = shutil.disk_usage(folder).free
-    if hasattr(os, "statvfs") and (counts := os.statvfs(folder)).f_files and not counts.f_favail:
-        return "no room for further files on its disk"
-    return f"{free / 1e6:,.1f} MB free on its disk"
+    try:
+        folder = next(each for each in path.absolute().parents if each.is_dir())
+        if hasattr(os, "statvfs") and (counts := os.statvfs(folder)).f_files and not counts.f_favail:
+            return "no room for further files on its disk"
+        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free on its disk"
+    except OSError as problem:
+        return f"its disk cannot be examined: {problem.strerror}"
 
 
 def import_for(purpose: str, module: str, install: str) -> ModuleType:

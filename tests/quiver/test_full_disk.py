@@ -34,8 +34,11 @@ RECIPE = {
         "log_every": 1,
         "seed": 1,
         "warmup_ratio": 0.1,
-    }
-    | {"scheduler": "linear", "weight_decay": 0.01, "max_grad_norm": 1.0, "no_duplicates": False},
+        "scheduler": "linear",
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "no_duplicates": False,
+    },
 }
 
 
