@@ -118,7 +118,7 @@ class Disk(Protocol):
 class _NamedFile(io.FileIO):
     """A file whose errors name it, as those of opening it do: a full disk is reported for a descriptor only."""
 
-    def write(self, content: Any) -> int | None:
+    def write(self, content: Any) -> int:
         with naming(Path(os.fsdecode(self.name))):
             return super().write(content)
 
