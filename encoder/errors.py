@@ -49,10 +49,8 @@ def full_disk(error: BaseException) -> OSError | None:
         >>> full_disk(OSError(errno.ENOSPC, "no space", "runs/x")), full_disk(FileNotFoundError(errno.ENOENT, "none", "runs/x"))
         (OSError(28, 'no space'), None)
     """
-    cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno in _FULL):
-        cause = cause.__cause__
-    return cause
+    cause = system_error(error)
+    return cause if cause is not None and cause.errno in _FULL else None
 
 
 def describe_failure(error: Exception) -> str:

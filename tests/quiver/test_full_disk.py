@@ -67,7 +67,6 @@ WRITERS = {
     "repair": Writer("index repair {index}", (BUILD, "!damage {index}")),
     "export-index": Writer("index export {index} --out {out}", (BUILD,)),
     "search-run": Writer("search {index} --queries {queries} --out {out}", (BUILD,)),
-    "search-words": Writer("search {index} birds --fuse bm25", (BUILD,), ()),
     "evaluate": Writer("evaluate --model {model} --data {data} --out {out}"),
     "report": Writer(
         "report {results} --out {report}.html", ("evaluate --model {model} --data {data} --out {results}",), ("{report}.html",)
@@ -202,7 +201,7 @@ def test_a_disk_that_fills_at_any_call_is_said(name: str, world: Path, quiver: C
     """An index has the documents of before, or from the commit on those of afterwards."""
     writer = WRITERS[name]
     prepare(world, quiver, writer)
-    changes = "{index}" in "".join(writer.before) and name not in ("export-index", "search-run", "search-words")
+    changes = "{index}" in "".join(writer.before) and name not in ("export-index", "search-run")
     before, index, base = contents(world, (*writer.writes, *(["{index}"] * changes))), world / "index", world.parent / f"{world.name}-base"
     ids = [] if name == "repair" else [documents(index)]
     if changes:
