@@ -6,8 +6,12 @@ keeps its traceback. It lives in the lowest package so that every layer can rais
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 
 
@@ -69,6 +73,56 @@ def first_line(error: object) -> str:
         ('no route to host', 'KeyError')
     """
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Of a disk that fails or has become read-only, without a mistake in the path.
+_FAILED = (errno.EIO, errno.EROFS)
+
+
+def full_disk(error: BaseException) -> OSError | None:
+    """Return the error of a full disk, an exhausted quota or a limit on file sizes that is, or was raised as, this error; else None.
+
+    Example:
+        >>> full_disk(OSError(errno.ENOSPC, "no space", "runs/x")), full_disk(FileNotFoundError(errno.ENOENT, "none", "runs/x"))
+        (OSError(28, 'no space'), None)
+    """
+    cause = system_error(error)
+    return cause if cause is not None and cause.errno in _FULL else None
+
+
+def describe_failure(error: Exception) -> str:
+    """Say in one line what failed: for a full disk what cannot be written, where, why, how much room is left and what to do.
+
+    Example:
+        >>> describe_failure(OSError(errno.EDQUOT, "quota", "/no/such/folder/x"))  # doctest: +ELLIPSIS
+        '/no/such/folder/x: cannot be written (Disk quota exceeded; ... MB free on its disk); free space and repeat the command'
+        >>> describe_failure(OSError("no route to host"))
+        'no route to host'
+    """
+    full = full_disk(error)
+    if full is not None:
+        name = full.filename2 or full.filename
+        where = Path(os.fsdecode(name)) if isinstance(name, str | bytes | Path) else None  # some name a descriptor
+        room = "" if where is None else f"; {_describe_room(where)}"
+        if error is not full:
+            return f"{error}{room}"
+        what = where or "a file or standard output"
+        return f"{what}: cannot be written ({os.strerror(full.errno or 0)}{room}); free space and repeat the command"
+    if isinstance(error, OSError) and error.errno in _FAILED and isinstance(error.filename, str | Path):
+        return f"{error.filename}: cannot be read or written ({os.strerror(error.errno)})"
+    return str(error)
+
+
+def _describe_room(path: Path) -> str:
+    """The free space, or the lack of room for further files, of the disk that holds a path."""
+    try:
+        folder = next(each for each in path.absolute().parents if each.is_dir())
+        if hasattr(os, "statvfs") and (counts := os.statvfs(folder)).f_files and not counts.f_favail:
+            return "no room for further files on its disk"
+        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free on its disk"
+    except OSError as problem:
+        return f"its disk cannot be examined: {problem.strerror}"
 
 
 def import_for(purpose: str, module: str, install: str) -> ModuleType:

@@ -114,10 +114,10 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
-        with _naming(path, temporary):
+        with naming(path, temporary):
             yield temporary
-        with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
-            os.fsync(written.fileno())
+            with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
+                os.fsync(written.fileno())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -125,8 +125,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Name the file in errors that name none or the temporary file: a full disk is reported for a descriptor only."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name a file in errors that name none or its temporary file: a full disk is reported for a descriptor only."""
     try:
         yield
     except OSError as error:
@@ -141,7 +141,8 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

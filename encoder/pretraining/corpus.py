@@ -26,7 +26,17 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.files import expand_home, file_sha256, read_json, read_json_lines, read_lines, read_whole, sync_folder, write_json
+from quiver.encoder.files import (
+    expand_home,
+    file_sha256,
+    naming,
+    read_json,
+    read_json_lines,
+    read_lines,
+    read_whole,
+    sync_folder,
+    write_json,
+)
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 from quiver.encoder.tokenizer import Tokenizer
 
@@ -288,7 +298,7 @@ def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
 def _write(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int, characters: int | None) -> None:
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    with ExitStack() as files:
+    with naming(folder), ExitStack() as files:
         sides = {side: _Side(*_files(folder, side, files), dtype=dtype) for side in SIDES}
         for source in data.sources:
             before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}

@@ -38,7 +38,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import save_tensors, write_json, write_text
+from quiver.encoder.files import naming, save_tensors, write_json, write_text
 
 LOG, NONFINITE = "log.jsonl", "nonfinite"
 """Names in the run folder."""
@@ -63,7 +63,7 @@ class RunLog:
 
     def append(self, line: Line) -> None:
         """Append one line and flush it, so that readers see it."""
-        with self._path.open("a", encoding="utf-8") as file:
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def measures(self, step: int, position: Collection[str]) -> dict[str, float]:
@@ -80,7 +80,7 @@ class RunLog:
     def sync(self) -> None:
         """Sync the lines to disk, before a checkpoint of the same step is sealed."""
         if self._path.exists():
-            with self._path.open("rb") as file:
+            with naming(self._path), self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, step: int) -> None:

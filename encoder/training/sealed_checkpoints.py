@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
+from quiver.encoder.files import file_sha256, naming, read_json, sync_folder, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Checkpoints:
 def _seal(folder: Path, step: int) -> None:
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb+") as written:  # Windows syncs no file that is open for reading only
+        with naming(path), path.open("rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from quiver.cli.output import help_alone, quiver_version, say_error
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, describe_failure, full_disk
 
 # Typer exports one of Click's usage errors. Its parent is the base class of all of them, whether Click is a dependency of Typer or,
 # as in later versions, a part of it.
@@ -216,15 +216,15 @@ def main() -> None:
         say_error(f"interrupted{_how_to_go_on(sys.argv[1:])}")
         sys.exit(INTERRUPTED)
     except InputError as error:
-        say_error(str(error))
-        sys.exit(2)
+        say_error(describe_failure(error))
+        sys.exit(2 if full_disk(error) is None else 1)
     except UnicodeEncodeError as error:  # of an argument that no other check has seen
         around = ascii(error.object[max(0, error.start - 20) : error.end + 20])
         say_error(f"{around} contains a character that {error.encoding} cannot hold; replace it")
         sys.exit(2)
     except OSError as error:
         # Such as a full disk or a missing permission.
-        say_error(str(error))
+        say_error(describe_failure(error))
         sys.exit(1)
 
 

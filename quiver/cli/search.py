@@ -115,6 +115,7 @@ def search(
     from quiver.cli.hits import QUERY, check_run, describe_hits, make_fusion, queries_of
     from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index.engines import parse_effort
+    from quiver.retrieval.models.bm25 import describe_wordless
     from quiver.retrieval.search.groups import field_of, search_groups
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
 
@@ -140,6 +141,10 @@ def search(
         keys_of = field_of(index, group_by)
         found, groups = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
+    by_words = "bm25" in (index.kind, *(fuse or []))
+    wordless = describe_wordless([query.text for query in query_list]) if by_words else None
+    if wordless is not None and any(found.run.values()):
+        logger.warning("%s", wordless)
     if out is not None:
         ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}
         write_run(ranking, out, tag="quiver")
@@ -149,7 +154,7 @@ def search(
     hits = describe_hits(opened, found, explained)
     for hit, group in zip(hits, next(iter(groups.values()), []), strict=False):
         hit |= {"group": group.key, "passages": dict(group.passages)}
-    _print_found(hits, found, index, condition, group_by, explained if explain else None, text=text or "", as_json=as_json)
+    _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=as_json)
 
 
 def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
@@ -256,8 +261,9 @@ def _print_found(
     condition: Filter | None,
     group_by: str | None,
     explained: Mapping[str, Mapping[str, Explained]] | None,
+    text: str | None,
+    wordless: str | None,
     *,
-    text: str,
     as_json: bool,
 ) -> None:
     """Print hits as JSON, as explanations where some were asked for, or as a table."""
@@ -266,11 +272,11 @@ def _print_found(
     if as_json:
         print_json(hits)
     if not hits:
-        (logger.warning if as_json else say)(describe_nothing_found(index, condition))
+        (logger.warning if as_json else say)(describe_nothing_found(index, condition, wordless=wordless))
     elif not as_json:
         filtered = [] if condition is None else [each.field for each in condition.conditions if each.field not in ("file", group_by)]
         if explained is not None:
-            _print_explained(text, hits, explained, filtered)
+            _print_explained(text or "", hits, explained, filtered)
         else:
             among = (
                 f"{index.count(condition):,} documents that pass the filters, {len(index):,} in all"

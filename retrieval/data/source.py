@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from pydantic import with_config
 
 from quiver.encoder.errors import EmptyInputError, InputError
-from quiver.encoder.files import check_regular, expand_home, is_special
+from quiver.encoder.files import check_regular, expand_home, is_special, naming
 from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
@@ -352,7 +352,7 @@ def _standard_input(options: SourceOptions, columns: Columns, rules: PassageRule
     """Keep standard input in a temporary file, which is removed together with the corpus."""
     folder = tempfile.TemporaryDirectory(prefix="quiver-")
     spool = Path(folder.name) / "standard-input.jsonl"
-    with spool.open("wb") as file:
+    with naming(spool), spool.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
 
     def read(kept: object = folder) -> Iterator[tuple[EntryPosition, Document]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,7 +65,7 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         lengths = np.concatenate([lengths, *(segment.vectors.lengths[segment.kept] for segment in index.segments)])
         arrays = {"lengths": (len(lengths),)} if manifest.model.kind == "colbert" else {}
         arrays["vectors"] = (int(lengths.sum()), manifest.model.dim)
-    with progress_bar("documents", len(index), enabled=progress) as advance:
+    with _emptied_after_errors(out), progress_bar("documents", len(index), enabled=progress) as advance:
         _write_documents(index, out / "documents.jsonl")
         write = _write_safetensors if vectors == "safetensors" else _write_npy
         files = write(index, out, arrays, lengths, numbers, advance) if arrays else []
@@ -79,8 +80,20 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         "arrays": {name: list(shape) for name, shape in arrays.items()},
         "files": ["documents.jsonl", *files],
     }
-    write_json(out / "export.json", described)
+    with _emptied_after_errors(out):
+        write_json(out / "export.json", described)
     return described
+
+
+@contextmanager
+def _emptied_after_errors(out: Path) -> Iterator[None]:
+    """Remove what was exported if the disk is full or fails, so that the export can be repeated into the same folder."""
+    try:
+        yield
+    except (OSError, InputError):
+        for path in out.iterdir():
+            path.unlink()
+        raise
 
 
 def _write_documents(index: Index, path: Path) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, sync_folder
+from quiver.encoder.files import naming, read_json, sync_folder
 from quiver.encoder.schema import SchemaError, parse_record
 
 Record = TypeVar("Record")
@@ -115,16 +115,24 @@ class Disk(Protocol):
         """Remove an empty folder."""
 
 
+class _NamedFile(io.FileIO):
+    """A file whose errors name it, as those of opening it do: a full disk is reported for a descriptor only."""
+
+    def write(self, content: Any) -> int:
+        with naming(Path(os.fsdecode(self.name))):
+            return super().write(content)
+
+
 class RealDisk:
     """The real file system."""
 
     def create(self, path: Path) -> BinaryIO:
         """See `Disk`."""
-        return path.open("xb", buffering=_BUFFER)
+        return io.BufferedWriter(_NamedFile(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o666)), _BUFFER)
 
     def sync_file(self, path: Path) -> None:
         """See `Disk`."""
-        with path.open("rb+") as file:
+        with path.open("rb+") as file, naming(path):
             os.fsync(file.fileno())
 
     def sync_folder(self, path: Path) -> None:

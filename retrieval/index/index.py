@@ -69,6 +69,7 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.index.words import WordQueries, WordSegment
+from quiver.retrieval.models import bm25
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.records import (
     DenseEncoding,
@@ -775,7 +776,10 @@ class Index:
         else:
             hits = self._search_combined(texts, k, options, others, rerank, group_by)
         hits = replace(hits, document=hits.document or self._document_or_none)
-        if isinstance(queries, str) and filter is not None and not len(hits[0]):
+        by_words = bm25.NAME in (self.kind, *others) and all(isinstance(text, str) for text in texts)
+        if by_words and (wordless := bm25.describe_wordless(texts)) is not None:
+            logger.warning("%s", wordless)
+        elif isinstance(queries, str) and filter is not None and not len(hits[0]):
             from quiver.retrieval.search.search import describe_nothing_found
 
             logger.warning("%s", describe_nothing_found(self, as_filter(filter)))

@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, Preset, Sample, Setting, Size, check_names, in_order
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
 from quiver.retrieval.index.strings import StringColumn
-from quiver.retrieval.models.bm25 import K1, PARAMETERS, B, Words, split_words
+from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words, split_words
 from quiver.retrieval.records import ModelCard
 
 
@@ -564,7 +565,7 @@ def codec_content(kind: str) -> Mapping[str, bytes] | None:
 
 
 def _content() -> bytes:
-    return json.dumps(dict(PARAMETERS)).encode()
+    return json.dumps({**PARAMETERS, "words": WORD_RULES}).encode()
 
 
 def train_words(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> WordCodec:
@@ -578,11 +579,10 @@ def open_words(folder: Path) -> WordCodec:
     """Open a codec folder written by ``WordCodec.save``.
 
     Raises:
-        DamagedIndexError: The index was built with other parameters.
+        InputError: The index was built with other parameters or other rules for words.
     """
-    stored = read_json(folder / _CODEC)
-    if stored != PARAMETERS:
-        raise DamagedIndexError(f"{folder / _CODEC}: built with {stored}, but this version of Quiver searches with {dict(PARAMETERS)}")
+    if read_json(folder / _CODEC) != json.loads(_content()):
+        raise InputError(f"{folder.parent.parent}: another version of Quiver split the words of this BM25 index; build the index again")
     return WordCodec()
 
 

@@ -43,7 +43,7 @@ from quiver.retrieval.index.index import OpenSegment
 from quiver.retrieval.index.store.reading import CodecEntry, FileEntry, FileName, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
-from quiver.retrieval.models.bm25 import BM25, PARAMETERS, Words, query_words, split_words
+from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, Words, query_words, split_words
 from quiver.retrieval.records import Hits
 
 logger = logging.getLogger(__name__)
@@ -244,6 +244,7 @@ def _cached_tables(
     rule = {
         "layout": 4,
         "texts": texts_sha256,
+        "words": WORD_RULES,
         **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
     }
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]

@@ -29,7 +29,7 @@ from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import format_version
-from quiver.retrieval.models.bm25 import NAME
+from quiver.retrieval.models.bm25 import NAME, query_words
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import (
     DenseEncoding,
@@ -279,7 +279,7 @@ class WordRetriever:
         """See `Retriever`."""
         del effort, target_recall
         begun = time.perf_counter()
-        hits = self.words.search([query.text for query in queries], k, filter=filter)
+        hits = self.words.search([query_words(query.text) for query in queries], k, filter=filter)
         return SearchResult(hits.to_run([query.id for query in queries]), seconds={"search": time.perf_counter() - begun})
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:

@@ -290,12 +290,18 @@ def check_fusible(first: Index, other: Index) -> None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
 
 
-def describe_nothing_found(index: Index, condition: Filter | None) -> str:
-    """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields."""
+def describe_nothing_found(index: Index, condition: Filter | None, *, wordless: str | None = None) -> str:
+    """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields.
+
+    Args:
+        index: The index that was searched.
+        condition: The filter.
+        wordless: What `quiver.retrieval.models.bm25.describe_wordless` says of the query, if words are searched for.
+    """
     passing = len(index) if condition is None else index.count(condition)
     if condition is None or passing or not len(index):
         among = f"{passing:,} of {len(index):,} documents, which pass the filter" if passing < len(index) else f"{passing:,} documents"
-        return f"nothing found in {among}"
+        return f"nothing found in {among}{f': {wordless}' if wordless else ''}"
     names = list(dict.fromkeys(each.field for each in condition.conditions))
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
+from quiver.retrieval.models.bm25 import describe_wordless
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document, Group
 from quiver.retrieval.search.explain import Explanation, Token, text_tokens
@@ -275,15 +276,17 @@ async def _answers(
         partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
         hits = _hits(retriever, batch, ranked, page, request.explain)
         facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
-        warning = service.combined_warning(retriever)
-        nothing = None if all(hits) or (offset and matching) else describe_nothing_found(index, filter)
+        combined = service.combined_warning(retriever)
+        wordless = [describe_wordless([query]) if retriever.by_words else None for query in queries]
+        lacking = set() if offset and matching else {each for found, each in zip(hits, wordless, strict=True) if not found}
+        nothing = {each: describe_nothing_found(index, filter, wordless=each) for each in lacking}
         times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-        return [
-            SearchAnswer(
-                retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning, None if found else nothing
-            )
-            for found in hits
-        ]
+        answers = []
+        for found, each in zip(hits, wordless, strict=True):
+            warning = "; ".join(said for said in (combined, each if found else None) if said) or None
+            reason = None if found else nothing.get(each)
+            answers.append(SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning, reason))
+        return answers
 
     return await loop.run_in_executor(service.threads, shown)
 

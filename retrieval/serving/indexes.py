@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quiver.encoder.errors import InputError, system_error
+from quiver.encoder.errors import InputError, describe_failure, full_disk
 from quiver.retrieval.cache import WORDS, folder_if_known
 from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
@@ -211,16 +211,15 @@ class Changes:
         return delete_documents(served.folder, ids, wait=self._wait)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _unchanged(error: InputError | OSError) -> Exception:
     """What clients are told of a change that failed; a fault of the disk stays what it is. The writers leave the index as it was."""
-    cause = system_error(error)
-    if cause is not None and cause.errno in _FULL:
-        logger.error("documents cannot be changed: %s", error)
-        return RequestError(507, "no_space", f"the index was not changed: {cause.strerror}; free space on the disk of the service")
+    full = full_disk(error)
+    if full is not None:
+        logger.error("documents cannot be changed: %s", describe_failure(error))
+        return RequestError(507, "no_space", f"the index was not changed: {full.strerror}; free space on the disk of the service")
     if isinstance(error, InputError):
         return RequestError(409, "not_changed", str(error))
     if error.errno in _LOCKED:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
-from quiver.retrieval.models.bm25 import describe_parameters
+from quiver.retrieval.models.bm25 import NAME, describe_parameters
 from quiver.retrieval.records import DenseEncoding, Document, Group, ModelCard, Query, Role, TextTokens, TokenEncoding
 from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.groups import field_of, search_groups
@@ -364,6 +364,11 @@ class Retriever:
         if len(self.parts) > 1:
             return "fused"
         return "bm25" if self.parts[0].words else self.served.current.index.manifest.model.kind
+
+    @property
+    def by_words(self) -> bool:
+        """Whether BM25 is one of its rankings."""
+        return any(part.words or part.served.current.index.kind == NAME for part in self.parts)
 
     @property
     def model(self) -> SharedModel | None:

@@ -358,9 +358,9 @@ class SearchAnswer:
         facets: Field -> counts over the matching documents; null if none were asked for.
         partial: Whether a part of the index was not searched: with ``group_by``, if the passages that may be searched have fewer than
             ``offset + k`` groups.
-        warning: The retriever combines indexes that hold different documents; null if they hold the same, or there is one index.
-        nothing_found: Why there are no hits, with values of the fields of a filter that nothing passes; null if there are some, or the page
-            is behind them.
+        warning: The retriever combines indexes that hold different documents, or a fused BM25 counts no word of the query; else null.
+        nothing_found: Why there are no hits, with values of the fields of a filter that nothing passes, or that BM25 counts no word of the
+            query; null if there are hits, or the page is behind them.
     """
 
     retriever: str

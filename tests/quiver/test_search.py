@@ -318,6 +318,24 @@ def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built._replace(dense=folder / "dense", colbert=folder / "colbert")
 
 
+def test_a_query_without_a_word_for_bm25_is_said(quiver: Quiver, built: Built, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = "no word of the query counts: BM25 leaves out single letters, symbols and the English stop words"
+    build_index(DOCUMENTS, "bm25", tmp_path / "words")
+    assert quiver("search", tmp_path / "words", "C++").out == f"nothing found in 4 documents: {said}\n"
+    done = quiver("search", tmp_path / "words", "the", "--json", "--filter", "year>=2005")
+    assert (done.code, done.out.strip()) == (0, "[]")
+    assert caplog.messages == [f"nothing found in 2 of 4 documents, which pass the filter: {said}"]
+    caplog.clear()
+    done = quiver("search", built.dense, "R", "--fuse", "bm25")
+    assert (done.code, "4 of 4 documents" in done.out, caplog.messages) == (0, True, [said])
+    caplog.clear()
+    assert quiver("search", built.dense, "R").code == 0
+    assert not caplog.messages
+    (tmp_path / "queries.tsv").write_text("q1\tR\nq2\tbird\n")
+    done = quiver("search", tmp_path / "words", "--queries", tmp_path / "queries.tsv", "--out", tmp_path / "run.trec")
+    assert (done.code, "no word of 1 of 2 queries, such as 'R', counts" in caplog.text) == (0, True)
+
+
 def check_nothing(
     quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int, filtered: bool = False
 ) -> None:

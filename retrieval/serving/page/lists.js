@@ -112,6 +112,7 @@ function reason(answer) {
   const values = (answer.nothing_found ?? "").split("; ").slice(1).map(visible).join("; ");
   if (answer.matching === 0) return held ? `No document passes the filters${values && `; ${values}`}.` : "The index has no documents.";
   if (answer.offset) return "The results end before this page.";
+  if (answer.nothing_found?.includes(": no word of the query")) return "No word of the query counts: BM25 leaves out single letters, symbols and the English stop words.";
   return held ? "No document that passes the filters shares a word with the query." : "No document shares a word with the query.";
 }
 

@@ -11,18 +11,30 @@ const LITTLE = new Set(("a an and are as at be by can do does for from has have 
 const STOP_WORDS = new Set(("a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to "
   + "was will with").split(" "));
 
-// What to mark of a query in the hits of a retriever; null where there is nothing. BM25 matches whole words, with underscores, and these are
-// marked. No other retriever matches by words: there the marks help to find the words of the query, with their endings, so that "infections"
-// marks "infection".
+// A run of letters with their marks, as BM25 takes it for a word; it may have characters without a shape, such as joiners and soft hyphens.
+const RUN = /[\p{L}\p{N}_][\p{L}\p{N}\p{Mn}\p{Mc}_\u00ad\u200c-\u200f\u2060-\u2064\ufeff]*/gu;
+const INVISIBLE = /[\u00ad\u034f\u200c-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\u{e0100}-\u{e01ef}]/gu;
+const SHAPED = /[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffee]+/gu;
+
+// A word without case and in one form, as BM25 compares it.
+function folded(word) {
+  const plain = word.replace(INVISIBLE, "").replace(SHAPED, (shaped) => shaped.normalize("NFKC")).normalize("NFC").toLowerCase();
+  return plain.replaceAll("i\u0307", "i").replaceAll("\u00df", "ss").replaceAll("\u03c2", "\u03c3").normalize("NFC");
+}
+
+// What to mark of a query in the hits of a retriever, for String.matchAll; null where there is nothing. BM25 matches whole words, and these
+// are marked. No other retriever matches by words: there the marks help to find the words of the query, with their endings, so that
+// "infections" marks "infection".
 function wordsOf(query, { kind }) {
   if (kind === "bm25") {
-    const matched = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}_]{2,}/gu) ?? [])].filter((word) => !STOP_WORDS.has(word)).slice(0, 64);
-    return matched.length ? new RegExp(`(?<![\\p{L}\\p{N}_])(?:${matched.join("|")})(?![\\p{L}\\p{N}_])`, "giu") : null;
+    const counts = (word) => [...word].length > 1 && !STOP_WORDS.has(word);
+    const matched = new Set((query.match(RUN) ?? []).map(folded).filter(counts).slice(0, 64));
+    return matched.size ? { [Symbol.matchAll]: (text) => [...text.matchAll(RUN)].filter((match) => matched.has(folded(match[0]))) } : null;
   }
-  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{2,}/gu) ?? [])].filter((word) => !LITTLE.has(word)).slice(0, 64);
+  const words = [...new Set(query.normalize("NFC").toLowerCase().match(/[\p{L}\p{N}][\p{L}\p{N}\p{M}]+/gu) ?? [])].filter((word) => !LITTLE.has(word)).slice(0, 64);
   if (!words.length) return null;
   const stems = words.map((word) => (word.length > 5 ? word.replace(/(?:ies|ing|es|ed|s|y)$/, "") : word));
-  return new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.sort((a, b) => b.length - a.length).join("|")})[\\p{L}\\p{N}]{0,4}(?![\\p{L}\\p{N}])`, "giu");
+  return new RegExp(`(?<![\\p{L}\\p{N}\\p{M}])(?:${stems.sort((a, b) => b.length - a.length).join("|")})[\\p{L}\\p{N}\\p{M}]{0,4}(?![\\p{L}\\p{N}\\p{M}])`, "giu");
 }
 
 function marked(text, words) {

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
+from quiver.encoder.files import expand_home, file_sha256, naming, read_json, sync_folder, write_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.corpus import Collection, describe_missing, find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
@@ -663,7 +663,7 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
         built = build(folder)
         files = sorted(folder.iterdir())
         for file in files:
-            with file.open("rb+") as written:  # Windows syncs no file that is open for reading only
+            with naming(file), file.open("rb+") as written:  # Windows syncs no file that is open for reading only
                 os.fsync(written.fileno())
         sums = {file.name: file_sha256(file) for file in files}
         write_json(folder / RECORD, {"schema": _FORMAT, **built._asdict(), "files": sums})

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,9 @@ import faiss
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import DamagedIndexError, check_index, open_index
-from quiver.retrieval.index.files import RealDisk, put_file
+from quiver.retrieval.index import DamagedIndexError, check_index, delete_documents, open_index, repair_index
+from quiver.retrieval.index.files import REAL, RealDisk, put_file
+from quiver.retrieval.index.pieces import PieceFolders
 from quiver.retrieval.index.store import writing
 from tests.processes import imported_python
 
@@ -236,10 +238,10 @@ def test_a_power_cut_loses_only_unsynced_data(
         folder.mkdir()
         work = folder / "index"
         faults.fresh_copy(base, work)
-        disk = power.PowerDisk(folder, fatal)
         cut = True
         try:
-            operation.run(work, engine, disk)
+            with power.PowerSupply(folder, fatal) as disk:
+                operation.run(work, engine, REAL)
             cut = False
         except power.PowerCutError:
             pass
@@ -268,9 +270,9 @@ def test_after_a_power_cut_a_replaced_file_is_the_old_one_or_the_new_one(tmp_pat
         folder = tmp_path / f"disk{fatal}"
         folder.mkdir()
         (folder / "HEAD").write_bytes(b"old")
-        disk = power.PowerDisk(folder, fatal)
         try:
-            put_file(folder / "HEAD", b"new", disk)
+            with power.PowerSupply(folder, fatal) as disk:
+                put_file(folder / "HEAD", b"new", REAL)
             cut = False
         except power.PowerCutError:
             pass
@@ -298,15 +300,17 @@ def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         faults.fresh_copy(base, folder / "index")
-        disk = power.PowerDisk(folder, fatal)
         acknowledged = killed = False
+        disk = power.PowerSupply(folder, fatal)
         try:
-            operation.run(folder / "index", EXACT, disk)
+            with disk:
+                operation.run(folder / "index", EXACT, REAL)
         except power.PowerCutError:
             killed = True
         disk.dead, disk.fatal = False, 0
         try:
-            operation.run(folder / "index", EXACT, disk)
+            with disk:
+                operation.run(folder / "index", EXACT, REAL)
             acknowledged = True
         except InputError:  # the one that was killed had come far enough
             acknowledged = not killed
@@ -319,6 +323,81 @@ def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
         fatal += 1 if name == "build" and fatal < 21 else stride
     assert cuts > 1
     sys.stdout.write(f"{name}: {cuts} kills before a power cut, and nothing lost that was acknowledged\n")
+
+
+def test_a_marker_never_outlives_the_files_of_its_piece(tmp_path: Path, power: ModuleType) -> None:
+    """A power cut at any call: a piece whose marker is left is whole, whichever changes of names are lost."""
+    holds, fatal, cut, seen = {"part": "a part"}, 0, True, Counter[bool]()
+    while cut:
+        fatal, cut = fatal + 1, False
+        folder = tmp_path / f"disk{fatal}"
+        folder.mkdir()
+        try:
+            with power.PowerSupply(folder, fatal) as disk:
+                pieces = PieceFolders(folder, REAL)
+                piece = pieces.begin("piece")
+                with REAL.create(piece / "part") as file:
+                    file.write(b"content")
+                pieces.finish("piece", piece, holds, {})
+        except power.PowerCutError:
+            cut = True
+        for number, lost in enumerate([None, *disk.pending]):
+            after = tmp_path / f"after{fatal}-{number}"
+            twin = disk.copy()
+            changes = dict(zip(map(id, twin.pending), disk.pending, strict=True))
+            twin.after(after, random.Random(fatal), kept=lambda change, lost=lost, changes=changes: changes[id(change)] is not lost)
+            finished = PieceFolders(after, REAL).finished("piece")
+            assert (finished is not None) == (after / "piece.done").exists(), fatal
+            assert finished is not None or cut
+            seen[finished is not None] += 1
+    assert len(seen) == 2
+
+
+def test_a_manifest_never_outlives_its_files(tmp_path: Path, faults: ModuleType, power: ModuleType) -> None:
+    """A power cut while old generations are removed: each generation that is left has all its files."""
+    faults.compacted(tmp_path / "base", EXACT)
+    fatal, cut, lost = 0, True, 0
+    while cut:
+        fatal, cut = fatal + 1, False
+        folder, after = tmp_path / "disk", tmp_path / "after"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(after, ignore_errors=True)
+        shutil.copytree(tmp_path / "base", folder / "index")
+        try:
+            with power.PowerSupply(folder, fatal) as disk:
+                delete_documents(folder / "index", ["a0"])
+        except power.PowerCutError:
+            cut = True
+        manifests = disk.nodes[folder / "index" / "manifests"]
+        lost += disk.after(
+            after, random.Random(fatal), kept=lambda change, own=manifests: all(step.folder is not own for step in change.steps)
+        )
+        report = check_index(after / "index")
+        assert not any(each.problems for each in report.generations), (fatal, report)
+    assert lost > 0
+    assert [each.generation for each in report.generations] == [4, 5]
+
+
+def test_the_next_writer_restores_the_head_of_a_killed_one(tmp_path: Path, faults: ModuleType) -> None:
+    """A writer is killed right after its commit, the next one changes nothing, and then the newest manifest is damaged."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill_at_head(call: str, path: Path) -> None:
+        if call == "create" and path.name == "HEAD.tmp":
+            raise Killed
+
+    faults.build(tmp_path / "i", EXACT)
+    with pytest.raises(Killed):
+        delete_documents(tmp_path / "i", ["a0"], disk=faults.HookedDisk(kill_at_head))
+    with pytest.raises(InputError, match="is not in this index"):
+        delete_documents(tmp_path / "i", ["absent"])
+    assert check_index(tmp_path / "i").problems == ()
+    (tmp_path / "i" / "manifests" / "m-000000000002.json").write_text("{}")
+    report = repair_index(tmp_path / "i")
+    assert (report.documents_before, report.documents) == (8, 8)
+    assert "a0" not in open_index(tmp_path / "i").ids
 
 
 FLIPPED = [

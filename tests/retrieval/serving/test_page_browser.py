@@ -19,6 +19,7 @@ import pytest
 
 from quiver.retrieval.index import Condition
 from quiver.retrieval.index.documents import Prefix
+from quiver.retrieval.models.bm25 import query_words
 from quiver.retrieval.serving.page import content_security_policy, page_html
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
@@ -345,6 +346,16 @@ def test_marked_words_are_those_that_bm25_matches_and_elsewhere_those_of_the_que
         browser.until("document.querySelector('#pane mark')")
         marked = browser.run("[...document.querySelectorAll('#pane mark')].map(each => each.textContent)")
         assert ("terns" in marked) == (retriever == "dense")
+
+
+def test_words_are_marked_in_any_script_case_and_form(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "A tern: Re\u0301sume\u0301 of İzmir, STRASSE, हिन्दी भाषा, ΟΔΥΣΣΕΥΣ, ﬁle, Donau\u00addampf. Resume, हि, izm."
+    query = "tern résumé izmir Straße भाषा Οδυσσευς file donaudampf the"
+    monkeypatch.setitem(DOCUMENTS, "birds", text)
+    browser.open(f"{service.url}#q={quote(query)}&in=bm25", DESK)
+    browser.until("document.querySelector('.list mark')")
+    marked = browser.run("[...document.querySelectorAll('.card[data-document=birds] mark')].map(each => each.textContent)")
+    assert [query_words(each) for each in marked] == [[word] for word in query_words(query)]
 
 
 def test_cards_do_not_glide_where_only_the_ranks_in_the_parts_are_added(browser: Any, service: Service) -> None:

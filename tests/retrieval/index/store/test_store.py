@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import subprocess
 from dataclasses import replace
@@ -26,7 +27,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index.files import RealDisk
-from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest
+from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest, tombstones_bytes
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
 from tests.processes import imported_python
@@ -131,6 +132,23 @@ def test_an_edited_manifest_is_damage(built: Path) -> None:
     path.write_text(path.read_text().replace('"documents": 5', '"documents": 6'))
     with pytest.raises(DamagedIndexError, match="its checksum does not match"):
         open_index(built)
+
+
+def test_tombstones_that_do_not_fit_the_counts_of_the_manifest_are_damage(built: Path) -> None:
+    """Their checksum fits, but another number of documents is deleted."""
+    delete_documents(built, ["old1"])
+    path = built / "manifests" / "m-000000000002.json"
+    manifest = read_manifest(path)
+    (segment,) = manifest.segments
+    assert segment.deleted is not None
+    content = tombstones_bytes(np.array([True, False, False, True, True]))
+    (built / "tombstones" / segment.deleted.name).write_bytes(2 * content)
+    deleted = replace(segment.deleted, bytes=2 * len(content), sha256=hashlib.sha256(content).hexdigest())
+    path.write_bytes(manifest_bytes(replace(manifest, segments=(replace(segment, deleted=deleted),))))
+    for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old0"]), lambda: answers(built)):
+        with pytest.raises(DamagedIndexError, match=rf"{segment.deleted.name}: does not fit its segment"):
+            attempt()
+    assert any(segment.deleted.name in problem for problem in check_index(built).problems)
 
 
 def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
