@@ -67,8 +67,9 @@ def _offset_positions(batch: Batch, offset: int) -> Tensor:
     """
     is_text = batch.ids != offset - 1
     before = is_text.cumsum(0) - is_text.long()  # tokens of the batch before each one, without padding tokens
-    starts = torch.arange(len(before), device=before.device) - batch.positions  # where each token's sequence starts
-    return torch.where(is_text, before - before[starts] + offset, offset - 1)
+    # Not len(before), which would be a constant of an exported graph.
+    starts = torch.arange(before.shape[0], device=before.device) - batch.positions  # where each token's sequence starts
+    return torch.where(is_text, before - before.gather(0, starts) + offset, offset - 1)
 
 
 class SelfAttention(nn.Module):
