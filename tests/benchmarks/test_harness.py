@@ -54,9 +54,9 @@ def test_results_go_on_under_the_same_conditions_only(harness: Any, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_worker_that_fails_or_dies_is_one_line(harness: Any) -> None:
-    with pytest.raises(harness.WorkerError, match="^TypeError: "):
+    with pytest.raises(harness.WorkerError, match=r"^TypeError: "):
         harness.Worker(harness.describe, {"wrong": 1})
     with harness.Worker(harness.open_echo, {}, timeout=60) as worker:
         assert worker.ask([1, "a"]) == [1, "a"]
-        with pytest.raises(harness.WorkerError, match="^killed by signal 9$"):
+        with pytest.raises(harness.WorkerError, match=r"^killed by signal 9$"):
             worker.ask("kill")
