@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 import time
@@ -62,13 +63,12 @@ def start_service(index: Path, log: Path) -> tuple[subprocess.Popen[bytes], int]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     for _ in range(600):
         text = log.read_text(encoding="utf-8", errors="replace")
-        found = [part.rpartition(":")[2] for part in text.replace("/", " ").split() if part.startswith("127.0.0.1:")]
-        if found and found[0].isdigit():
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", text):
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", int(found[0]), timeout=10)
+                connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
                 connection.request("GET", "/readyz")
                 if connection.getresponse().status == 200:
-                    return process, int(found[0])
+                    return process, int(found[1])
             except OSError:
                 pass
         if process.poll() is not None:
