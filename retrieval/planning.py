@@ -1,6 +1,6 @@
 """Estimate an index before it is built: tokens, hours, disk, memory, shards and cost, each by a formula of `FORMULAS`.
 
-Encoding and indexing rates are measured by benchmarks or on this machine, or estimated from the arithmetic of a GPU.
+Encoding and indexing rates are measured on this machine, or estimated from the arithmetic of a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 
 from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.index.dense import settings as dense
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
@@ -37,11 +36,6 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.records import Document, ModelCard
-
-SCHEMA = "quiver-benchmark/2"
-"""``schema`` of the files that rates are read from."""
-
-OWN = "quiver"
 
 DEVICES = {"h200": 989.0, "h100": 989.0, "a100": 312.0, "l40s": 362.0, "l4": 121.0, "rtx4090": 165.0}
 """GPU -> peak arithmetic throughput in TFLOP/s: bfloat16, dense, float32 accumulation.
@@ -71,71 +65,6 @@ class Rates:
     measured: bool = True
     source: str = ""
 
-    def filled(self, other: Rates) -> Rates:
-        """Fill in unknown rates from another source."""
-        known = self.tokens_per_second is not None
-        return Rates(
-            self.tokens_per_second if known else other.tokens_per_second,
-            self.index_seconds if self.index_seconds is not None else other.index_seconds,
-            self.train_seconds if self.train_seconds is not None else other.train_seconds,
-            self.measured if known else other.measured,
-            "; ".join(filter(None, dict.fromkeys((self.source, other.source)))),
-        )
-
-
-def read_rates(paths: Sequence[Path], *, tokens: float, kind: str) -> Rates:
-    """Read rates from benchmark results.
-
-    Args:
-        paths: Output of ``quiver bench encoder --json`` and ``quiver bench index --json``, or their results.json.
-        tokens: Mean number of tokens per document; texts of the nearest length are used.
-        kind: ``dense`` or ``colbert``; index builds of the other kind are refused.
-
-    Raises:
-        InputError: A file cannot be read, or is not a benchmark result.
-    """
-    rates = Rates()
-    for path in paths:
-        content = read_json(path)
-        try:
-            if content["schema"] != SCHEMA:
-                raise ValueError(f"the schema is {content['schema']!r}, not {SCHEMA!r}")
-            found = READERS[content["subject"]](content, tokens, kind)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise InputError(f"{path}: not what quiver bench encoder --json or quiver bench index --json writes ({error!r})") from error
-        rates = rates.filled(replace(found, source=f"{path.name}: {found.source}"))
-    return rates
-
-
-def _encoder(content: dict[str, Any], tokens: float, kind: str) -> Rates:
-    del kind
-    speeds = {
-        case["name"]: row["series"].get("tokens_per_second") for case in content["cases"] for row in case["rows"] if row["backend"] == OWN
-    }
-    lengths = {
-        case["name"]: case["metadata"]["tokens"] / case["metadata"]["documents"] for case in content["cases"] if speeds.get(case["name"])
-    }
-    chosen = min(lengths, key=lambda name: abs(lengths[name] - tokens))
-    source = f"{content['name']} on {content['processor']}, {chosen}, {lengths[chosen]:.0f} tokens per document"
-    return Rates(tokens_per_second=float(speeds[chosen]["median"]), source=source)
-
-
-def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
-    del tokens
-    builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
-    ours = [row for row in builds if row["values"]["library"] == OWN]
-    if content["metadata"]["kind"] != kind or not ours:
-        raise ValueError(f"it contains no index build of {kind} vectors")
-    # A build with a codec says more of large ones than an exact one, which only copies.
-    slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
-    vectors = int(content["metadata"]["vectors"])
-    source = f"{slowest['backend']} of {vectors:,} vectors on {content['processor']}"
-    return Rates(index_seconds=float(slowest["values"]["seconds"]) / vectors, source=source)
-
-
-READERS = {"encoder": _encoder, "index": _index}
-"""Subject of a benchmark -> function that reads its rates."""
-
 
 def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:
     """Estimate the encoding rate of a GPU from its peak throughput and the operations per token.
@@ -149,7 +78,7 @@ def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:
         InputError: Unknown GPU.
     """
     if device not in DEVICES:
-        raise InputError(f"--gpu must be one of {', '.join(DEVICES)}, got {device!r}; or measure, with --measure or --rates")
+        raise InputError(f"--gpu must be one of {', '.join(DEVICES)}, got {device!r}; or measure, with --measure")
     speed = DEVICES[device] * 1e12 * UTILISATION / operations(config, tokens)
     return Rates(tokens_per_second=speed, measured=False, source=f"{device}: {DEVICES[device]:.0f} TFLOP/s, {UTILISATION:.0%} of it")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
-    from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan, Rates
+    from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan
     from quiver.retrieval.records import Document, Dtype
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
@@ -71,10 +70,6 @@ def estimate(
     length: Annotated[
         int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
     ] = None,
-    rates: Annotated[
-        list[Path] | None,
-        typer.Option("--rates", help="Measured rates: output of quiver bench encoder --json or quiver bench index --json. Repeatable."),
-    ] = None,
     measured: Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine on --sample.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration of --measure, in seconds.")] = 10.0,
     dtype: options.Dtype = None,
@@ -107,7 +102,7 @@ def estimate(
     """
     from quiver.retrieval.data.source import DEFAULTS
     from quiver.retrieval.index.engines import engine_name, parse_engine
-    from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
+    from quiver.retrieval.planning import FORMULAS, Machine, Rates, estimated, make_plan, measure
 
     loaded = _load(model, kind, dim, length, dtype, device)
     if measured and sample is None:
@@ -123,13 +118,13 @@ def estimate(
     known: dict[str, Rates] = {}
     for name, corpus in corpora.items():
         chosen = engine_name(spec.name, loaded.size.card, corpus.documents)
-        found = read_rates(rates or [], tokens=corpus.tokens, kind=loaded.size.card.kind)
+        found = Rates()
         if measured and loaded.model is not None:
             if chosen not in known:
                 known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=progress)
-            found = known[chosen].filled(found)
-        if gpu is not None:
-            found = found.filled(estimated(loaded.config, gpu, tokens=corpus.tokens))
+            found = known[chosen]
+        elif gpu is not None:
+            found = estimated(loaded.config, gpu, tokens=corpus.tokens)
         plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
     if as_json:
         print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
@@ -232,7 +227,7 @@ def _print(plans: dict[str, Plan]) -> None:
     if len(plans) > 1 and len(total) == len(plans):
         say(f"total cost: {sum(total):,.2f}")
     if first.rates.tokens_per_second is None:
-        say("hours are unknown without a rate; pass --measure, --rates FILE or --gpu")
+        say("hours are unknown without a rate; pass --measure or --gpu")
     else:
         how = "measured" if first.rates.measured else "estimated, not measured"
         say(f"rate: {first.rates.tokens_per_second:,.0f} tokens/s, {how} ({first.rates.source})")

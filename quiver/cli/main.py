@@ -44,7 +44,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("quiver.cli.evaluate:evaluate", "Evaluate a model on collections."),
     "report": ("quiver.cli.evaluate:report_app", "Turn results into reports."),
     "collections": ("quiver.cli.evaluate:collections_app", "List, download and make collections."),
-    "bench": ("quiver.cli.bench:app", "Measure the speed and memory of encoders, training and indexes."),
     "glue": ("quiver.cli.nlu:glue", "Fine-tune a model on the GLUE tasks."),
     "qa": ("quiver.cli.nlu:qa_app", "Train and evaluate models that answer questions with spans of a text."),
     "export": ("quiver.cli.models:export", "Export a model for other libraries."),
@@ -58,10 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
-RESUMED = (
-    *("index build", "index add", "index refresh", "evaluate", "mine", "teacher-scores", "sweep"),
-    *("bench index", "bench gpu", "collections fetch"),
-)
+RESUMED = ("index build", "index add", "index refresh", "evaluate", "mine", "teacher-scores", "sweep", "collections fetch")
 """Commands that go on when they are repeated. Training commands stop after a step and name ``--resume`` themselves."""
 
 
@@ -250,6 +246,8 @@ def _meant(error: Any) -> str:
     name = re.match(r"No such command '([\w-]+)'", error.message)
     if name is None or error.ctx.parent is not None:
         return ""
+    if name[1] == "bench":
+        return "; the benchmarks are scripts of the repository, such as python benchmarks/encoder.py"
     typed = [f"{group} {name[1]}" for group, command in _LazyCommands().items() if name[1] in getattr(command, "commands", ())]
     return f"; type {' or '.join(f'quiver {each}' for each in typed)}" if typed else ""
 

@@ -4,8 +4,6 @@ METRICS = "tests/eval/test_metrics.py"
 SIGNIFICANCE = "tests/eval/test_significance.py"
 EVALUATION = "tests/eval/test_evaluation.py"
 EXCLUDED = f"{EVALUATION}::test_a_query_that_is_a_document_is_dropped_before_the_cut"
-GPU = "tests/eval/bench/test_gpu.py"
-HARNESS = "tests/eval/bench/test_harness.py"
 
 MUTATIONS = [
     (
@@ -253,33 +251,5 @@ MUTATIONS = [
         "good = sum(document in best or abs(score - least) <= tied for",
         "good = sum(document in best for",
         [f"{EVALUATION}::test_equals_at_the_cut_are_as_good_as_each_other"],
-    ),
-    (
-        "the forward pass counts the FLOPs of a training step",
-        "eval/bench/gpu_stages.py",
-        "training_flops(encoder.config, lengths, masked=0) // 3",
-        "training_flops(encoder.config, lengths, masked=0)",
-        [f"{GPU}::test_profiles_have_shares_and_flops"],
-    ),
-    (
-        "MaxSim is extrapolated by token vectors only",
-        "eval/bench/gpu.py",
-        'pairs = float(case.metadata["queries"] or 0) * float',
-        "pairs = 1_000 * float",
-        [f"{GPU}::test_targets_are_compared_with_what_was_measured"],
-    ),
-    (
-        "the slowest library is the best other one",
-        "eval/bench/gpu.py",
-        "return min(ratios, default=None)",
-        "return max(ratios, default=None)",
-        [f"{GPU}::test_targets_are_compared_with_what_was_measured"],
-    ),
-    (
-        "a round begins that ends after the time",
-        "eval/bench/harness.py",
-        "spent * (number + 1) / number > seconds",
-        "spent > seconds",
-        [f"{HARNESS}::test_rounds_end_when_another_would_take_too_long"],
     ),
 ]

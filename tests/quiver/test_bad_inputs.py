@@ -264,40 +264,6 @@ search plain words --fuse bm25
 search plain words --rerank colbert
 search plain words --group-by file
 search damaged words
-bench index nowhere
-bench index data
-bench index emptydir
-bench index data --model model --engine bogus
-bench index data --model model --engine ivf-dense:nlist=x
-bench index data --model model --baseline bogus
-bench index data --model model --effort frantic
-bench index data --model model --filter-share 2
-bench index data --model model --filter-share nan
-bench index data --model model -k 0
-bench index data --model model --split nothing
-bench indx
-bench encoder
-bench encoder --model nowhere
-bench encoder --model modernbert-base --set bogus
-bench encoder --model modernbert-base --lengths x
-bench encoder --model modernbert-base --lengths 0x3
-bench encoder --model modernbert-base --lengths 8x0
-bench encoder --model modernbert-base --table bogus
-bench encoder --model modernbert-base --backend bogus
-bench encoder --model modernbert-base --dtype float64
-bench encoder --model modernbert-base --device tpu
-bench encoder --model modernbert-base --rounds 0
-bench encoder --model model --data nowhere
-bench encoder --model model --data data --set fixed-512
-bench training --model nowhere
-bench training --model model --workload bogus
-bench training --model model --kind bogus
-bench training --model model --loss bogus
-bench training --model model --data nowhere
-bench gpu --out o --stage bogus
-bench gpu --out o --device tpu
-bench gpu --out o --minutes 0
-bench index data --model model --engine ivf-dense:nlist=x --no-baselines
 mine data --model model --split test --index index --corpus data --out o
 mine data --index nowhere --split test --out o
 mine data --model other --index index --split test --out o

@@ -11,17 +11,10 @@ from typer.main import get_command
 from quiver.cli.main import app
 
 REASONS = {
-    "--batch-size": "the rows of the batch are texts in one benchmark and training rows in the other",
-    "--batch-tokens": "an average in the benchmark, where every backend has the same batches; a limit elsewhere",
     "--data": "what is evaluated or measured: several collections, or one file or folder",
-    "--device": "the benchmark of a GPU has no model of its own: there it chooses between a GPU and a small form for tests",
-    "--docs": "a size such as 8.8e6 to estimate for; a number of documents to encode",
     "--dtype": "of training (autocast), of a model's weights, and with auto for training benchmarks",
-    "--effort": "repeatable in the benchmark",
-    "--engine": "repeatable in the benchmark",
     "--format": "what mine writes is what teacher-scores reads",
     "--fuse": "search names files and folders, the service names of its retrievers",
-    "--kind": "repeatable in the benchmark",
     "--layout": "each exporter has layouts of its own",
     "--max-length": "of windows, and of texts",
     "--model": "what kinds of models a command takes, and the default",
@@ -31,9 +24,7 @@ REASONS = {
     "--qrels": "a file of judgements, and a folder with a file for each split",
     "--query-field": "the default depends on --format in teacher-scores",
     "--rerank": "search takes models and folders, the service names of its retrievers",
-    "--rounds": "what a round is differs between benchmarks",
     "--split": "the published split is the default of evaluate",
-    "--threads": "the benchmark measures with 1, 2, 4, ... up to it",
     "--title": "the field of a table that holds titles, and the title of a report",
     "-d": "short for --data",
     "-k": "repeatable in index calibrate",

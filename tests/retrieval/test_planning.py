@@ -29,7 +29,6 @@ from quiver.retrieval.planning import (
     from_sample,
     from_words,
     measure,
-    read_rates,
     spread_over,
     text_lengths,
 )
@@ -183,34 +182,6 @@ def test_estimated_hours_fit_a_real_index(quiver_data: Path, minilm: Path, tmp_p
     close(hours, taken, "seconds")
 
 
-def timed(name: str, documents: int, tokens: int, median: float) -> dict[str, Any]:
-    row = {"backend": "quiver", "series": {"tokens_per_second": {"median": median}}}
-    return {"name": name, "metadata": {"documents": documents, "tokens": tokens}, "rows": [row]}
-
-
-def built(name: str, library: str, seconds: float) -> dict[str, Any]:
-    return {"backend": name, "values": {"library": library, "seconds": seconds}}
-
-
-COMMON = {"schema": "quiver-benchmark/2", "name": "m", "processor": "a CPU"}
-ENCODER = {**COMMON, "subject": "encoder", "cases": [timed("short", 10, 200, 900.0), timed("long", 2, 1000, 500.0)]}
-BUILDS = [built("exact-dense", "quiver", 1.0), built("pq-dense", "quiver", 4.0), built("faiss", "faiss", 9.0)]
-INDEX = {**COMMON, "subject": "index", "metadata": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
-
-
-def test_rates_are_read_from_benchmark_files(tmp_path: Path) -> None:
-    for name, content in (("encoder", ENCODER), ("index", INDEX), ("other", {"schema": "x"})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    both = [tmp_path / "encoder.json", tmp_path / "index.json"]
-    rates = read_rates(both, tokens=100, kind="dense")
-    assert (rates.tokens_per_second, rates.index_seconds, rates.measured) == (900.0, 0.004, True)
-    assert read_rates(both[:1], tokens=400, kind="dense").tokens_per_second == 500.0
-    with pytest.raises(InputError, match="no index build of colbert vectors"):
-        read_rates(both, tokens=100, kind="colbert")
-    with pytest.raises(InputError, match=r"other\.json: not what quiver bench encoder"):
-        read_rates([tmp_path / "other.json"], tokens=100, kind="dense")
-
-
 def test_measured_rates_are_consistent(word_sum: Any, minilm: Path) -> None:
     model = load_model(minilm)
     corpus = [Document(f"d{number}", "wings of birds " * 4) for number in range(20)]
@@ -250,7 +221,7 @@ def test_published_collections_are_estimated(quiver: Callable[..., Any]) -> None
 def test_the_report_has_tables_and_formulas(quiver: Callable[..., Any]) -> None:
     done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--formulas")
     assert done.code == 0
-    assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
+    assert "hours are unknown without a rate; pass --measure or --gpu" in done.out
     assert "pq-dense" in done.out
     assert "encoding hours" in done.out
 
@@ -283,7 +254,6 @@ def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], tmp_path:
         (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
         (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits: must be one of 8, 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length apply only to presets"),
-        (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
         (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "depends on FAISS"),
     ):
         done = quiver("estimate", *arguments)
