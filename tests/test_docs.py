@@ -30,10 +30,8 @@ import pytest
 import typer.main
 
 from quiver.cli.main import COMMANDS, app
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import PROMPTS, ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.loading import PROMPTS
+from tests.hub import fill_hub
 from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -272,25 +270,6 @@ def cut(source: Path, target: Path) -> None:
         few.writelines(itertools.islice(pairs, 0, 4000, 20))
 
 
-TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 48,
-    "layer_types": ["global", "local"],
-    "max_positions": 512,
-}
-
-
-def tiny_colbert(folder: Path) -> None:
-    """Save a ColBERT with random weights, as a stand-in for published ones."""
-    tokenizer = Tokenizer.train(["owls have wings", "trout have fins", "def read(path): return open(path)"] * 2, vocab_size=320)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, **TINY)), seed=1)
-    settings = ModelFolder("colbert", folder, projections=(Projection(32, 128),), colbert=ColBERTSettings(document_length=180))
-    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
-
-
 # The variable is read when the library is imported, which has been when a process is forked.
 FIND_MODELS = "import os, huggingface_hub.constants as hub; hub.HF_HUB_CACHE = os.environ['HF_HOME'] + '/hub'"
 
@@ -309,19 +288,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
     called = f"{FIND_MODELS}; import sys; from quiver.cli.main import main; sys.argv[0] = 'quiver'; main()"
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
     command.chmod(0o755)
-    tiny_colbert(root / "colbert")
-    save_encoder(init_weights(Encoder(EncoderConfig.modernbert(vocab_size=50_368, **TINY)), seed=1), root / "encoder")
-    models = {
-        "sentence-transformers/all-MiniLM-L6-v2": minilm,
-        "lightonai/GTE-ModernColBERT-v1": root / "colbert",
-        "answerdotai/ModernBERT-base": root / "encoder",
-    }
-    for name, folder in models.items():
-        checkpoint = root / "hub" / "hub" / f"models--{name.replace('/', '--')}"
-        (checkpoint / "refs").mkdir(parents=True)
-        (checkpoint / "refs" / "main").write_text("0" * 40)
-        (checkpoint / "snapshots").mkdir()
-        (checkpoint / "snapshots" / ("0" * 40)).symlink_to(folder)
+    fill_hub(root / "hub", minilm)
     environment = dict(os.environ) | {
         "PATH": f"{root / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HOME": str(root / "hub"),
