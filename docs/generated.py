@@ -26,7 +26,7 @@ from quiver.cli.main import app
 from quiver.encoder.schema import Schema
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(.*) -->$", re.MULTILINE)
-_NAME_OF_ROW = re.compile(r"^\| `(quiver\.[\w.]+)` \|", re.MULTILINE)
+_NAME_OF_ROW = re.compile(r"^\| `(quiver\.(?:\w+\.)*?([A-Z]\w+\.\w+)|quiver\.[\w.]+)` \|", re.MULTILINE)
 
 
 def setup(sphinx: Sphinx) -> dict[str, Any]:
@@ -44,7 +44,8 @@ def _complete(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] = notebook(source[0])
     source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)\)", r"](path:\1)", source[0])  # Markdown outside docs/ is no page of the site
     if page.startswith("reference/python"):
-        source[0] = _NAME_OF_ROW.sub(r"| {py:obj}`\1` |", source[0])  # the overview links to the descriptions
+        # The overview links to the descriptions; a method is shown with its class, without the package.
+        source[0] = _NAME_OF_ROW.sub(lambda found: f"| {{py:obj}}`{found[2] or found[1]} <{found[1]}>` |", source[0])
     source[0] = _MARK.sub(lambda found: GENERATORS[found[1]](*found[2].split()), source[0])
 
 
