@@ -189,6 +189,7 @@ class Tokenizer:
             InputError: ``max_length`` leaves no room for the special tokens.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> tokenizer.encode(["a bird", ""], max_length=3).truncated
             [True, False]
@@ -212,6 +213,7 @@ class Tokenizer:
         """Tokenize texts of any length without truncation or special tokens.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> len(tokenizer.encode_bare(["a bird"])[0]), len(tokenizer.encode(["a bird"], max_length=8).ids[0])
             (2, 4)
@@ -227,6 +229,7 @@ class Tokenizer:
         """Return the tokens of a text with their positions, without truncation or special tokens.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> text = "a bird"
             >>> [text[start:end] for start, end in tokenizer.pieces(text).spans]
