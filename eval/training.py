@@ -30,7 +30,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
     scorer: Scorer | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train a retriever from a recipe; under torchrun, as one of its processes.
+    r"""Train a retriever from a recipe; under torchrun, as one of its processes.
 
     Args:
         recipe: Name of a shipped recipe, a YAML file, its sections as a mapping, or a recipe of `load_recipe`.
@@ -57,7 +57,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
     Example:
         >>> from pathlib import Path
         >>> from quiver import train
-        >>> pairs = Path("pairs.csv").write_text("query,positive\\nget rid of limescale,Descale it.\\nerror E17,Let it cool.\\n")
+        >>> pairs = Path("pairs.csv").write_text("query,positive\nget rid of limescale,Descale it.\nerror E17,Let it cool.\n")
         >>> settings = {"data.train": "pairs.csv", "training.batch_size": 2, "development": None}
         >>> record = train("docstrings-dense", "runs/mine", settings, overwrite=True)
         >>> record["result"]["steps"]
