@@ -90,7 +90,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     callbacks: Sequence[Callback] = (),
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe; under torchrun, as one of its processes.
+    r"""Train a recipe; under torchrun, as one of its processes.
 
     Args:
         recipe: The recipe.
@@ -117,7 +117,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         >>> from pathlib import Path
         >>> from quiver.retrieval.training.recipe import load_recipe
         >>> from quiver.retrieval.training.run import train
-        >>> pairs = Path("pairs.csv").write_text("query,positive\\nget rid of limescale,Descale it.\\nerror E17,Let it cool.\\n")
+        >>> pairs = Path("pairs.csv").write_text("query,positive\nget rid of limescale,Descale it.\nerror E17,Let it cool.\n")
         >>> settings = ["data.train=pairs.csv", "training.batch_size=2", "development=null"]
         >>> record = train(load_recipe("docstrings-dense", settings), Path("runs/mine"), overwrite=True)
         >>> record["result"]["steps"]
