@@ -349,7 +349,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
     shorter = (
         f'case "$1 $2" in train*|sweep*) set -- "$@" {" ".join(SHORTER)};;\n'
         'estimate*) case "$*" in *--measure*) set -- "$@" --seconds 1;; esac;;\n'
-        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
+        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; cat {root}/said; exit; }};; esac'
     )
     called = f"{FIND_MODELS}; import sys; from quiver.cli.main import main; sys.argv[0] = 'quiver'; main()"
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
@@ -364,7 +364,9 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
         "TOKEN": "a token of the documentation",
         "QUIVER_TOKEN": "a token of the documentation",
     }
-    subprocess.run([command, "collections", "docstrings", "--out", "whole"], cwd=root, env=environment, check=True, capture_output=True)
+    mine = [command, "collections", "docstrings", "--out", "whole"]
+    mined = subprocess.run(mine, cwd=root, env=environment, check=True, capture_output=True, text=True)
+    (root / "said").write_text(mined.stdout.replace("whole", "data/code"), encoding="utf-8")
     cut(root / "whole", root / "data" / "code")
     (root / "docs").mkdir()
     for page in ("indexes.md", "corpora.md"):
