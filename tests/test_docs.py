@@ -349,7 +349,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
     shorter = (
         f'case "$1 $2" in train*|sweep*) set -- "$@" {" ".join(SHORTER)};;\n'
         'estimate*) case "$*" in *--measure*) set -- "$@" --seconds 1;; esac;;\n'
-        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; cat {root}/said; exit; }};; esac'
+        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; '
+        f"cat {root}/said; exit; }};; esac"
     )
     called = f"{FIND_MODELS}; import sys; from quiver.cli.main import main; sys.argv[0] = 'quiver'; main()"
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
