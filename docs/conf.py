@@ -18,7 +18,7 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "object,tuple,dict,Module,BaseModel,Schema,TextSchema,Exception,Protocol",
+    "inherited-members": "object,tuple,dict,Module,BaseModel,Schema,TextSchema,ValueError,Exception,BaseException,Protocol,Sequence",
     "member-order": "bysource",
 }
 autodoc_typehints_format = "short"

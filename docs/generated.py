@@ -26,6 +26,7 @@ from quiver.cli.main import app
 from quiver.encoder.schema import Schema
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(.*) -->$", re.MULTILINE)
+_NAME_OF_ROW = re.compile(r"^\| `(quiver\.(?:\w+\.)*?([A-Z]\w+\.\w+)|quiver\.[\w.]+)` \|", re.MULTILINE)
 
 
 def setup(sphinx: Sphinx) -> dict[str, Any]:
@@ -42,6 +43,9 @@ def _complete(sphinx: Sphinx, page: str, source: list[str]) -> None:
     if str(sphinx.env.doc2path(page)).endswith(".ipynb"):
         source[0] = notebook(source[0])
     source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)\)", r"](path:\1)", source[0])  # Markdown outside docs/ is no page of the site
+    if page.startswith("reference/python"):
+        # The overview links to the descriptions; a method is shown with its class, without the package.
+        source[0] = _NAME_OF_ROW.sub(lambda found: f"| {{py:obj}}`{found[2] or found[1]} <{found[1]}>` |", source[0])
     source[0] = _MARK.sub(lambda found: GENERATORS[found[1]](*found[2].split()), source[0])
 
 
@@ -204,30 +208,36 @@ def _prose(text: str) -> str:
 
 
 def api(*names: str) -> str:
-    """The public names of packages, and all names of modules, each where it is listed first; those of ``quiver`` only there."""
-    quiver = importlib.import_module("quiver")
-    seen = set() if "quiver" in names else {id(getattr(quiver, public)) for public in _public(quiver)}
-    parts = []
+    """Directives for names such as ``quiver.BiEncoder``, and for the public names of packages, but for those that ``quiver`` has, too."""
+    directives = []
+    for name in documented(*names):
+        found = find(name)
+        kind = "class" if isinstance(found, type) else "function" if callable(found) else "data"
+        directives.append(f".. auto{kind}:: {name}\n")
+    return "```{eval-rst}\n" + "\n".join(directives) + "```"
+
+
+def documented(*names: str) -> list[str]:
+    """The names that `api` describes: those given, and in the place of a package its public names that are not given or in ``quiver``."""
+    quiver = find("quiver")
+    seen = {id(getattr(quiver, public)) for public in dir(quiver)} | {id(find(name)) for name in names}
+    found: list[str] = []
     for name in names:
-        module = importlib.import_module(name)
-        parts += [f"## {name}", _prose(" ".join((module.__doc__ or "").partition("\n\n")[0].split()))]
-        directives = []
-        for public in _public(module):
-            found = getattr(module, public)
-            if id(found) not in seen:
-                seen.add(id(found))
-                kind = "class" if isinstance(found, type) else "function" if callable(found) else "data"
-                directives.append(f".. auto{kind}:: {name}.{public}\n")
-        parts.append("```{eval-rst}\n" + "\n".join(directives) + "```")
-    return "\n\n".join(parts)
+        package = find(name)
+        if isinstance(package, types.ModuleType):
+            found += [f"{name}.{public}" for public in dir(package) if id(getattr(package, public)) not in seen]
+        else:
+            found.append(name)
+    return found
 
 
-def _public(module: types.ModuleType) -> list[str]:
-    if hasattr(module, "__path__"):
-        return [name for name in dir(module) if not name.startswith("_")]
-    return [
-        name for name, found in vars(module).items() if not name.startswith("_") and getattr(found, "__module__", "") == module.__name__
-    ]
+def find(name: str) -> Any:
+    """A module by its name, or a class, function or method of one."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        owner, _, attribute = name.rpartition(".")
+        return getattr(find(owner), attribute)
 
 
 def module(name: str) -> str:

@@ -19,6 +19,7 @@ class InputError(ValueError):
     """Invalid input from the caller; the message says what is wrong, where, and what to do.
 
     Example:
+        >>> from quiver import InputError
         >>> try:
         ...     raise InputError("corpus.csv:7: the field 'id' is blank")
         ... except ValueError as error:

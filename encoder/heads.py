@@ -137,6 +137,8 @@ class MaskedLM(nn.Module):
         tied: Whether the decoder's matrix is the token embedding.
 
     Example:
+        >>> import torch
+        >>> from quiver.encoder import Encoder, EncoderConfig, MaskedLM
         >>> from quiver.encoder.packing import pack_ids
         >>> config = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
@@ -573,6 +575,8 @@ def best_spans(
             sequences, or a logit is NaN.
 
     Example:
+        >>> import torch
+        >>> from quiver.encoder import best_spans
         >>> from quiver.encoder.packing import pack_ids
         >>> start, end = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([9.0, 1.0, 2.0, 0.0])
         >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2)

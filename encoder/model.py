@@ -43,6 +43,7 @@ class Encoder(nn.Module):
         config: Its architecture; the weights are torch's defaults until they are loaded or initialised.
 
     Example:
+        >>> from quiver.encoder import Encoder, EncoderConfig
         >>> from quiver.encoder.packing import pack_ids
         >>> config = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])

@@ -55,6 +55,7 @@ class PackedBatch:
         """Return the sequences of a slice without a step, as views of the tokens; the memo is empty.
 
         Example:
+            >>> from quiver.encoder import pack_ids
             >>> part = pack_ids([[5], [6, 7], [8]])[1:]
             >>> part.ids.tolist(), part.offsets, part.rows
             ([6, 7, 8], (0, 2, 3), (1, 2))
@@ -148,6 +149,7 @@ def pack_ids(
         ValueError: There is no sequence, one is empty, or a key length lies outside its sequence; names its row.
 
     Example:
+        >>> from quiver.encoder import pack_ids
         >>> batch = pack_ids([[5, 6, 7], [8]])
         >>> batch.ids.tolist(), batch.cu_seqlens.tolist(), batch.positions.tolist()
         ([5, 6, 7, 8], [0, 3, 4], [0, 1, 2, 0])
@@ -225,6 +227,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
         ValueError: A sequence is empty or longer than the budget; names its row.
 
     Example:
+        >>> from quiver.encoder import pack
         >>> [(b.offsets, b.rows) for b in pack([[1], [2, 2], [3, 3, 3]], max_tokens=4)]
         [((0, 3), (2,)), ((0, 2, 3), (1, 0))]
     """

@@ -157,6 +157,7 @@ def preset(name: str) -> EncoderConfig:
         InputError: There is no such preset; the message lists them.
 
     Example:
+        >>> from quiver.encoder import preset
         >>> preset("modernbert-base").num_layers
         22
     """

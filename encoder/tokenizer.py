@@ -189,6 +189,7 @@ class Tokenizer:
             InputError: ``max_length`` leaves no room for the special tokens, or a text contains half of a surrogate pair; names its number.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> tokenizer.encode(["a bird", ""], max_length=3).truncated
             [True, False]
@@ -215,6 +216,7 @@ class Tokenizer:
             InputError: A text contains half of a surrogate pair; names its number.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> len(tokenizer.encode_bare(["a bird"])[0]), len(tokenizer.encode(["a bird"], max_length=8).ids[0])
             (2, 4)
@@ -233,6 +235,7 @@ class Tokenizer:
             InputError: The text contains half of a surrogate pair.
 
         Example:
+            >>> from quiver.encoder import Tokenizer
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> text = "a bird"
             >>> [text[start:end] for start, end in tokenizer.pieces(text).spans]

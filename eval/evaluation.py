@@ -196,8 +196,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             evaluated. All collections are read and checked once before anything is encoded or written.
 
     Example:
-        >>> results = evaluate(tiny_model("dense"), tiny_collection(), baselines=())
-        >>> results.headline  # each query is the text of its document
+        >>> from quiver import build_index, evaluate
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+        >>> results.headline  # nDCG@10
         1.0
     """
     if k < 1:

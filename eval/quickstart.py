@@ -13,6 +13,7 @@ Source of the task: CodeSearchNet, arXiv:1909.09436 (docstring -> function).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shlex
@@ -73,6 +74,9 @@ QUESTIONS = (
 
 ANSWERS = 3
 """Functions shown for each question."""
+
+SERVICE = ("fastapi", "uvicorn", "prometheus_client")
+"""Modules of the extra ``serve``, which training and evaluation do not need."""
 
 NEEDS = "no download, 3 GB of memory, and three to six minutes on two CPU cores"
 """What a quickstart takes."""
@@ -281,13 +285,17 @@ def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]
 def next_commands(out: Path) -> dict[str, str]:
     """Commands that work in the folder of a finished quickstart, in the working directory of the call: what it does -> command.
 
+    A command whose extra is not installed says how to install it first.
+
     Args:
         out: Output folder of the quickstart.
     """
     files = Path(json.__file__).parent
+    has_service = all(importlib.util.find_spec(name) is not None for name in SERVICE)
+    first = "" if has_service else ", after: pip install 'quiver-retrieval[serve]'"
     commands = {
         "search, together with BM25": f"search {_quoted(out / 'index')} 'read a zip archive' -k 5 --fuse bm25 --explain",
-        "open a search page in the browser": f"serve {_quoted(out / 'index')}",
+        f"open a search page in the browser{first}": f"serve {_quoted(out / 'index')}",
         "test the difference to BM25": f"report compare bm25 {_quoted(out / 'results' / 'trained')}",
         "index a folder of files: here Python's json, then yours": (
             f"index build {_quoted(files)} --model {_quoted(out / 'trained' / 'model')} --out {_quoted(out / 'files')}"

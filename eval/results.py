@@ -524,6 +524,7 @@ class ScoreTable:
         rows: Their cells.
 
     Example:
+        >>> from quiver.eval.results import ScoreTable
         >>> ScoreTable(("collection", "bm25"), [("scifact.test", "66.5")])
         collection    bm25
         scifact.test  66.5
@@ -555,9 +556,13 @@ class Results:
         failed: Collections that could not be evaluated. The same call again evaluates them, and keeps what is finished.
 
     Example:
-        >>> results = read_results(tiny_results())
+        >>> from quiver import build_index, evaluate
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
         >>> results.collections[0].queries, results.system.kind
-        (2, 'dense')
+        (1, 'bm25')
     """
 
     system: System
@@ -570,7 +575,12 @@ class Results:
         """Mean nDCG@10 over the data sets, where a group counts once; None if there are none, one has failed, or a group lacks a part.
 
         Example:
-            >>> read_results(tiny_results()).headline
+            >>> from quiver import build_index, evaluate
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> results.headline
             1.0
         """
         scores = data_sets(self.parts(HEADLINE))
@@ -588,7 +598,12 @@ class Results:
         """Scores of the system and of the baselines: a row per collection and system, a column per measure that one of them has.
 
         Example:
-            >>> read_results(tiny_results()).table().header[:3]
+            >>> from quiver import build_index, evaluate
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> results.table().header[:3]
             ('collection', 'system', 'ndcg@10')
         """
         rows: list[tuple[str, str, Mapping[str, float]]] = []
@@ -613,9 +628,13 @@ class Results:
             InputError: No other results are given, two results for a collection have other data, or none has the measure.
 
         Example:
-            >>> results = read_results(tiny_results())
-            >>> results.compare(results).rows
-            (('animals.test', '100.0', '100.0', '+0.0'),)
+            >>> from quiver import build_index, evaluate
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> results.compare(results).rows[0][1:]
+            ('100.0', '100.0', '+0.0')
         """
         from quiver.eval.report.retrieval import label_systems  # imports this module
 
@@ -652,8 +671,12 @@ class Results:
             InputError: matplotlib is not installed, or no collection has the measure.
 
         Example:
-            >>> type(read_results(tiny_results()).plot()).__name__
-            'Figure'
+            >>> from quiver import build_index, evaluate
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> results.plot().savefig("scores.png")
         """
         from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
 
@@ -679,7 +702,12 @@ class Results:
             measure: Name of a measure; a collection without it, or that failed, has the value None.
 
         Example:
-            >>> [part.value for part in read_results(tiny_results()).parts("recall@100")]
+            >>> from quiver import build_index, evaluate
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> [part.value for part in results.parts("recall@100")]
             [1.0]
         """
         return [*(each.part(each.measures.get(measure)) for each in self.collections), *(each.part() for each in self.failed)]
@@ -689,10 +717,15 @@ def with_common_names(results: Sequence[Results]) -> list[Results]:
     """Results that call the same queries and judgements by one name, that of the first: data in memory have no name of their own.
 
     Example:
-        >>> first = read_results(tiny_results())
-        >>> other = replace(first, collections=tuple(replace(each, name="queries", split="") for each in first.collections))
-        >>> [[each.key for each in named.collections] for named in with_common_names([first, other])]
-        [['animals.test'], ['animals.test']]
+        >>> from dataclasses import replace
+        >>> from quiver import build_index, evaluate
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+        >>> other = replace(results, collections=tuple(replace(each, name="mine") for each in results.collections))
+        >>> [len({each.key for each in named.collections}) for named in with_common_names([results, other])]
+        [1, 1]
     """
     firsts: dict[str, CollectionResult] = {}
     renamed = []
@@ -747,8 +780,14 @@ def read_results(folder: str | Path) -> Results:
             written by another program, or a file that it names is missing or has changed.
 
     Example:
-        >>> [each.key for each in read_results(tiny_results()).collections]
-        ['animals.test']
+        >>> from quiver.eval.results import read_results
+        >>> from quiver import build_index, evaluate
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
+        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=(), out="results/animals", overwrite=True)
+        >>> read_results("results/animals").headline
+        1.0
     """
     path = Path(folder) / FILE
     if not path.parent.is_dir():

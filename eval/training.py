@@ -30,7 +30,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
     scorer: Scorer | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train a retriever from a recipe; under torchrun, as one of its processes.
+    r"""Train a retriever from a recipe; under torchrun, as one of its processes.
 
     Args:
         recipe: Name of a shipped recipe, a YAML file, its sections as a mapping, or a recipe of `load_recipe`.
@@ -55,10 +55,13 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
         RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
 
     Example:
-        >>> folder = new_folder() / "run"
-        >>> record = train(tiny_recipe(), folder, {"training.max_steps": 1}, device="cpu")
-        >>> record["result"]["steps"], (folder / "model" / "modules.json").is_file()
-        (1, True)
+        >>> from pathlib import Path
+        >>> from quiver import train
+        >>> pairs = Path("pairs.csv").write_text("query,positive\nget rid of limescale,Descale it.\nerror E17,Let it cool.\n")
+        >>> settings = {"data.train": "pairs.csv", "training.batch_size": 2, "development": None}
+        >>> record = train("docstrings-dense", "runs/mine", settings, overwrite=True)
+        >>> record["result"]["steps"]
+        1
     """
     resolved, folder = load_recipe(recipe, overrides), expand_home(out)
     if resolved.development is not None and scorer is None:

@@ -48,6 +48,7 @@ class Document(NamedTuple):
     """A document. Filters can test its metadata, which are not encoded.
 
     Example:
+        >>> from quiver import Document
         >>> Document("owl", "has wings", "An owl", {"year": 2012}).title
         'An owl'
     """
@@ -64,6 +65,7 @@ class Document(NamedTuple):
             use_title: Include the title; CoIR does not.
 
         Example:
+            >>> from quiver import Document
             >>> Document("d1", "has wings", "A bird").content()
             'A bird has wings'
         """
@@ -125,6 +127,7 @@ class Hit(NamedTuple):
         passages: Passages of the group that were found: id -> score, best first; empty without ``group_by``.
 
     Example:
+        >>> from quiver.retrieval.records import Hit
         >>> hit = Hit("owl", 0.91, "Owls have wings.", fields={"year": 2012})
         >>> hit.fields["year"]
         2012
@@ -146,6 +149,7 @@ class QueryHits(Sequence[Hit]):
     """Documents found for one query, best first; shown as a table.
 
     Example:
+        >>> from quiver.retrieval.records import Hit, QueryHits
         >>> QueryHits([Hit("owl", 0.91, "Owls have wings."), Hit("trout", 0.12, "Trout have fins.", "Fish", {"year": 2008})])
         rank  id     score   title  fields     text
         1     owl    0.9100                    Owls have wings.
@@ -205,6 +209,8 @@ class Hits:
         groups: The groups of each query, whose best passages ``ids`` holds; None without ``group_by``.
 
     Example:
+        >>> import numpy as np
+        >>> from quiver.retrieval.records import Hits
         >>> hits = Hits([["owl"], []], [np.array([0.5], np.float32), np.array([], np.float32)])
         >>> hits[0][0].id, len(hits[1])
         ('owl', 0)
@@ -253,6 +259,8 @@ class Hits:
         """Whether part of the index was not searched.
 
         Example:
+            >>> import numpy as np
+            >>> from quiver.retrieval.records import Hits
             >>> Hits([["owl"]], [np.array([0.5], np.float32)]).partial
             False
         """
@@ -268,6 +276,8 @@ class Hits:
             ValueError: The number of ids differs from the number of queries searched.
 
         Example:
+            >>> import numpy as np
+            >>> from quiver.retrieval.records import Hits
             >>> Hits([["owl"]], [np.array([0.5], np.float32)]).to_run(["q1"])
             {'q1': {'owl': 0.5}}
         """

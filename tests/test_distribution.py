@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -22,19 +21,9 @@ import pytest
 from quiver import BiEncoder
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.loading import ModelFolder
+from tests.environments import REPOSITORY, bare_environment, extras, pyproject
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("encoder", "retrieval", "eval", "quiver")
-
-
-def pyproject() -> str:
-    return (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def extras() -> dict[str, str]:
-    """Extra -> its requirements, as written in pyproject.toml."""
-    section = pyproject().partition("[project.optional-dependencies]\n")[2].partition("\n[project.")[0]
-    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", section, re.MULTILINE | re.DOTALL))
 
 
 def sources() -> list[Path]:
@@ -67,38 +56,6 @@ def test_the_readme_of_a_package_index_has_no_relative_link() -> None:
     assert len(links) > 10
     assert all(link.startswith("https://") for link in links)
     assert "<!--" not in text
-
-
-def core_distributions() -> set[str]:
-    """Names of the distributions that Quiver's core requires, with what they require."""
-    packaging = pytest.importorskip("packaging.requirements")
-    listed = pyproject().partition("\ndependencies = [")[2].partition("\n]")[0]
-    waiting, found = re.findall(r'^ *"([^"]+)"', listed, re.MULTILINE), set[str]()
-    while waiting:
-        requirement = packaging.Requirement(waiting.pop())
-        if requirement.name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        try:
-            waiting += metadata.distribution(requirement.name).requires or []
-        except metadata.PackageNotFoundError:  # of another platform
-            continue
-        found.add(requirement.name)
-    return found
-
-
-def bare_environment(folder: Path) -> tuple[Path, Path]:
-    """An environment with links to the core's requirements and nothing else: its interpreter and its site-packages."""
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    asked = subprocess.run([python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True)
-    site = Path(asked.stdout.strip())
-    for name in core_distributions():
-        found = metadata.distribution(name)
-        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
-            source = Path(str(found.locate_file(top)))
-            if source.exists() and not (site / top).exists():
-                (site / top).symlink_to(source)
-    return python, site
 
 
 # Runs commands in one process, as each would spend seconds to import torch; prints command, exit status and standard error of each.

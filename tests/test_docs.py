@@ -3,15 +3,20 @@
 Every fence of ``sh`` and ``python`` is executed, in the order of the page, in a folder with two Markdown files in ``docs`` and with
 ``data/code``, a part of what ``quiver collections docstrings`` makes there. The Python fences of a page share their names. A fence below
 ``<!-- not run: REASON -->`` is not executed; the commands in ``<!-- setup ... -->`` are, and readers do not see them. ``quiver serve`` runs
-until the end of its page. Training takes two steps of 16 rows, and ``quiver estimate --measure`` measures for a second.
+until the end of its page. Training takes two steps of 8 rows, and ``quiver estimate --measure`` measures for a second.
+
+A fence of ``text`` right below shows what the commands print on standard output. The words are compared, not the numbers, which belong to
+the whole collection and the whole training; ``...`` in it stands for any text.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import doctest
 import gzip
 import importlib
+import io
 import itertools
 import json
 import os
@@ -30,10 +35,10 @@ import pytest
 import typer.main
 
 from quiver.cli.main import COMMANDS, app
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import PROMPTS, ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.loading import PROMPTS
+from quiver.retrieval.training.data import prepare_rows
+from quiver.retrieval.training.recipe import DISTILLATION, IN_BATCH, LOSSES_BY_KIND, LOSSES_BY_SETTING, LossSection, load_recipe
+from tests.hub import fill_hub
 from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -132,6 +137,42 @@ def test_the_tests_that_back_supported_models_exist() -> None:
     assert files <= {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
 
 
+def table_below(page: str, heading: str) -> list[list[str]]:
+    """Cells of the table below a heading, without its header."""
+    section = (REPOSITORY / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in section.splitlines() if line.startswith("| `")]
+
+
+def test_the_table_of_losses_is_that_of_the_code() -> None:
+    rows = table_below("docs/training.md", "### Losses")
+    names = [name.strip("`") for name, *_ in rows]
+    assert sorted(names) == sorted(name for each in LOSSES_BY_KIND.values() for name in each)
+    for name, kind, needs, negatives, *_ in ([cell.strip("`") for cell in row] for row in rows):
+        assert name in LOSSES_BY_KIND[kind]
+        assert ("scores" in needs) is (name in DISTILLATION)
+        assert ("the batch" in negatives) is (name in IN_BATCH)
+    named = {name for row in rows for name in re.findall(r"`loss\.(\w+)`", row[-1])}
+    assert named == set(LOSSES_BY_SETTING) <= set(LossSection.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "documents"), [pytest.param(*row[:3], id=row[1]) for row in table_below("docs/training.md", "### Data formats")]
+)
+def test_the_rows_in_the_table_of_data_formats_are_read(row: str, settings: str, documents: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(row.strip("`") + "\n", encoding="utf-8")
+    for name, text in {
+        "queries": {"query_id": "q1", "text": "limescale"},
+        "passages": {"document_id": "d7", "text": "Descale it."},
+    }.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(text) + "\n", encoding="utf-8")
+    changed = [each.replace("=", f"={tmp_path}/", 1) if each.endswith(".jsonl") else each for each in re.findall(r"`([^`]+)`", settings)]
+    scored = ["loss.name=kl"] if "score_fields" in settings else []
+    recipe = load_recipe("quickstart", [f"data.train={tmp_path / 'rows.jsonl'}", *changed, *scored])
+    rows = prepare_rows(recipe.data, tmp_path / "work", seed=1)
+    assert len(rows) >= 1
+    assert rows.documents_per_row == int(documents)
+
+
 def test_the_published_prompts_are_in_supported_models() -> None:
     text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
     for pattern, prompts in PROMPTS.items():
@@ -144,7 +185,8 @@ def test_readme_is_short() -> None:
 
 
 FENCE = re.compile(
-    r"^<!-- setup\n(?P<setup>.*?)^-->|(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>sh|python)\n(?P<code>.*?)^```$",
+    r"^<!-- setup\n(?P<setup>.*?)^-->|(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>sh|python)\n(?P<code>.*?)^```$"
+    r"(?:\n\n```text\n(?P<shown>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 REASONS = (
@@ -164,21 +206,26 @@ SLOW = (
     "docs/mining.md",
     "docs/choosing.md",
     "docs/training.md",
+    "docs/fine-tuning.md",
     "recipes/README.md",
 )
 
 
 class Fence(NamedTuple):
-    """A piece of code of a page; ``reason`` says why it is not run."""
+    """A piece of code of a page; ``reason`` says why it is not run, ``shown`` what it prints."""
 
     language: str
     code: str
-    reason: str | None
+    reason: str | None = None
+    shown: str | None = None
 
 
 def fences(page: str) -> list[Fence]:
     found = FENCE.finditer((REPOSITORY / page).read_text(encoding="utf-8"))
-    return [Fence("sh", each["setup"], None) if each["setup"] else Fence(each["language"], each["code"], each["reason"]) for each in found]
+    return [
+        Fence("sh", each["setup"]) if each["setup"] else Fence(each["language"], each["code"], each["reason"], each["shown"])
+        for each in found
+    ]
 
 
 RUN = [page for page in PAGES if any(each.reason is None for each in fences(page))]
@@ -197,6 +244,12 @@ def test_a_fence_that_is_not_run_says_why() -> None:
     assert len(run) >= 2 * (len(every) - len(run)), f"only {len(run)} of {len(every)} fences are run"
 
 
+def prints_as_shown(shown: str, printed: str) -> bool:
+    """Whether two texts have the same words; rules of tables and the values of numbers are not compared."""
+    want, got = (re.sub(r"\d[\d.,:]*", "0", re.sub(r"[\u2500-\u257f]", " ", text)) + "\n" for text in (shown, printed))
+    return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+
 class Shell:
     """Runs the fences of one page in a folder."""
 
@@ -212,19 +265,27 @@ class Shell:
     def run(self, page: str, fence: Fence) -> None:
         code = fence.code.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").replace("localhost:8080", f"127.0.0.1:{self.port}")
         if fence.language == "python":
-            exec(compile(code, page, "exec"), self.names)
-            return
-        for part in re.split(r"^(quiver serve .*\n)", code.replace("\\\n", " "), flags=re.MULTILINE):
-            if part.startswith("quiver serve "):
-                self.serve(part)
-            elif part.strip():
-                done = subprocess.run(
-                    ["bash", "-euo", "pipefail", "-c", f'curl() {{ command curl -fsS "$@"; }}\n{part}'],
-                    **self.settings(),
-                    timeout=240,
-                    check=False,
-                )
-                assert done.returncode == 0, f"{page}:\n{part}\n{done.stdout}"
+            with contextlib.redirect_stdout(io.StringIO()) as caught:
+                exec(compile(code, page, "exec"), self.names)
+            printed = caught.getvalue()
+        else:
+            parts = re.split(r"^(quiver serve .*\n)", code.replace("\\\n", " "), flags=re.MULTILINE)
+            printed = "".join(self.call(page, part) for part in parts if part.strip())
+        assert fence.shown is None or prints_as_shown(fence.shown, printed), f"{page}:\n{code}\nprints\n{printed}"
+
+    def call(self, page: str, commands: str) -> str:
+        """Run commands, and return what they print."""
+        if commands.startswith("quiver serve "):
+            self.serve(commands)
+            return ""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", f'curl() {{ command curl -fsS "$@"; }}\n{commands}'],
+            **{**self.settings(), "stderr": subprocess.PIPE},
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page}:\n{commands}\n{done.stdout}\n{done.stderr}"
+        return str(done.stdout)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -272,24 +333,8 @@ def cut(source: Path, target: Path) -> None:
         few.writelines(itertools.islice(pairs, 0, 4000, 20))
 
 
-TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 48,
-    "layer_types": ["global", "local"],
-    "max_positions": 512,
-}
-
-
-def tiny_colbert(folder: Path) -> None:
-    """Save a ColBERT with random weights, as a stand-in for published ones."""
-    tokenizer = Tokenizer.train(["owls have wings", "trout have fins", "def read(path): return open(path)"] * 2, vocab_size=320)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, **TINY)), seed=1)
-    settings = ModelFolder("colbert", folder, projections=(Projection(32, 128),), colbert=ColBERTSettings(document_length=180))
-    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
-
+SHORTER = ("training.max_steps=2", "training.batch_size=8", "data.limit=64")
+"""Settings of every training."""
 
 # The variable is read when the library is imported, which has been when a process is forked.
 FIND_MODELS = "import os, huggingface_hub.constants as hub; hub.HF_HUB_CACHE = os.environ['HF_HOME'] + '/hub'"
@@ -302,26 +347,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
     (root / "bin").mkdir()
     command = root / "bin" / "quiver"
     shorter = (
-        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
+        f'case "$1 $2" in train*|sweep*) set -- "$@" {" ".join(SHORTER)};;\n'
         'estimate*) case "$*" in *--measure*) set -- "$@" --seconds 1;; esac;;\n'
-        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
+        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; '
+        f"cat {root}/said; exit; }};; esac"
     )
     called = f"{FIND_MODELS}; import sys; from quiver.cli.main import main; sys.argv[0] = 'quiver'; main()"
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
     command.chmod(0o755)
-    tiny_colbert(root / "colbert")
-    save_encoder(init_weights(Encoder(EncoderConfig.modernbert(vocab_size=50_368, **TINY)), seed=1), root / "encoder")
-    models = {
-        "sentence-transformers/all-MiniLM-L6-v2": minilm,
-        "lightonai/GTE-ModernColBERT-v1": root / "colbert",
-        "answerdotai/ModernBERT-base": root / "encoder",
-    }
-    for name, folder in models.items():
-        checkpoint = root / "hub" / "hub" / f"models--{name.replace('/', '--')}"
-        (checkpoint / "refs").mkdir(parents=True)
-        (checkpoint / "refs" / "main").write_text("0" * 40)
-        (checkpoint / "snapshots").mkdir()
-        (checkpoint / "snapshots" / ("0" * 40)).symlink_to(folder)
+    fill_hub(root / "hub", minilm)
     environment = dict(os.environ) | {
         "PATH": f"{root / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HOME": str(root / "hub"),
@@ -331,7 +365,9 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
         "TOKEN": "a token of the documentation",
         "QUIVER_TOKEN": "a token of the documentation",
     }
-    subprocess.run([command, "collections", "docstrings", "--out", "whole"], cwd=root, env=environment, check=True, capture_output=True)
+    mine = [command, "collections", "docstrings", "--out", "whole"]
+    mined = subprocess.run(mine, cwd=root, env=environment, check=True, capture_output=True, text=True)
+    (root / "said").write_text(mined.stdout.replace("whole", "data/code"), encoding="utf-8")
     cut(root / "whole", root / "data" / "code")
     (root / "docs").mkdir()
     for page in ("indexes.md", "corpora.md"):
@@ -341,7 +377,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in RUN])
 def test_the_examples_of_a_page_run(
-    page: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, environment = workshop
     for folder in ("data", "docs"):
@@ -351,6 +387,7 @@ def test_the_examples_of_a_page_run(
     monkeypatch.setenv("QUIVER_CACHE", environment["QUIVER_CACHE"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hub" / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("quiver.eval.training.load_recipe", lambda recipe, overrides: load_recipe(recipe, [*overrides, *SHORTER]))
     shell = Shell(tmp_path, environment)
     try:
         for fence in fences(page):
@@ -358,8 +395,6 @@ def test_the_examples_of_a_page_run(
                 shell.run(page, fence)
     finally:
         shell.stop()
-    if page == "README.md":
-        assert "owl Owls have wings.\n" in capsys.readouterr().out
 
 
 def shown(notebook: Any) -> list[bool]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-import itertools
-import json
 import pkgutil
 import re
-import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +16,10 @@ from typing import Any
 import pytest
 
 import quiver
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.eval.results import Results, ScoreTable, read_results
 from quiver.retrieval.index import Index
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, Kind, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Hit, Hits, QueryHits
+from tests.hub import fill_hub
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = {"encoder": "quiver.encoder", "retrieval": "quiver.retrieval", "eval": "quiver.eval", "quiver": "quiver"}
@@ -60,91 +53,53 @@ def test_pyproject_lists_every_package() -> None:
     assert re.findall(r'"([\w.]+)"', listed) == sorted(packages())
 
 
-ANIMALS = [{"id": "owl", "text": "owls have wings", "year": 2012}, {"id": "trout", "text": "trout have fins", "year": 2008}]
-
-
-class Examples:
-    """What the examples in docstrings use without making it, by the names of the methods."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.numbers = root, itertools.count()
-
-    def tiny_model(self, kind: Kind) -> str:
-        """A model with random weights; 32 dimensions, or 8 per token."""
-        folder = self.root / kind
-        if not folder.exists():
-            tokenizer = Tokenizer.train(["owls have wings", "trout have fins", "which animal has wings"] * 2, vocab_size=320)
-            for prefix in ("[Q] ", "[D] "):
-                tokenizer.add_token(prefix)
-            layers = {"num_heads": 2, "intermediate_size": 48, "layer_types": ["global", "local"], "max_positions": 64}
-            encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, hidden_size=32, **layers)), seed=1)
-            if kind == "dense":
-                BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=64)).save_pretrained(folder)
-            else:
-                settings = ModelFolder("colbert", folder, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
-                ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
-        return str(folder)
-
-    def tiny_index(self) -> str:
-        """A dense index of two documents."""
-        folder = self.root / "index"
-        if not folder.exists():
-            quiver.build_index(ANIMALS, BiEncoder(self.tiny_model("dense"), device="cpu"), folder)
-        return str(folder)
-
-    def tiny_collection(self) -> str:
-        """A BEIR folder whose two queries are the texts of its documents."""
-        folder = self.root / "animals"
-        if not folder.exists():
-            (folder / "qrels").mkdir(parents=True)
-            for name, prefix in (("corpus", ""), ("queries", "about-")):
-                lines = [json.dumps({"_id": f"{prefix}{row['id']}", "text": row["text"]}) + "\n" for row in ANIMALS]
-                (folder / f"{name}.jsonl").write_text("".join(lines))
-            rows = "".join(f"about-{row['id']}\t{row['id']}\t1\n" for row in ANIMALS)
-            (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-        return str(folder)
-
-    def tiny_results(self) -> str:
-        """The results of the dense model on that collection."""
-        folder = self.root / "results"
-        if not folder.exists():
-            quiver.evaluate(self.tiny_model("dense"), self.tiny_collection(), out=folder, baselines=(), device="cpu")
-        return str(folder)
-
-    def tiny_recipe(self) -> str:
-        """A recipe of two updates."""
-        path, rows = self.root / "recipe.json", self.root / "rows.jsonl"
-        if not path.exists():
-            rows.write_text("".join(json.dumps({"query": row["id"], "positive": row["text"]}) + "\n" for row in ANIMALS * 2))
-            described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "an example")
-            training = {"epochs": 1, "batch_size": 2, "learning_rate": 1e-2, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0.01}
-            training |= {"max_grad_norm": 1.0, "seed": 7, "dtype": "float32", "no_duplicates": False, "log_every": 1}
-            data = {"train": str(rows), "document_fields": ["positive"]}
-            model = {"init": self.tiny_model("dense"), "pooling": "mean", "normalize": True, "max_length": 24}
-            loss = {"name": "mnrl"}
-            path.write_text(json.dumps({**described, "kind": "dense", "model": model, "data": data, "loss": loss, "training": training}))
-        return str(path)
-
-    def new_folder(self) -> Path:
-        """An empty folder."""
-        folder = self.root / f"new-{next(self.numbers)}"
-        folder.mkdir()
-        return folder
-
-    def names(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in vars(Examples) if name.startswith(("tiny_", "new_"))}
-
-
 @pytest.fixture(scope="module")
-def example_names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return Examples(tmp_path_factory.mktemp("examples")).names()
+def hub(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
+    return fill_hub(tmp_path_factory.mktemp("hub") / "new", minilm)
 
 
+@pytest.fixture
+def readers_folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder of somebody who has the models that the examples name."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def find(name: str) -> Any:
+    """A package by its name, or a class, function or method."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        owner, _, attribute = name.rpartition(".")
+        return getattr(find(owner), attribute)
+
+
+def reference() -> list[Any]:
+    """The functions and classes that the pages of the reference describe."""
+    found: list[Any] = []
+    for page in sorted((REPOSITORY / "docs" / "reference").glob("python*.md")):
+        for names in re.findall(r"^<!-- generated: api (.*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            for each in map(find, names.split()):
+                found += [getattr(each, name) for name in dir(each)] if inspect.ismodule(each) else [each]
+    return [each for each in dict.fromkeys(each for each in found if callable(each)) if each.__module__.startswith("quiver.")]
+
+
+REFERENCE = reference()
+
+
+@pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("name", modules())
-def test_the_examples_in_docstrings_are_right(name: str, example_names: dict[str, Any]) -> None:
-    result = doctest.testmod(importlib.import_module(name), extraglobs=example_names)
-    assert result.failed == 0
-    assert sys.modules[name].__doc__
+def test_the_examples_in_docstrings_are_right(name: str) -> None:
+    """What the reference describes is run without the names of its module: a reader types what the example shows, and nothing else."""
+    module = importlib.import_module(name)
+    assert module.__doc__
+    shown = {f"{each.__module__}.{each.__qualname__}" for each in REFERENCE}
+    for example in doctest.DocTestFinder().find(module):
+        if example.name in shown or example.name.rpartition(".")[0] in shown:
+            example.globs = {"__name__": "__main__"}
+        assert doctest.DocTestRunner().run(example).failed == 0
 
 
 PUBLIC = (
@@ -167,18 +122,25 @@ def documented(public: Any) -> Iterator[tuple[str, Any, str]]:
 METHODS = (FunctionType, classmethod, staticmethod, property, cached_property)
 
 
+@pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__qualname__)
-def test_every_public_name_and_method_has_an_example(public: Any, example_names: dict[str, Any]) -> None:
+def test_every_public_name_and_method_has_an_example(public: Any) -> None:
     """The test above runs them, but for those of cached properties, which doctest does not find."""
-    module = sys.modules[public.__module__]
     without = []
     for name, found, text in documented(public):
-        example = doctest.DocTestParser().get_doctest(text or "", {**vars(module), **example_names}, name, module.__file__, None)
-        if not example.examples:
+        example = doctest.DocTestParser().get_doctest(text or "", {"__name__": "__main__"}, name, None, None)
+        if not example.examples and ":meta private:" not in (text or ""):  # which the reference leaves out
             without.append(name)
         elif isinstance(found, cached_property):
             assert doctest.DocTestRunner().run(example).failed == 0
     assert not without
+
+
+def test_the_overview_of_the_reference_lists_every_public_name() -> None:
+    text = (REPOSITORY / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(quiver\.[\w.]+)` \| \S.*\|$", text.partition(" in detail")[0], re.MULTILINE)
+    assert len(listed) == len(set(listed)) > 30
+    assert {*PUBLIC} <= {find(name) for name in listed}
 
 
 def test_the_public_names_can_be_imported() -> None:

@@ -92,6 +92,7 @@ def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> 
         InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
 
     Example:
+        >>> from quiver.encoder import Encoder, EncoderConfig, enlarge
         >>> small = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
         >>> large = EncoderConfig.modernbert(

@@ -156,8 +156,6 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
 
     Example:
         >>> from quiver import SourceOptions, open_corpus
-        >>> [document.id for document in open_corpus(tiny_collection())]
-        ['owl', 'trout']
         >>> list(open_corpus([{"sku": 7, "about": "Boils water."}], SourceOptions(id="sku", text="about")))
         [Document(id='7', text='Boils water.', title='', metadata=None)]
     """

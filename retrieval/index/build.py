@@ -446,9 +446,9 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         WorkerError: Workers died repeatedly; run the build again to resume.
 
     Example:
-        >>> from quiver import BiEncoder
-        >>> rows = [{"id": "owl", "text": "owls have wings", "year": 2012}, {"id": "trout", "text": "trout have fins", "year": 2008}]
-        >>> index = build_index(rows, BiEncoder(tiny_model("dense")))
+        >>> from quiver import build_index
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "sentence-transformers/all-MiniLM-L6-v2")
         >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
         ['owl']
     """

@@ -464,6 +464,7 @@ class Condition:
             InputError: It is malformed, or contains half of a surrogate pair; the message shows the grammar.
 
         Example:
+            >>> from quiver.retrieval.index import Condition
             >>> Condition.parse("year >= 2019")
             Condition(field='year', operator='>=', values=(2019, '2019'))
             >>> Condition.parse('lang in en, "de"')

@@ -521,6 +521,7 @@ def parse_engine(text: str) -> EngineSpec:
         InputError: The engine or one of its settings is unknown (names the closest one), or a setting is malformed.
 
     Example:
+        >>> from quiver.retrieval.index import parse_engine
         >>> parse_engine("ivf-dense:nlist=64,bits=16")
         EngineSpec(name='ivf-dense', settings={'nlist': 64, 'bits': 16})
         >>> str(parse_engine("faiss-dense:factory=IVF64,Flat"))

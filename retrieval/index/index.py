@@ -529,7 +529,9 @@ class Index:
         matching: Cached function from a filter to the bitmap of matching rows of each segment; None instead of a bitmap if all rows match.
 
     Example:
-        >>> index = open_index(tiny_index())
+        >>> from quiver import build_index
+        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+        >>> index = build_index(rows, "sentence-transformers/all-MiniLM-L6-v2")
         >>> len(index), index.kind, list(index.fields)
         (2, 'exact-dense', ['year'])
     """
@@ -567,7 +569,10 @@ class Index:
             DamagedIndexError: The metadata file is damaged.
 
         Example:
-            >>> dict(open_index(tiny_index()).fields)
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
+            >>> dict(index.fields)
             {'year': ('integer',)}
         """
         return _fields_of(self.segments) if self._fields is None else self._fields
@@ -577,8 +582,10 @@ class Index:
         """Name of the engine, such as ``exact-dense``.
 
         Example:
-            >>> open_index(tiny_index()).kind
-            'exact-dense'
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.kind
+            'bm25'
         """
         return self.manifest.codec.engine
 
@@ -587,8 +594,10 @@ class Index:
         """Document ids in the order they were added.
 
         Example:
-            >>> list(open_index(tiny_index()).ids)
-            ['owl', 'trout']
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> list(index.ids)
+            ['1', '2']
         """
         return LiveIds(self.segments)
 
@@ -597,8 +606,10 @@ class Index:
         """Size of the searched vectors in bytes, without documents.
 
         Example:
-            >>> open_index(tiny_index()).nbytes  # 2 vectors of 32 float32
-            256
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "sentence-transformers/all-MiniLM-L6-v2")
+            >>> index.nbytes  # 2 vectors of 384 float32
+            3072
         """
         return sum(sum(segment.vectors.size) for segment in self.segments)
 
@@ -607,8 +618,10 @@ class Index:
         """Settings of the engine, for reports.
 
         Example:
-            >>> open_index(tiny_index()).parameters
-            {'precision': 'float32'}
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.parameters["k1"], index.parameters["b"]
+            (0.9, 0.4)
         """
         return self.codec.parameters
 
@@ -620,7 +633,9 @@ class Index:
             InputError: The calibration was stored by a Quiver version with another format.
 
         Example:
-            >>> open_index(tiny_index()).calibration is None
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.calibration is None
             True
         """
         content = self.manifest.calibration
@@ -651,8 +666,10 @@ class Index:
             InputError: It cannot be loaded, or the model set is another one.
 
         Example:
-            >>> open_index(tiny_index()).model.dim
-            32
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "sentence-transformers/all-MiniLM-L6-v2")
+            >>> index.model.dim
+            384
         """
         if self._model is None:
             from quiver.retrieval.models.index_model import load_index_model
@@ -680,7 +697,8 @@ class Index:
 
         Example:
             >>> import torch
-            >>> index = open_index(tiny_index())
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "sentence-transformers/all-MiniLM-L6-v2")
             >>> index.search_on(torch.device("cpu")) is index
             True
         """
@@ -756,14 +774,16 @@ class Index:
             ValueError: k < 1, the queries have a wrong width, or both an effort and a target recall are given.
 
         Example:
-            >>> index = open_index(tiny_index())
-            >>> [hit.id for hit in index.search("owls have wings", k=10, filter="year >= 2010")]
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "sentence-transformers/all-MiniLM-L6-v2")
+            >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
             ['owl']
-            >>> index.search(["trout have fins", "owls have wings"], k=1).ids
+            >>> index.search(["fins", "wings"], k=1).ids
             [['trout'], ['owl']]
-            >>> [hit.id for hit in index.search("owls have wings", k=1, fuse="bm25")]
+            >>> [hit.id for hit in index.search("which animal has wings", k=1, fuse="bm25")]
             ['owl']
-            >>> [(hit.group, hit.id) for hit in index.search("owls have wings", group_by="year")]
+            >>> [(hit.group, hit.id) for hit in index.search("which animal has wings", group_by="year")]
             [('2012', 'owl'), ('2008', 'trout')]
         """
         options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path | Index) else list(fuse or ())
@@ -865,11 +885,7 @@ class Index:
             InputError: As `search`.
             ValueError: As `search`.
 
-        Example:
-            >>> index = open_index(tiny_index())
-            >>> request = index.request(np.ones((1, 32), np.float32), 1, SearchOptions(filter="year=2012"))
-            >>> len(index.answer(request).ids)
-            1
+        :meta private:
         """
         k = check_k(k)
         vectors, effort = self._checked(queries), options.effort
@@ -886,11 +902,7 @@ class Index:
         Raises:
             ValueError: A query has scores that overflow float32.
 
-        Example:
-            >>> index = open_index(tiny_index())
-            >>> request = index.request(np.ones((3, 32), np.float32), 2, SearchOptions())
-            >>> [len(ids) for ids in index.answer(request).ids]
-            [2, 2, 2]
+        :meta private:
         """
         queries, k = request.queries, request.k
         bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
@@ -918,7 +930,9 @@ class Index:
             ValueError: The target is not in (0, 1].
 
         Example:
-            >>> open_index(tiny_index()).search_params_for(0.95, k=10)  # an exact engine has none
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.search_params_for(0.95, k=10)  # an exact engine has none
             {}
         """
         check_target(target_recall)
@@ -941,7 +955,9 @@ class Index:
         the preset for the largest measured k.
 
         Example:
-            >>> dict(open_index(tiny_index()).presets())
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> dict(index.presets())
             {'exact': {}, 'balanced': {}, 'fast': {}}
         """
         k = check_k(k)
@@ -958,7 +974,9 @@ class Index:
             InputError: The preset or search parameter does not exist.
 
         Example:
-            >>> open_index(tiny_index()).search_params("fast", k=10)
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.search_params("fast", k=10)
             {}
         """
         return asdict(self._params(effort, check_k(k)))
@@ -967,7 +985,9 @@ class Index:
         """Measured recall and latency of the presets by number of hits; empty without calibration.
 
         Example:
-            >>> dict(open_index(tiny_index()).preset_recall())
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> dict(index.preset_recall())
             {}
         """
         tables = () if self._measured is None else self._measured.tables
@@ -976,9 +996,7 @@ class Index:
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
         """Position of each document; None for an unknown id.
 
-        Example:
-            >>> open_index(tiny_index()).locate(["trout", "eel"])
-            [Place(segment=0, row=1), None]
+        :meta private:
         """
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
@@ -990,10 +1008,7 @@ class Index:
     def shared_documents(self, other: Index) -> int:
         """Number of documents of this index whose ids also occur in another index, without deleted documents.
 
-        Example:
-            >>> index = open_index(tiny_index())
-            >>> index.shared_documents(index)
-            2
+        :meta private:
         """
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
@@ -1009,8 +1024,9 @@ class Index:
             ValueError: The query is not finite or has a wrong width.
 
         Example:
-            >>> index = open_index(tiny_index())
-            >>> index.scores(index.model.encode_query("owls have wings"), ["owl", "trout"]).argmax().item()
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.scores(["wings"], ["1", "2"]).argmax().item()
             0
         """
         vectors = self._checked([query])[0]
@@ -1029,8 +1045,11 @@ class Index:
             InputError: The document does not exist, or the index was built without texts.
 
         Example:
-            >>> open_index(tiny_index()).document("owl")
-            Document(id='owl', text='owls have wings', title='', metadata={'year': 2012})
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
+            >>> index.document("owl")
+            Document(id='owl', text='Owls have wings.', title='', metadata={'year': 2012})
         """
         documents = self.documents
         place = self._place(key, self.locate([key])[0])
@@ -1043,8 +1062,11 @@ class Index:
             InputError: The document does not exist, or the index was built without texts.
 
         Example:
-            >>> open_index(tiny_index()).text_of("owl")
-            'owls have wings'
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
+            >>> index.text_of("owl")
+            'Owls have wings.'
         """
         return self.document(key).content(use_title=self.manifest.policy.use_title)
 
@@ -1056,8 +1078,10 @@ class Index:
             InputError: The index was built without texts.
 
         Example:
-            >>> [document.id for document in open_index(tiny_index()).documents]
-            ['owl', 'trout']
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> [document.text for document in index.documents]
+            ['Owls have wings.', 'Trout have fins.']
         """
         if not self.manifest.policy.store_text:
             raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
@@ -1071,7 +1095,9 @@ class Index:
                 text is asked for a beginning, or text for its order among numbers or dates that it does not have.
 
         Example:
-            >>> index = open_index(tiny_index())
+            >>> from quiver import InputError, build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
             >>> try:
             ...     index.check_filter("colour=red")
             ... except InputError as error:
@@ -1143,7 +1169,10 @@ class Index:
             InputError: The filter is malformed, or names a field that no document has.
 
         Example:
-            >>> open_index(tiny_index()).count("year >= 2010")
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
+            >>> index.count("year >= 2010")
             1
         """
         chosen = self.check_filter(filter)
@@ -1166,7 +1195,10 @@ class Index:
             DamagedIndexError: The metadata is damaged.
 
         Example:
-            >>> open_index(tiny_index()).facets(["year"])
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25")
+            >>> index.facets(["year"])
             {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2)}
         """
         chosen = self.check_filter(filter)
@@ -1187,9 +1219,7 @@ class Index:
         Raises:
             InputError: The fingerprints of the models differ; names both models.
 
-        Example:
-            >>> index = open_index(tiny_index())
-            >>> index.check_model(index.model.card)
+        :meta private:
         """
         check_model(self.path, self.manifest, card)
 
@@ -1260,9 +1290,12 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
         InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
 
     Example:
-        >>> index = open_index(tiny_index())
-        >>> [hit.id for hit in index.search("owls have wings", k=1)]
-        ['owl']
+        >>> from quiver import build_index, open_index
+        >>> build_index(["Owls have wings.", "Trout have fins."], "bm25", "animals", overwrite=True)  # doctest: +ELLIPSIS
+        Index(...)
+        >>> index = open_index("animals")
+        >>> [hit.text for hit in index.search("wings")]
+        ['Owls have wings.']
     """
     layout = Layout(Path(path).resolve())
     if generation is None:

@@ -99,11 +99,12 @@ class BiEncoder(PretrainedModel):
             ``truncate_dim`` is less than 1.
 
     Example:
-        >>> model = BiEncoder(tiny_model("dense"))
-        >>> vectors = model.encode_document(["owls have wings", "trout have fins"])
+        >>> from quiver import BiEncoder
+        >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+        >>> vectors = model.encode_document(["Owls have wings.", "Trout have fins."])
         >>> vectors.shape, vectors.dtype
-        ((2, 32), dtype('float32'))
-        >>> model.similarity(model.encode_query("owls have wings"), vectors).argmax().item()
+        ((2, 384), dtype('float32'))
+        >>> model.similarity(model.encode_query("which animal has wings"), vectors).argmax().item()
         0
     """
 
@@ -156,9 +157,10 @@ class BiEncoder(PretrainedModel):
         """Facts about the model for indexes and reports.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.dtype
-            ('dense', 32, 'cosine', 'float32')
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.document_length
+            ('dense', 384, 'cosine', 256)
         """
         settings = self.settings
         described: list[object] = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
@@ -188,7 +190,8 @@ class BiEncoder(PretrainedModel):
         """Prompts by name; read-only: assign a new mapping to change them.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
             >>> model.prompts = {**model.prompts, "query": "question: "}
             >>> dict(model.prompts)
             {'query': 'question: ', 'document': ''}
@@ -208,7 +211,8 @@ class BiEncoder(PretrainedModel):
         """Name of the prompt that `encode` puts before texts; None for no prompt.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "}, default_prompt_name="query")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", prompts={"query": "question: "}, default_prompt_name="query")
             >>> model.default_prompt_name
             'query'
         """
@@ -219,10 +223,11 @@ class BiEncoder(PretrainedModel):
         """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> model.truncate_dim = 8
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.truncate_dim = 128
             >>> model.encode("a bird").shape
-            (8,)
+            (128,)
         """
         return self._truncate_dim
 
@@ -238,8 +243,10 @@ class BiEncoder(PretrainedModel):
         """Vector width d, after truncation.
 
         Example:
-            >>> BiEncoder(tiny_model("dense"), truncate_dim=8).dim
-            8
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", truncate_dim=128)
+            >>> model.dim
+            128
         """
         return super().dim if self._truncate_dim is None else min(super().dim, self._truncate_dim)
 
@@ -248,10 +255,11 @@ class BiEncoder(PretrainedModel):
         """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> model.max_seq_length = 16
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.max_seq_length = 128
             >>> model.max_seq_length
-            16
+            128
         """
         return self.max_length
 
@@ -264,8 +272,10 @@ class BiEncoder(PretrainedModel):
         """Return the maximum tokens of a text.
 
         Example:
-            >>> BiEncoder(tiny_model("dense")).get_max_seq_length()
-            64
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.get_max_seq_length()
+            256
         """
         return self.max_length
 
@@ -274,7 +284,8 @@ class BiEncoder(PretrainedModel):
         """Similarity of vectors: ``cosine`` or ``dot``. It can be set.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
             >>> model.similarity_fn_name = "dot"
             >>> model.similarity([3.0, 0.0], [2.0, 0.0]).item()
             6.0
@@ -404,11 +415,12 @@ class BiEncoder(PretrainedModel):
             ValueError: An item of ``sentences`` is not a string, or the precision does not exist.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
-            >>> model.encode("a bird").shape, model.encode(["a bird", "a fish"], truncate_dim=8).shape
-            ((32,), (2, 8))
-            >>> model.encode(["a bird", "a fish"], precision="ubinary").dtype
-            dtype('uint8')
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.encode("a bird").shape, model.encode(["a bird", "a fish"], truncate_dim=128).shape
+            ((384,), (2, 128))
+            >>> model.encode(["a bird", "a fish"], precision="ubinary").shape  # 8 dimensions in a byte
+            (2, 48)
         """
         chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
         job = EncodingJob("document", chosen, batch_size, normalize_embeddings, truncate_dim)
@@ -438,9 +450,11 @@ class BiEncoder(PretrainedModel):
         """Encode queries: as `encode`, with the prompt named ``query``.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "})
-            >>> bool(np.allclose(model.encode_query("a bird"), model.encode("question: a bird"), atol=1e-5))
-            True
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", prompts={"query": "question: "})
+            >>> vectors = [model.encode_query("a bird"), model.encode("question: a bird")]
+            >>> round(model.similarity(*vectors).item(), 4)
+            1.0
         """
         job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
         if output_value != "sentence_embedding":
@@ -469,10 +483,10 @@ class BiEncoder(PretrainedModel):
         """Encode documents or their texts: as `encode`, with the prompt named ``document``; a title is put before the text.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
-            >>> from quiver import Document
-            >>> model.encode_document([Document("owl", "has wings", "An owl"), "a fish"]).shape
-            (2, 32)
+            >>> from quiver import BiEncoder, Document
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.encode_document([Document("owl", "It has wings.", "The owl"), "a fish"]).shape
+            (2, 384)
         """
         texts = contents(sentences)
         job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim)
@@ -485,8 +499,9 @@ class BiEncoder(PretrainedModel):
         """Similarity of each of A vectors to each of B vectors, (A, B), by the model's similarity.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
-            >>> model.similarity(np.eye(2, dtype=np.float32), np.array([[3, 0]], dtype=np.float32)).tolist()
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.similarity([[1.0, 0.0], [0.0, 1.0]], [[3.0, 0.0]]).tolist()
             [[1.0], [0.0]]
         """
         first, second = (self._matrix(each) for each in (embeddings1, embeddings2))
@@ -498,8 +513,9 @@ class BiEncoder(PretrainedModel):
         """Similarity of the vectors at the same positions of two lists of B vectors, (B,).
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
-            >>> model.similarity_pairwise(np.eye(2, dtype=np.float32), np.array([[3, 0], [3, 0]], dtype=np.float32)).tolist()
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.similarity_pairwise([[1.0, 0.0], [0.0, 1.0]], [[3.0, 0.0], [3.0, 0.0]]).tolist()
             [1.0, 0.0]
         """
         first, second = (_tensor(each) for each in (embeddings1, embeddings2))
@@ -564,12 +580,7 @@ class BiEncoder(PretrainedModel):
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
         """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d).
 
-        Example:
-            >>> from quiver.encoder import pack_ids
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> batch = pack_ids([[1, 5, 2], [1, 2]])
-            >>> model.pool(model.encoder(batch), batch).shape
-            torch.Size([2, 32])
+        :meta private:
         """
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
@@ -585,11 +596,7 @@ class BiEncoder(PretrainedModel):
         Returns:
             (B, d) float32, in input order.
 
-        Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
-            >>> encoding.vectors.shape, encoding.tokens.tokens.tolist()
-            ((2, 32), [5, 4])
+        :meta private:
         """
         check_texts(texts)
         with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
@@ -609,10 +616,11 @@ class BiEncoder(PretrainedModel):
             InputError: A text has no tokens or more than ``max_seq_length``, or an id is not in the vocabulary.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"))
-            >>> ids = model.tokenize(["a bird"], "document").ids
-            >>> bool(np.allclose(model.encode_token_ids(ids), model.encode(["a bird"]), atol=1e-6))
-            True
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> ids = model.tokenize(["Owls have wings."], "document").ids
+            >>> model.encode_token_ids(ids).shape
+            (1, 384)
         """
         size = self.encoder.config.vocab_size
         for row, text in enumerate(ids):
@@ -638,10 +646,7 @@ class BiEncoder(PretrainedModel):
             role: Queries or documents; decides the prompt.
             advance: Called with the number of texts encoded since the last call, after each batch.
 
-        Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> [part.vectors.shape for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
-            [(2, 32), (1, 32)]
+        :meta private:
         """
         job = self._job(role)
         with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
@@ -691,9 +696,10 @@ class BiEncoder(PretrainedModel):
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
-            [5, 4]
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> [len(ids) for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
+            [6, 3]
         """
         return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
 
@@ -703,9 +709,7 @@ class BiEncoder(PretrainedModel):
     def skipped_tokens(self, role: Role) -> int:
         """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it.
 
-        Example:
-            >>> BiEncoder(tiny_model("dense")).skipped_tokens("query")
-            0
+        :meta private:
         """
         return self._skipped(self._role_prompt(role))
 
@@ -715,9 +719,7 @@ class BiEncoder(PretrainedModel):
     def prompt_tokens(self, prompt: str) -> int:
         """Number of leading tokens of a prompt, with [CLS] and without [SEP].
 
-        Example:
-            >>> BiEncoder(tiny_model("dense")).prompt_tokens("which animal has ")
-            4
+        :meta private:
         """
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))
@@ -729,10 +731,10 @@ class BiEncoder(PretrainedModel):
             InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
-            >>> folder = new_folder()
-            >>> model.save_pretrained(folder / "saved")
-            >>> BiEncoder(folder / "saved").card.fingerprint == model.card.fingerprint
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.save_pretrained("models/copy")
+            >>> BiEncoder("models/copy").card.fingerprint == model.card.fingerprint
             True
         """
         write_dense(Path(path), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)

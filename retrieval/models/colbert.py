@@ -127,11 +127,12 @@ class ColBERT(PretrainedModel):
         InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name; the device is not available.
 
     Example:
-        >>> model = ColBERT(tiny_model("colbert"))
-        >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False)]
-        [(6, 8), (5, 8)]
-        >>> model.encode_query("which animal has wings").shape
-        (32, 8)
+        >>> from quiver import ColBERT
+        >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+        >>> [vectors.shape[1] for vectors in model.encode_document(["Owls have wings.", "Trout have fins."])]  # one vector per token
+        [128, 128]
+        >>> model.encode_query("which animal has wings").shape  # filled up to 32 tokens
+        (32, 128)
     """
 
     def __init__(
@@ -188,9 +189,10 @@ class ColBERT(PretrainedModel):
         """Facts about the model for indexes and reports.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
             >>> model.card.kind, model.card.dim, model.card.similarity, model.card.query_length
-            ('colbert', 8, 'maxsim', 32)
+            ('colbert', 128, 'maxsim', 32)
         """
         colbert = self.settings.colbert
         # Optional settings are hashed only if set: fingerprints are stored in indexes and must not change.
@@ -213,10 +215,7 @@ class ColBERT(PretrainedModel):
     def skipped_ids(self) -> list[int]:
         """Ids of the tokens whose document vectors are dropped, ascending.
 
-        Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> model.tokenizer.token_id('.') in model.skipped_ids
-            True
+        :meta private:
         """
         return sorted(token for token in self._skiplist if token is not None)
 
@@ -273,11 +272,12 @@ class ColBERT(PretrainedModel):
             ValueError: An item of ``sentences`` is not a string, or the precision does not exist.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"))
-            >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False, padding=True)]
-            [(1, 6, 8), (1, 6, 8)]
-            >>> model.encode("owls have wings", is_query=False, pool_factor=2).shape
-            (3, 8)
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> vectors = model.encode("Owls have wings.", is_query=False)
+            >>> pooled = model.encode("Owls have wings.", is_query=False, pool_factor=2)
+            >>> len(pooled) < len(vectors)
+            True
         """
         role: Role = "query" if is_query else "document"
         if prompt_name not in (None, "query", "document"):
@@ -311,9 +311,10 @@ class ColBERT(PretrainedModel):
         """Encode queries: as `encode`; with expansion every query has as many vectors as the query length.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"))
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
             >>> model.encode_query(["which animal has wings"], padding=True)[0].shape
-            (1, 32, 8)
+            (1, 32, 128)
         """
         return self.encode(
             sentences,
@@ -353,10 +354,10 @@ class ColBERT(PretrainedModel):
         """Encode documents or their texts: as `encode` with ``is_query=False``; a title is put before the text.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"))
-            >>> from quiver import Document
-            >>> [vectors.shape for vectors in model.encode_document([Document("owl", "has wings", "owls"), "fins"])]
-            [(6, 8), (5, 8)]
+            >>> from quiver import ColBERT, Document
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> [vectors.shape[1] for vectors in model.encode_document([Document("owl", "It has wings.", "The owl"), "a fish"])]
+            [128, 128]
         """
         return self.encode(
             contents(sentences),
@@ -386,10 +387,11 @@ class ColBERT(PretrainedModel):
             documents: B documents in the same forms. The scores are on their device.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"))
-            >>> query, document = np.eye(2, dtype=np.float32), np.array([[1, 0], [0.5, 0]], np.float32)
-            >>> model.similarity([query], [document]).tolist(), model.similarity([query], []).shape
-            ([[1.0]], torch.Size([1, 0]))
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> query, document = [[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.5, 0.0]]
+            >>> model.similarity([query], [document]).tolist()
+            [[1.0]]
         """
         texts, others = _matrices(queries), _matrices(documents)
         if not texts or not others:
@@ -409,8 +411,9 @@ class ColBERT(PretrainedModel):
             ValueError: There are more of the one than of the other.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"))
-            >>> query, document = np.eye(2, dtype=np.float32), np.array([[1, 0], [0.5, 0]], np.float32)
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> query, document = [[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.5, 0.0]]
             >>> model.similarity_pairwise([query, query], [document, query]).tolist()
             [1.0, 2.0]
         """
@@ -425,11 +428,7 @@ class ColBERT(PretrainedModel):
     def project(self, hidden: Tensor) -> Tensor:
         """Project hidden states (N, D) to unit vectors (N, d).
 
-        Example:
-            >>> from quiver.encoder import pack_ids
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> model.project(model.encoder(pack_ids([[1, 5, 2], [1, 2]]))).shape
-            torch.Size([5, 8])
+        :meta private:
         """
         return F.normalize(self.projections(hidden.float()), dim=-1)
 
@@ -444,11 +443,7 @@ class ColBERT(PretrainedModel):
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
 
-        Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
-            >>> [vectors.shape for vectors in encoding.vectors]
-            [(6, 8), (5, 8)]
+        :meta private:
         """
         with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
             return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), advance)
@@ -481,10 +476,7 @@ class ColBERT(PretrainedModel):
             role: Queries or documents; decides prefix, length, expansion and skiplist.
             advance: Called with the number of texts encoded since the last call, after each batch.
 
-        Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> [len(part.vectors) for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
-            [2, 1]
+        :meta private:
         """
         job = EncodingJob(role, self._prompt(role), normalize=True)
         with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
@@ -511,10 +503,7 @@ class ColBERT(PretrainedModel):
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,).
 
-        Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> [len(ids) for ids in model.document_token_ids(["owls have wings", "fins"])]
-            [6, 5]
+        :meta private:
         """
         return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._prompt("document"))))
 
@@ -527,9 +516,10 @@ class ColBERT(PretrainedModel):
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
-            [6, 5]
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> [ids[0] == model.tokenizer.special_id("cls") for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
+            [True, True]
         """
         return self._tokenized(texts, role, self._prompt(role), self._length(role, max_length))
 
@@ -551,11 +541,7 @@ class ColBERT(PretrainedModel):
         Returns:
             The token ids, and for each query the number of leading tokens that are attended to; None for all.
 
-        Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> ids, attended = model.expand(model.tokenize(["fins"], "query").ids)
-            >>> len(ids[0]), attended
-            (32, [5])
+        :meta private:
         """
         colbert = self.settings.colbert
         if not colbert.query_expansion or self._expansion_id is None:
@@ -584,10 +570,10 @@ class ColBERT(PretrainedModel):
             InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
 
         Example:
-            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
-            >>> folder = new_folder()
-            >>> model.save_pretrained(folder / "saved")
-            >>> ColBERT(folder / "saved").card.fingerprint == model.card.fingerprint
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> model.save_pretrained("models/copy")
+            >>> ColBERT("models/copy").card.fingerprint == model.card.fingerprint
             True
         """
         write_colbert(Path(path), self.settings, self.encoder, self.tokenizer)

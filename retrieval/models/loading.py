@@ -510,11 +510,7 @@ class PretrainedModel(ABC):
         Raises:
             InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
 
-        Example:
-            >>> model = load_model(tiny_model("dense"), device="cpu")
-            >>> again = type(model).from_parts(model.encoder, model.tokenizer, model.settings)
-            >>> again.card.fingerprint == model.card.fingerprint
-            True
+        :meta private:
         """
         model = cls.__new__(cls)
         model._assemble(encoder, tokenizer, settings, source, batch_tokens)
@@ -547,8 +543,10 @@ class PretrainedModel(ABC):
         """Vector width d.
 
         Example:
-            >>> load_model(tiny_model("colbert")).dim
-            8
+            >>> from quiver import ColBERT
+            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
+            >>> model.dim
+            128
         """
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
@@ -558,8 +556,10 @@ class PretrainedModel(ABC):
         """Return the vector width d; sentence-transformers' name up to version 5.
 
         Example:
-            >>> load_model(tiny_model("dense")).get_sentence_embedding_dimension()
-            32
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.get_sentence_embedding_dimension()
+            384
         """
         return self.dim
 
@@ -567,8 +567,10 @@ class PretrainedModel(ABC):
         """Return the vector width d; sentence-transformers' name from version 6 on.
 
         Example:
-            >>> load_model(tiny_model("dense")).get_embedding_dimension()
-            32
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.get_embedding_dimension()
+            384
         """
         return self.dim
 
@@ -577,7 +579,9 @@ class PretrainedModel(ABC):
         """Device of the weights.
 
         Example:
-            >>> load_model(tiny_model("dense"), device="cpu").device
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+            >>> model.device
             device(type='cpu')
         """
         return self.encoder.device
@@ -589,7 +593,8 @@ class PretrainedModel(ABC):
             InputError: The device is not available, or the weights are packed for a CPU, as those of a model that was opened on one are.
 
         Example:
-            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
             >>> model.to("cpu") is model
             True
         """
@@ -608,9 +613,7 @@ class PretrainedModel(ABC):
     def batch_size(self) -> BatchSize:
         """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there.
 
-        Example:
-            >>> load_model(tiny_model("dense"), device="cpu", batch_tokens=512).batch_size.tokens
-            512
+        :meta private:
         """
         if self._batch_size is None or self._batch_size.device != self.encoder.device:
             self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
@@ -629,7 +632,8 @@ class PretrainedModel(ABC):
             InputError: A device is not available.
 
         Example:
-            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
             >>> pool = model.start_multi_process_pool(["cpu", "cpu"])
             >>> pool.workers
             2
@@ -644,7 +648,8 @@ class PretrainedModel(ABC):
         """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers.
 
         Example:
-            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
             >>> model.stop_multi_process_pool(model.start_multi_process_pool(["cpu"]))
         """
         del pool
@@ -722,7 +727,8 @@ class PretrainedModel(ABC):
             InputError: The Hub refuses the upload (the message says why).
 
         Example:
-            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
             >>> model.push_to_hub("owner/name")  # doctest: +SKIP
         """
         from huggingface_hub import HfApi

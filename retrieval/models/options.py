@@ -27,8 +27,10 @@ class ModelOptions:
 
     Example:
         >>> from quiver.retrieval import load_model
-        >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
-        8
+        >>> from quiver.retrieval.models.options import ModelOptions
+        >>> options = ModelOptions(document_length=128, query_prompt="query: ", truncate_dim=64)
+        >>> load_model("sentence-transformers/all-MiniLM-L6-v2", options=options).card.dim
+        64
     """
 
     query_length: int | None = None

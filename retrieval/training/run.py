@@ -91,7 +91,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     callbacks: Sequence[Callback] = (),
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe; under torchrun, as one of its processes.
+    r"""Train a recipe; under torchrun, as one of its processes.
 
     Args:
         recipe: The recipe.
@@ -115,11 +115,14 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         ValueError: The recipe has a development collection and there is no scorer, or the other way round.
 
     Example:
+        >>> from pathlib import Path
         >>> from quiver.retrieval.training.recipe import load_recipe
-        >>> folder = new_folder() / "run"
-        >>> record = train(load_recipe(tiny_recipe()), folder, device="cpu")
-        >>> (folder / "model" / "modules.json").is_file()
-        True
+        >>> from quiver.retrieval.training.run import train
+        >>> pairs = Path("pairs.csv").write_text("query,positive\nget rid of limescale,Descale it.\nerror E17,Let it cool.\n")
+        >>> settings = ["data.train=pairs.csv", "training.batch_size=2", "development=null"]
+        >>> record = train(load_recipe("docstrings-dense", settings), Path("runs/mine"), overwrite=True)
+        >>> record["result"]["steps"]
+        1
     """
     if resume and overwrite:
         raise InputError("--resume (resume=True) continues a run and --overwrite (overwrite=True) replaces it; use one of them")

@@ -18,11 +18,12 @@ from types import ModuleType
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, quickstart
+from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, SERVICE, next_commands, quickstart
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
+from tests.environments import REPOSITORY, bare_environment, extras
 
 pytest.importorskip("sentence_transformers")
 
@@ -203,8 +204,9 @@ def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment with the extras that the README installs, and no other."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{environment_of_the_readme(tmp_path / 'environment')}{os.pathsep}{os.environ['PATH']}")
     started = time.perf_counter()
     printed = subprocess.run(["quiver", "quickstart"], check=True, capture_output=True, text=True, timeout=900).stdout
     seconds = time.perf_counter() - started
@@ -234,6 +236,39 @@ def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, m
         else:
             done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
             assert (done.returncode, bool(done.stdout)) == (0, True), (command, done.stderr)
+
+
+def extras_of_the_readme() -> list[str]:
+    found = re.search(r"pip install -e '\.\[([\w,]+)\]'", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    assert found is not None
+    return found[1].split(",")
+
+
+def environment_of_the_readme(folder: Path) -> Path:
+    """Folder of the programs of an environment as the README's first command makes it, with ``quiver``."""
+    python, site = bare_environment(folder, extras_of_the_readme())
+    for part in ("encoder", "retrieval", "eval", "recipes"):
+        (site / "quiver").mkdir(exist_ok=True)
+        (site / "quiver" / part).symlink_to(REPOSITORY / part)
+    for part in (REPOSITORY / "quiver").iterdir():
+        (site / "quiver" / part.name).symlink_to(part)
+    command = python.with_name("quiver")
+    command.write_text(
+        f'#!/bin/sh\nexec {python} -c \'import sys; from quiver.cli.main import main; sys.argv[0] = "quiver"; main()\' "$@"\n'
+    )
+    command.chmod(0o755)
+    return python.parent
+
+
+def test_a_next_command_whose_extra_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = extras()["serve"]
+    assert all(name.replace("_", "-") in requirements for name in SERVICE)
+    hint = "after: pip install 'quiver-retrieval[serve]'"
+    for present in (True, False):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, here=present: here or name not in SERVICE or None)
+        commands = {command.split()[1]: what for what, command in next_commands(Path("quickstart")).items()}
+        assert (hint in commands["serve"]) is not present
+        assert not any("pip install" in what for name, what in commands.items() if name != "serve")
 
 
 def _is_served(command: str) -> None:
