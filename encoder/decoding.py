@@ -49,10 +49,18 @@ _LARGER = {
 _SHIFTED = frozenset({"iso2022_jp", "iso2022_jp_1", "iso2022_jp_2", "iso2022_jp_3", "iso2022_kr", "hz"})  # their bytes are all ASCII
 _BY_PAIRS = frozenset({"cp932", "cp949", "gb18030", "big5hkscs", "euc_jp", *_SHIFTED})  # wrong bytes are found
 _NOT_OF_TEXTS = frozenset({"idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7"})
-_WESTERN = ("cp1252", "cp1250")
-_OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp874", "cp932", "euc_jp", "cp949", "gb18030", "big5", "cp866")
-# In Windows-1252: signs between letters, and controls. Texts in this encoding do not have them, texts in others do.
-_STRANGE = re.compile(r"(?<=[^\W\d_])[^\w\s\x00-\x7f\u2018-\u201d\u2013\u2014\u2026\xab\xbb\xb7](?=[^\W\d_])|[\x80-\x9f]")
+_WESTERN = ("cp1252", "cp1250", "iso8859_2", "cp1254", "mac_roman", "cp850")
+_OTHERS = (
+    *("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp874", "cp932", "euc_jp", "cp949", "gb18030", "big5", "cp866"),
+    *("koi8_u", "iso8859_5", "mac_cyrillic", "iso8859_6"),
+)
+# Signs between letters, and controls: the text of a wrong encoding.
+_STRANGE = re.compile(r"(?<=[^\W\d_])(?:[^\w\s\x00-\x7f\u2018-\u201d\u2013\u2014\u2026\xab\xbb\xb7]|[¹³¼¾])(?=[^\W\d_])|[\x80-\x9f]")
+# What central European and Turkish texts have in Windows-1252, and western ones hardly: letters, and kinds of letters that no western
+# language has together (Czech, Hungarian, Turkish).
+_RARE = re.compile("[šŠžŽŸ]|œ(?![uiedt])")
+_EXCLUSIVE = (("øØ", "ìùÌÙ"), ("õûÕÛ", "öüÖÜ", "áéíóÁÉÍÓ"), ("þðýÞÐÝ", "üçÜÇ"))
+_JIS = re.compile(rb"\x1b\$[@B]")  # begins Japanese text among ASCII bytes
 
 
 def decode(content: bytes, declared: str = "") -> tuple[str, str]:
@@ -78,7 +86,7 @@ def decode(content: bytes, declared: str = "") -> tuple[str, str]:
         return _decode_wide(content, encoding)
     if b"\0" in content[:_HEAD]:
         return _decode_wide(content, _unmarked_wide(content[:_HEAD]))
-    codec = _codec_of(declared)
+    codec = _codec_of(declared) or ("iso2022_jp" if _JIS.search(content) else "")
     if content.isascii() and codec not in _SHIFTED:
         return content.decode("ascii"), "utf-8"
     utf_8 = _decode_strictly(content, "utf-8")
@@ -125,8 +133,7 @@ def count_replaced(content: bytes, encoding: str) -> tuple[str, int, int]:
 def guess_encoding(lines: Iterable[bytes]) -> str:
     """Guess the encoding of lines that are not UTF-8; empty if they seem to be no text.
 
-    Windows-1252 is preferred: of the encodings of one byte a character it is by far the most frequent, and a short text does not tell it
-    from those of central Europe.
+    Windows-1252 is preferred, the most frequent encoding of one byte a character, unless the letters are those of other languages.
     """
     from charset_normalizer import from_bytes
 
@@ -134,13 +141,22 @@ def guess_encoding(lines: Iterable[bytes]) -> str:
     runs = [len(run) for run in re.findall(rb"[\x80-\xff]+", sample)]
     long = sum(run for run in runs if run > 2)  # western words have single letters beyond ASCII
     western = _decode_strictly(sample, "cp1252")
-    if western is not None and long * 4 <= sum(runs) and len(_STRANGE.findall(western)) * 10 <= sum(runs):
-        return "cp1252"
+    is_western = western is not None and _count_strange(western) * 10 < sum(runs)
+    if is_western and long * 4 <= sum(runs):
+        return _WESTERN[0]
     if sum(runs) < _FEWEST:
         return ""
-    candidates = _OTHERS if long * 2 > sum(runs) else (*_WESTERN, *_OTHERS)
-    best = from_bytes(sample, cp_isolation=list(candidates), enable_fallback=False).best()
-    return best.encoding if best is not None else ""
+    candidates = [*(() if long * 2 > sum(runs) else _WESTERN if is_western else _WESTERN[1:]), *_OTHERS]
+    found = from_bytes(sample, cp_isolation=candidates, enable_fallback=False)
+    # The library's own order ignores the signs, and takes cp1250 before cp1252.
+    keys = {each.encoding: (round(each.chaos, 1), len(_STRANGE.findall(str(each))), -each.coherence) for each in found}
+    return min((each for each in candidates if each in keys), key=lambda each: keys[each], default="")
+
+
+def _count_strange(western: str) -> int:
+    """How many signs and letters of a text in Windows-1252 show that it is in another encoding."""
+    together = (min(len(re.findall(f"[{letters}]", western)) for letters in kinds) for kinds in _EXCLUSIVE)
+    return len(_STRANGE.findall(western)) + len(_RARE.findall(western)) + sum(together)
 
 
 def _codec_of(label: str) -> str:

@@ -37,12 +37,14 @@ _HIDDEN = ("script", "style", "template", "noframes", "noembed", "head", "title"
 _REPLACED = ("nav", "svg", "iframe", "audio", "video", "canvas")  # navigation, and boxes whose text shows only in old browsers
 _RAW = ("xmp", "plaintext")  # their content is text, whatever it looks like
 _LAYOUT = ("table", "pre", "form", *_HEADINGS)  # a table with one of these in a cell arranges a page, and its rows are not data
+_PARAGRAPHS = ("p", "div", "section", "article", *_HEADINGS)
 _INLINE = ("a", "b", "strong", "em", "i", "del", "s", "sub", "sup", "code", "kbd", "samp", "q")
 _DEEPEST = 100  # elements within each other that are converted: a browser stops at 512, Python's stack before
 
 _BLOCK_TAG = re.compile(rf"<(?:{'|'.join((*_KNOWN_BLOCKS, *_OTHER_BLOCKS))})(?=[\s/>])", re.IGNORECASE)
 _NOSCRIPT = re.compile(r"<(/?)noscript(?=[\s/>])", re.IGNORECASE)
-_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)[^>]*>|<!--.*?-->", re.DOTALL)  # of what a parser wrote, in which no attribute holds a >
+# Of what a parser wrote, in which no attribute holds a >. Instructions, such as those of PHP, are comments to a browser.
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)[^>]*>|<!--.*?-->|<\?[^>]*>", re.DOTALL)
 _XML = re.compile(r"\s*<\?xml\b")
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _CLOSED_TAG = re.compile(r"<([A-Za-z][^\s<>/]*)((?:\s(?:[^<>\"']|\"[^\"]*\"|'[^']*')*?)?)/>")
@@ -179,11 +181,13 @@ def _converter(headers: bool) -> Any:
     class Converter(MarkdownConverter):
         def get_conv_fn(self, tag_name: str) -> Any:
             convert = cast(Any, super()).get_conv_fn(tag_name)
-            if convert is None or tag_name not in (*_INLINE, "ul", "ol", "li", "dd"):
+            if convert is None or tag_name not in (*_INLINE, *_PARAGRAPHS, "ul", "ol", "li", "dd"):
                 return convert
 
             def keep_edges(element: Any, text: str, parent_tags: Any) -> str:
                 core = text.strip()
+                if tag_name in _PARAGRAPHS:
+                    return "\n\n" if not core and "_inline" not in parent_tags else str(convert(element, text, parent_tags))
                 if tag_name in _INLINE:
                     if not core or "\n\n" in text or (tag_name == "a" and not element.get("href")):
                         return text  # nothing to emphasize, or blocks, which emphasis and links would join

@@ -28,6 +28,10 @@ JAPANESE = "東京は日本の首都であり、世界最大の都市の一つ�
 CHINESE = "北京是中华人民共和国的首都,也是全国的政治中心。长城在北边。"
 POLISH = "Zażółć gęślą jaźń, czyli polski tekst z wieloma znakami, który każdy zna."
 GERMAN = "Größe und Österreich: Zürich über alles – „schön“."  # noqa: RUF001 - a dash
+CZECH = "Žluté květy rostou u řeky. Příliš šťastný kůň běžel domů, křičel a řehtal."
+HUNGARIAN = "Székesfehérvár őrzője összel érkezett; öt perc múlva gyűrűt húzott fel, és örült a tűznek, ő és a fűtő."
+TURKISH = "Güneş doğdu, çocuklar ışıkta oynuyor; yağmur yağıyor, kuşlar uçuyor."
+CROATIAN = "Sva ljudska bića rađaju se slobodna; obdarena su sviješću. Šećer, čaša, žena."
 FRENCH = "Le café était fermé ; à Genève, nous avons déjà mangé. Où êtes-vous ?"
 PAGE = '<html><head>{}</head><body><p title="é">{}</p></body></html>'
 
@@ -70,6 +74,14 @@ def test_the_encoding_that_a_file_declares_is_used(tmp_path: Path, name: str, co
     [
         *((RUSSIAN, codec) for codec in ("utf-8-sig", "utf-16", "utf-32", "cp1251", "koi8-r")),
         *((KOREAN, "cp949"), (JAPANESE, "cp932"), (CHINESE, "gb18030"), (POLISH, "cp1250"), (GERMAN, "cp1252"), (FRENCH, "cp1252")),
+        *((RUSSIAN, codec) for codec in ("iso8859-5", "mac-cyrillic", "cp866")),
+        *((CZECH, "cp1250"), (HUNGARIAN, "cp1250"), (TURKISH, "cp1254"), (CROATIAN, "cp1250")),
+        *(
+            (JAPANESE, "iso-2022-jp"),
+            ("Þetta er þýðing á íslensku, góðan daginn.", "cp1252"),
+            ("Smørrebrød på café, blåbær på Ærø", "cp1252"),
+        ),
+        *(("São João não comeu pães à noite; ações do Müller.", "cp1252"), ("Škoda fährt für über fünf Städte, schöne Äcker", "cp1252")),
         *(("naïve", "cp1252"), ("plain text without a mark", "utf-16-le"), ("plain text without a mark", "utf-16-be")),
     ],
 )
@@ -81,7 +93,7 @@ def test_the_encoding_of_a_text_that_declares_none_is_found(
     assert texts(tmp_path) == [text] * 3
     told = [record.getMessage() for record in caplog.records if "read as" in record.getMessage()]
     assert len(told) == (codec != "utf-8-sig")
-    assert all("guess: 3 (such as 0.txt)" in line or "utf" in codec for line in told)
+    assert all("guess: 3 (such as 0.txt)" in line or "utf" in codec or "2022" in codec for line in told)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,8 @@ def test_a_page_without_its_optional_tags_reads_alike(page: str, tmp_path: Path)
         ("<pre>\n  a\n\n\n  b</pre>", "```\n  a\n\n\n  b\n```"),
         ("<p>a<script>'</script>'<p>b", "a'\n\nb"),
         ("<plaintext><p>a", "<p>a"),
+        ("<font>a</p>b</font> c<div style='clear: both'></div>d<h2></h2>e", "a\n\nb c\n\nd\n\ne"),
+        ("<p>a <?php echo 1 ?>b", "a b"),
     ],
 )
 def test_blocks_do_not_run_together_and_words_are_not_torn(html: str, text: str, tmp_path: Path) -> None:
