@@ -13,7 +13,6 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_HEAD = 8192  # bytes in which a NUL shows that a file is not text
 _FEWEST = 4  # bytes beyond ASCII that a guess needs, and characters that prove UTF-8
 # Labels of the WHATWG's Encoding Standard that Python does not know.
 _LABELS = {
@@ -82,10 +81,9 @@ def decode(content: bytes, declared: str = "") -> tuple[str, str]:
         >>> decode("Größe".encode("cp1252")), decode("서울".encode("euc-kr"), "euc-kr")
         (('Größe', 'cp1252 by guess'), ('서울', 'cp949'))
     """
-    if encoding := marked_encoding(content):
+    encoding = wide_encoding(content)
+    if encoding or b"\0" in content[:HEAD]:
         return _decode_wide(content, encoding)
-    if b"\0" in content[:_HEAD]:
-        return _decode_wide(content, _unmarked_wide(content[:_HEAD]))
     codec = _codec_of(declared) or ("iso2022_jp" if _JIS.search(content) else "")
     if content.isascii() and codec not in _SHIFTED:
         return content.decode("ascii"), "utf-8"
@@ -118,9 +116,27 @@ GOOD_PER_BAD = 2
 """Valid characters beyond ASCII per invalid one, from which on a text is UTF-8 with errors; in other encodings nearly all are invalid."""
 
 
-def marked_encoding(content: bytes) -> str:
-    """The encoding of a byte order mark; empty if there is none."""
-    return next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "")
+HEAD = 8192
+"""Bytes at the start of a file in which a NUL shows that it is UTF-16 or not text."""
+
+
+def wide_encoding(head: bytes) -> str:
+    """The encoding of a byte order mark, or UTF-16 without one, where each second byte is often NUL; empty for others.
+
+    Args:
+        head: The first bytes of a file, `HEAD` of them or all.
+
+    Example:
+        >>> wide_encoding("owl".encode("utf-16-le")), wide_encoding("owl".encode("utf-8-sig")), wide_encoding(b"owl")
+        ('utf-16-le', 'utf-8-sig', '')
+    """
+    if marked := next((encoding for mark, encoding in _MARKS if head.startswith(mark)), ""):
+        return marked
+    head = head[:HEAD]
+    for encoding, high, low in (("utf-16-le", head[1::2], head[::2]), ("utf-16-be", head[::2], head[1::2])):
+        if high.count(0) * 3 > len(high) and not low.count(0):
+            return encoding
+    return ""
 
 
 def count_replaced(content: bytes, encoding: str) -> tuple[str, int, int]:
@@ -185,11 +201,3 @@ def _decode_wide(content: bytes, encoding: str) -> tuple[str, str]:
     if (not text and len(content) > len(codecs.BOM_UTF32_LE)) or text.count("\ufffd") * 10 > len(text):
         raise ValueError("not text")
     return text, encoding.removesuffix("-sig")
-
-
-def _unmarked_wide(head: bytes) -> str:
-    """UTF-16 without a mark, if each second byte is often NUL and the others never are."""
-    for encoding, high, low in (("utf-16-le", head[1::2], head[::2]), ("utf-16-be", head[::2], head[1::2])):
-        if high.count(0) * 3 > len(high) and not low.count(0):
-            return encoding
-    return ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from safetensors import SafetensorError
 
-from quiver.encoder.decoding import GOOD_PER_BAD, SAMPLE, count_replaced, guess_encoding, marked_encoding
+from quiver.encoder.decoding import GOOD_PER_BAD, HEAD, SAMPLE, count_replaced, guess_encoding, wide_encoding
 from quiver.encoder.errors import EmptyInputError, InputError, check_utf8
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield the lines of a UTF-8 text file with their numbers, without blank lines.
+    r"""Yield the lines of a text file (UTF-8, or UTF-16 or UTF-32) with their numbers, without blank lines.
 
     Lines end at ``\n`` or ``\r\n`` only: other Unicode line separators may occur inside a text. A byte order mark
     at the start is dropped, since it would become part of the first id.
@@ -224,7 +224,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_whole(path: Path) -> str:
-    """Read a UTF-8 text file without changing line ends; a byte order mark at the start is dropped.
+    """Read a text file (UTF-8, or UTF-16 or UTF-32) without changing line ends; a byte order mark at the start is dropped.
 
     Raises:
         InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
@@ -233,12 +233,12 @@ def read_whole(path: Path) -> str:
 
 
 def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, str], None, None]:
-    """Yield lines with their numbers and ends; a byte order mark at the start is dropped.
+    """Yield lines of UTF-8, UTF-16 or UTF-32 with their numbers and ends; a byte order mark at the start is dropped.
 
     Args:
         path: The file.
-        legacy: Accept what spreadsheets write beside UTF-8: UTF-16 and UTF-32 with a byte order mark, UTF-8 with a few invalid bytes, which
-            are replaced, and other encodings, which are guessed from all lines. What was assumed is logged once.
+        legacy: Accept what spreadsheets write beside UTF-8 and UTF-16: UTF-8 with a few invalid bytes, which are replaced, and other
+            encodings, which are guessed from all lines. What was assumed is logged once.
 
     Raises:
         InputError: The file is missing, is a pipe or a device, is not UTF-8 (names the line), or is damaged gzip.
@@ -247,8 +247,8 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
     try:
         with open_binary(path) as file:
             buffered: Any = file
-            if legacy and (marked := marked_encoding(buffered.peek(4)[:4])) not in ("", "utf-8-sig"):
-                encoding = marked
+            if (wide := wide_encoding(buffered.peek(HEAD)[:HEAD])) not in ("", "utf-8-sig"):  # as PowerShell writes the output of a command
+                encoding = wide
                 for number, text in enumerate(io.TextIOWrapper(buffered, encoding, newline="\n"), start=1):
                     yield number, text
                 return

@@ -45,6 +45,7 @@ _HTML_LIBRARIES = "selectolax, beautifulsoup4 and markdownify"
 NO_TEXT: Mapping[str, str] = {
     "pdf": "the pages are pictures, such as scans, and need OCR, for instance by ocrmypdf",
     "html": "frames, or text that scripts write",
+    "xlsx": "empty sheets, or formulas without results: open it in a spreadsheet program and save it",
 }
 """Type -> why a file that can be read may have no text."""
 

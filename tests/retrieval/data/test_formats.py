@@ -30,7 +30,7 @@ POLISH = "Zażółć gęślą jaźń, czyli polski tekst z wieloma znakami, któ
 GERMAN = "Größe und Österreich: Zürich über alles – „schön“."  # noqa: RUF001 - a dash
 CZECH = "Žluté květy rostou u řeky. Příliš šťastný kůň běžel domů, křičel a řehtal."
 HUNGARIAN = "Székesfehérvár őrzője összel érkezett; öt perc múlva gyűrűt húzott fel, és örült a tűznek, ő és a fűtő."
-TURKISH = "Güneş doğdu, çocuklar ışıkta oynuyor; yağmur yağıyor, kuşlar uçuyor."
+TURKISH = "Güneş doğdu, çocuklar ışıkta oynuyor; yağmur yağıyor, kuşlar uçuyor."  # noqa: RUF001 - Turkish
 CROATIAN = "Sva ljudska bića rađaju se slobodna; obdarena su sviješću. Šećer, čaša, žena."
 FRENCH = "Le café était fermé ; à Genève, nous avons déjà mangé. Où êtes-vous ?"
 PAGE = '<html><head>{}</head><body><p title="é">{}</p></body></html>'
@@ -131,6 +131,15 @@ def test_tables_in_any_encoding_are_read_and_it_is_said_once(
     corpus = open_corpus(tmp_path / name)
     assert list(corpus) == list(corpus) == [Document(str(number), text) for number in range(1, 40)]
     assert sum("not UTF-8; read as" in record.getMessage() for record in caplog.records) == (codec != "utf-32")
+
+
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonl.gz", "a.csv"])
+def test_wide_encodings_of_json_and_csv_are_read(tmp_path: Path, name: str, codec: str) -> None:
+    rows = {"a.json": f'[{{"id": 1, "text": "{GERMAN}"}}]', "a.csv": f'id,text\r1,"{GERMAN}"\r'}
+    content = rows.get(name, f'{{"id": 1, "text": "{GERMAN}"}}\r\n').encode(codec)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(open_corpus(tmp_path / name)) == [Document("1", GERMAN)]
 
 
 def test_a_stray_byte_in_a_table_of_utf_8_is_replaced_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
