@@ -312,9 +312,9 @@ def unique(
     seen: dict[str, EntryPosition] = {}
     for position, entry in read() if suspects else ():
         if hashed(entry.id) in suspects:
-            first = seen.setdefault(entry.id, position)
-            if first != position:
-                raise InputError(f"{position}: id '{entry.id}' is already used {first.seen_from(position)}; ids must be unique")
+            if entry.id in seen:  # positions may be equal: of minified JSON, all documents are on one line
+                raise InputError(f"{position}: id '{entry.id}' is already used {seen[entry.id].seen_from(position)}; ids must be unique")
+            seen[entry.id] = position
 
 
 def _id(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:

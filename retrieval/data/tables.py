@@ -603,7 +603,7 @@ def _array_start(file: Path, text: str) -> int:
         several = f"this one has {', '.join(map(repr, found))}: write one of them to a file of its own"
         raise InputError(
             f"{file}: expected an array of objects, or an object with one such array; "
-            + (several if found else "a file of JSON lines must be named .jsonl")
+            + (several if found else "write an array that is nested deeper to a file of its own; a file of JSON lines must be named .jsonl")
         )
     return next(iter(found.values()))
 

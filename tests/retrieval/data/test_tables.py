@@ -268,6 +268,7 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
         ("a.csv", "id,text\n1,x\n", SourceOptions(title="titel"), "a.csv: no field 'titel' (--title); the fields are id, text"),
         ("a.csv", 'id,text\n1,"a\nb"\n2,x,y\n', SourceOptions(), "a.csv:4: expected 2 columns (id, text), got 3"),
         ("a.csv", "id,text\n1,x\n1,y\n", SourceOptions(), "a.csv:3: id '1' is already used on line 2; ids must be unique"),
+        ("a.json", '[{"id":1,"text":"x"},{"id":1,"text":"y"}]', SourceOptions(), "a.json:1: id '1' is already used on line 1"),
         ("a.csv", 'id,text\n1,"x\n', SourceOptions(), "a.csv:2: malformed CSV (unexpected end of data)"),
         ("a.csv", "id,id\n1,x\n", SourceOptions(), "a.csv:1: the column 'id' is there twice; columns need different names"),
         ("a.csv", "id,text\n,x\n", SourceOptions(), "a.csv:2: the id is blank"),
