@@ -196,7 +196,7 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files, numbered=lambda: True)
     found = _tables(path, options, files)
-    if any((path / name).is_file() for name in _BEIR):
+    if is_beir(path):
         _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
@@ -239,6 +239,11 @@ def holds_delimited(source: str | Path) -> bool:
     return not has_no_path(source) and any(map(is_delimited, _tables(path, DEFAULTS, _files(path))))
 
 
+def is_beir(path: Path) -> bool:
+    """Whether a folder has BEIR's layout."""
+    return any((path / name).is_file() for name in _BEIR)
+
+
 def has_no_path(source: str | Path) -> bool:
     """Whether a source is standard input or a data set of a library."""
     return str(source) == STANDARD_INPUT or (isinstance(source, str) and source.startswith((HUB, IR)))
@@ -267,7 +272,7 @@ def _rules(options: SourceOptions, tokens: PassageTokens) -> PassageRules:
 
 def _is_files(path: Path, files: FolderFiles, options: SourceOptions) -> bool:
     """Whether a source is read as files of text and code."""
-    if options.names_fields or any((path / name).is_file() for name in _BEIR):
+    if options.names_fields or is_beir(path):
         return False
     if path.is_dir():
         return not files.is_empty()
@@ -312,7 +317,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         InputError: There are none.
     """
     if path.is_dir():
-        if any((path / name).is_file() for name in _BEIR):
+        if is_beir(path):
             return [find_jsonl(path, "corpus")]
         choice = FileChoice(options.include, options.exclude)
         found = [file for file in tables_of(path) if choice.has(file.name)]

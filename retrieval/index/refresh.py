@@ -27,6 +27,7 @@ from quiver.retrieval.data.source import (
     SourceOptions,
     emptied_corpus,
     has_no_path,
+    is_beir,
     open_corpus,
     tokens_of,
 )
@@ -194,7 +195,10 @@ def _opened(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
         )
     try:
         corpus = open_corpus(known.source, known.options, tokens)
-        if not isinstance(corpus.read, FolderFiles) and Path(known.source).is_file():
+        there = Path(known.source)
+        if not isinstance(corpus.read, FolderFiles) and (
+            there.is_file() or is_beir(there)
+        ):  # one file, whose emptiness is that of the source
             next(corpus.read(), None)
     except EmptyInputError:
         return emptied_corpus(known.source, known.options, files=known.is_files)
@@ -242,9 +246,13 @@ class _Comparison:
         if files_read is not None:
             corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(source, name, files.get(name) == digest)))
         documents = iter(corpus)
-        while chunk := list(islice(documents, _CHUNK)):
-            self.counts[source] += len(chunk)
-            yield from self._compare(chunk)
+        try:
+            while chunk := list(islice(documents, _CHUNK)):
+                self.counts[source] += len(chunk)
+                yield from self._compare(chunk)
+        except EmptyInputError:
+            if files_read is None:
+                raise  # of several tables, others may have documents; files raise it only if there is one, which has no text any more
         for name in files_read.unreachable if files_read else ():
             self._skip(source, name, True)  # what the file holds now is unknown; its passages stay
         if self._shadowed and known.ids != "data":

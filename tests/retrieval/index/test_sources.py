@@ -203,14 +203,16 @@ def test_sources_that_were_written_before_they_had_labels_are_read(index: Path, 
         ({"d": '[{"id": "a", "text": "secret"}]'}, {"d": "[]"}, 9),
         ({"d": '[{"id": "a", "text": "secret"}]'}, {"d": ""}, 0),
         ({"d": "# secret\n"}, {"d": ""}, 9),
+        ({"d/corpus.jsonl": '{"_id": "a", "text": "secret"}\n'}, {"d/corpus.jsonl": ""}, 0),
+        ({"d": "<p>secret</p>"}, {"d": "<title>nothing</title>"}, 0),
     ],
 )
 def test_an_emptied_source_empties_the_index_if_forced(
     tmp_path: Path, full: dict[str, str], empty: dict[str, str] | None, others: int
 ) -> None:
     suffix = ""
-    if empty is not None:
-        suffix = {"i": ".csv", "{": ".jsonl", "[": ".json", "#": ".md"}[full["d"][0]]
+    if "d" in full:
+        suffix = {"i": ".csv", "{": ".jsonl", "[": ".json", "#": ".md", "<": ".html"}[full["d"][0]]
     write(tmp_path, {f"{name}{suffix}": text for name, text in full.items()})
     source, index = tmp_path / f"d{suffix}", tmp_path / "index"
     build_index(source, "bm25", index)
