@@ -196,9 +196,8 @@ def _opened(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
     try:
         corpus = open_corpus(known.source, known.options, tokens)
         there = Path(known.source)
-        if not isinstance(corpus.read, FolderFiles) and (
-            there.is_file() or is_beir(there)
-        ):  # one file, whose emptiness is that of the source
+        is_one_file = there.is_file() or is_beir(there)  # if it is empty, so is the source
+        if is_one_file and not isinstance(corpus.read, FolderFiles):
             next(corpus.read(), None)
     except EmptyInputError:
         return emptied_corpus(known.source, known.options, files=known.is_files)
