@@ -94,9 +94,9 @@ def _run(request: dict[str, object], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    # The server's own streams know whether its files can be sought in, which these may not.
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
-    sys.stderr.reconfigure(line_buffering=True)
+    # Those of the server remember whether they were files, which can be sought.
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]
