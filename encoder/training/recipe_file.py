@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
+import numpy as np
 import yaml
 
 from quiver.encoder.errors import InputError, first_line
@@ -192,11 +193,13 @@ def _read_recipe(recipe: str | Path | Mapping[str, Any] | TextSchema, kinds: Col
 
 
 def _plain(value: object) -> object:
-    """A value of Python as a parsed file has it: lists, mappings of new identity, paths as text."""
+    """A value of Python as a parsed file has it: lists, mappings of new identity, paths as text, numbers of NumPy as Python's."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     return str(value) if isinstance(value, PurePath) else value
 
 

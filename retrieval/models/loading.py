@@ -178,7 +178,7 @@ class ModelParts:
         settings: Settings of the folder.
         encoder: The encoder with its weights.
         tokenizer: The tokenizer.
-        bare: The folder holds only an encoder and a tokenizer, so pooling and similarity are defaults.
+        bare: The folder holds no settings of a retriever, so pooling and similarity are defaults.
     """
 
     settings: ModelFolder
@@ -330,7 +330,7 @@ def load_parts(
         _within_positions(settings, encoder.config.max_positions, source),
         encoder,
         read_tokenizer(settings.encoder_folder),
-        bare=not (folder / "modules.json").is_file() and settings.kind == "dense",
+        bare=task is not None or (not (folder / "modules.json").is_file() and settings.kind == "dense"),
     )
 
 

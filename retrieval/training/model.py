@@ -152,6 +152,9 @@ class _Choice:
 def _shown(value: object) -> str:
     if value is None:
         return "null"
+    for name, tokens in SKIPLISTS.items():
+        if value == tokens:
+            return repr(name)
     return f"{value[0]} ({value[1]})".lower() if isinstance(value, tuple) and len(value) == 2 else repr(value)
 
 

@@ -8,7 +8,7 @@ Source of most defaults: the ModernBERT release's examples/train_st.py and train
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -317,12 +317,15 @@ class Recipe(RecipeSchema):
     def adapted(self, before: Recipe, given: Collection[str]) -> Recipe:
         """Leave out what is no longer true; with another ``model.init``, keep settings of the old one for bare encoders only."""
         found, section = super().adapted(before, given), self.model
-        if section.init in (before.model.init, RANDOM) or "model.only_if_bare" in given:
+        if "model.only_if_bare" in given:
             return found
-        kept = dict(_start_settings(before.model))
-        names = [name for name, value in _start_settings(section) if name in kept and kept[name] == value]
-        named = [name for name in names if f"model.{name}" not in given]
-        return TextSchema.replace(found, model=section.replace(only_if_bare=tuple(named)))
+        names: Iterable[str] = section.only_if_bare
+        if section.init not in (before.model.init, RANDOM):
+            kept = dict(_start_settings(before.model))
+            names = [name for name, value in _start_settings(section) if name in kept and kept[name] == value]
+        # A setting that was given counts for every checkpoint.
+        named = tuple(name for name in names if f"model.{name}" not in given)
+        return TextSchema.replace(found, model=section.replace(only_if_bare=named))
 
 
 def _start_settings(section: ModelSection) -> Iterator[tuple[str, object]]:

@@ -346,7 +346,7 @@ class FieldReader:
             InputError: The field has another value; names the field and the ways out.
         """
         for name, value in row.items():
-            if str(name).lower() not in self.suspected or value is None:
+            if str(name).lower() not in self.suspected or value in (None, ""):  # CSV has no null
                 continue
             is_label, listed = str(name).lower() in LABELS, isinstance(value, list)
             if not is_label and (listed or not self._is_pair(location, row)):

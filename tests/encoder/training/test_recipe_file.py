@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
@@ -180,6 +181,12 @@ def test_what_describes_a_recipe_falls_away_with_what_it_describes(
     values = dict(override.split("=") for override in overrides)
     assert claims_of(load_sections(file, DescribedRecipe, (), overrides=values)) == claims
     assert claims_of(load_sections(DESCRIBED, DescribedRecipe, (), overrides=overrides)) == claims
+
+
+def test_overrides_take_numbers_of_numpy() -> None:
+    overrides = {"training": {"learning_rate": np.float64(0.5), "log_every": np.arange(3)[2]}}
+    training = load_sections(DESCRIBED, DescribedRecipe, (), overrides=overrides).training
+    assert (training.learning_rate, training.log_every) == (0.5, 2)
 
 
 def test_a_recipe_changed_in_code_describes_itself_too() -> None:

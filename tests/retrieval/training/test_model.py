@@ -344,6 +344,8 @@ def test_another_start_keeps_its_settings_and_the_log_says_so(
     asked = build_model(other_start("dense", DENSE, start, "model.pooling=mean", "model.max_length=null"), [])
     assert (asked.settings.pooling, asked.settings.max_length, asked.settings.query_prompt) == ("mean", 20, "find: ")
     assert any(f"changes settings of {start}: pooling from '{pooling}' to 'mean'" in line for line in caplog.messages)
+    later = load_recipe(other_start("dense", DENSE, start), {"model.pooling": "mean"})
+    assert build_model(later, []).settings.pooling == "mean"
 
 
 def test_a_bare_start_has_the_settings_of_the_recipe(bare: Path, biencoder: Path, caplog: pytest.LogCaptureFixture) -> None:
