@@ -247,7 +247,8 @@ def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
         Point(x=1.0, tags=('a',))
     """
     try:
-        record: Record = _adapter(kind).validate_json(json.dumps(raw))
+        # Half of a surrogate pair, as in the name of a folder that is not UTF-8, becomes a question mark: pydantic refuses it.
+        record: Record = _adapter(kind).validate_json(json.dumps(raw, ensure_ascii=False).encode("utf-8", "replace"))
     except ValidationError as error:
         raise SchemaError(source, [_problem(kind, one) for one in error.errors(include_url=False)]) from error
     if absent := list(_absent(record, raw)):

@@ -363,7 +363,8 @@ def _print_average(results: Results) -> None:
         rows.append((name, *cells))
     sets = data_sets(results.parts(HEADLINE))
     title = f"average over {len(sets)} data sets" if len(sets) > 1 else f"{next(iter(sets))}: mean over its collections"
-    print_table(f"{title}, in points", ("", *_short_labels().values()), rows)
+    blank = f"; blank, because {len(results.failed)} collections were not evaluated" if results.failed else ""
+    print_table(f"{title}, in points{blank}", ("", *_short_labels().values()), rows)
 
 
 def _print_collection(results: Results, collection: CollectionResult) -> None:
@@ -385,7 +386,7 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
         and results.system.kind != "bm25"
         and any(share < 1 for share in collection.index.recall.values())
     ):
-        shares = ", ".join(f"{name} {share:.4f}" for name, share in collection.index.recall.items())
+        shares = ", ".join(f"{name} {share:.2%}" for name, share in collection.index.recall.items())
         say(f"recall of the index {collection.index.kind} against exact search: {shares}")
 
 

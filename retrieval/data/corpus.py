@@ -38,8 +38,8 @@ from quiver.retrieval.records import Document, Metadata, Query, Run, Value
 logger = logging.getLogger(__name__)
 
 # Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
-# Tables with gaps have 1.0 for 1.
-_GRADE = re.compile(r"([+-]?[0-9]{1,9})(?:\.0*)?")
+# Tables with gaps have 1.0 for 1, or 1,0 in countries with a decimal comma; 1,000 may be a thousand.
+_GRADE = re.compile(r"([+-]?[0-9]{1,9})(?:\.0*|,00?)?")
 _MAX_GRADE = 10**9
 _MAX_INTEGER = 2**53  # beyond it, floats skip integers
 

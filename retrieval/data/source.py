@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import with_config
 
-from quiver.encoder.errors import EmptyInputError, InputError
+from quiver.encoder.errors import EmptyInputError, InputError, check_utf8
 from quiver.encoder.files import check_regular, expand_home, is_special, naming
 from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
@@ -64,6 +64,9 @@ class SourceOptions:
         label: What the ids of files, and of rows without ids, begin with, so that they are told from those of other sources in one index:
             ``B/README.md#1`` of a folder, ``b.csv#1`` of a table. An addition to an index chooses it.
 
+    Raises:
+        InputError: A pattern or a name contains half of a surrogate pair.
+
     Example:
         >>> from quiver import SourceOptions
         >>> SourceOptions(id="sku", title="name", text=("description", "features")).text
@@ -84,7 +87,8 @@ class SourceOptions:
         """Make tuples of lists and of single names."""
         for name in ("text", "columns", "include", "exclude", "lists"):
             given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+            names = (given,) if isinstance(given, str) else tuple(given)
+            object.__setattr__(self, name, tuple(check_utf8(each, f"{name} {each!r}") for each in names))
 
     @property
     def names_fields(self) -> bool:

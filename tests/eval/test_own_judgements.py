@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import results_report, write_report
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_qrels, read_queries, read_run
+from quiver.retrieval.data.source import SourceOptions
 from quiver.retrieval.index import BuildOptions, build_index, open_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
@@ -379,6 +381,9 @@ def test_ids_of_frames_with_gaps_are_integers_and_repeated_clicks_are_counted(tm
         ask(qrels=pd.DataFrame({"query_id": [1.0, None], "document_id": ["1", "2"]}))
     with pytest.raises(InputError, match=r"qrels:1: the query id must be a string or an integer, got 1\.5"):
         ask(qrels=pd.DataFrame({"query_id": [1.5], "document_id": ["1"]}))
+    assert ask(qrels={1: np.array([1, 1]), 2: np.array(["2"])}).collections[0].judgements == 2
+    with pytest.raises(InputError, match=r"qrels: 1 must have .* or ids of relevant documents, got a Series$"):
+        ask(qrels={1: pd.Series([1], index=["1"])})
 
 
 @pytest.mark.parametrize(
@@ -399,3 +404,14 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_comes_in(tmp_path: Path, c
             index.search(queries, filter=condition)
     with pytest.raises(InputError, match=r"document 'b': the text contains an unpaired surrogate"):
         build_index([Document("b", "\ud83d")], "bm25")
+    with pytest.raises(InputError, match=r"exclude '.*' contains an unpaired surrogate"):
+        SourceOptions(exclude="\udce9*")
+
+
+def test_a_folder_whose_name_is_not_utf8_is_evaluated_and_its_results_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    build_index([Document("a", "owls have wings")], "bm25", folder)
+    command = f"quiver evaluate --index {folder}"
+    evaluate(index=folder, queries={"q": "owls"}, qrels={"q": {"a": 1}}, out=tmp_path / "out", command=command)
+    assert read_results(tmp_path / "out").provenance.command == command.replace("\udce9", "?")
+    write_report([tmp_path / "out"], tmp_path / "report.html")

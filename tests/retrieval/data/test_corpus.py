@@ -395,6 +395,16 @@ def test_grades_may_be_floats_without_a_fraction(tmp_path: Path, name: str) -> N
         read_qrels(clicks(tmp_path, name, [("q", "a", "1.0"), ("q", "b", "0.5")]))
 
 
+def test_grades_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text("query_id;document;grade\nq;a;1,0\nq;b;2,00\n", encoding="utf-8")
+    assert read_qrels(path) == {"q": {"a": 1, "b": 2}}
+    for text in ("1,000", "1,5"):
+        path.write_text(f"query_id;document;grade\nq;a;{text}\n", encoding="utf-8")
+        with pytest.raises(InputError, match=rf'the grade must be an integer of at most 9 digits, got "{text}"'):
+            read_qrels(path)
+
+
 IDS = ["a\u00a0b", "at 10.00\u202fAM.txt", "\u3000x", "y\u2028z", "n\u0085l", "v\x0bt", "f\x0cf", "s\x1cs", "\u2003"]
 
 
