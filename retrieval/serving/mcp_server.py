@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
 from quiver.encoder.environment import installed_version
@@ -83,7 +83,7 @@ class FoundDocument:
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """Hits, best first, and the number of documents that match the filter; if there are no hits, why.
+    """Hits, best first, and the number of documents that match the filter; if there are no hits, why, also if the search was refused.
 
     Partial: a search with group_by found fewer groups than asked for in the passages that it may search, and there may be more.
     """
@@ -133,7 +133,10 @@ class RetrieverDescription:
 
 
 class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is installed
-    """Refuses arguments that a tool does not have, which the class itself leaves out: a filter by another name would filter nothing."""
+    """Refuses arguments that a tool does not have, which the class itself leaves out: a filter by another name would filter nothing.
+
+    A refused search has hits, too, none of them: programs read the hits of every result.
+    """
 
     async def list_tools(self) -> list[Any]:
         """List the tools; their schemas say that there are no further arguments."""
@@ -141,7 +144,22 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
         return [tool.model_copy(update={"input_schema": {**tool.input_schema, "additionalProperties": False}}) for tool in tools]
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Call a tool.
+        """Call a tool. A search that is refused has a result of its schema, which the specification demands of every structured result.
+
+        Raises:
+            ToolError: There is no such tool; or it is not ``search``, and refuses its arguments as `_call_checked` does.
+        """
+        try:
+            return await self._call_checked(name, arguments, context)
+        except ToolError as error:
+            if name != "search" or isinstance(error, UnexpectedToolError):
+                raise
+            message = str(error)
+            found = FoundDocuments([], 0, "", False, None, message)
+            return CallToolResult(content=[TextContent(text=message)], structured_content=asdict(found), is_error=True)
+
+    async def _call_checked(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
+        """Call a tool. An argument that is null is left out, as a field of a request over HTTP is.
 
         Raises:
             ToolError: There is no such tool, it has no such argument, a value is wrong, or the tool refuses them; one line.
@@ -150,7 +168,7 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
         if known is not None and (unknown := [each for each in arguments if each not in known]):
             raise ToolError(describe_unknown("argument", unknown[:5], known))
         try:
-            return await super().call_tool(name, arguments, context)
+            return await super().call_tool(name, {each: value for each, value in arguments.items() if value is not None}, context)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise

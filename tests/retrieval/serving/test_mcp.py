@@ -18,6 +18,7 @@ from tests.processes import imported_python
 from tests.retrieval.serving.conftest import REPOSITORY, Indexes, documents
 
 mcp = pytest.importorskip("mcp")
+jsonschema = pytest.importorskip("jsonschema")  # mcp needs it
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,8 @@ def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
         ("search", {"query": "sea", "filter": {"year": 2004}}, 'argument.filter: must be text or a list; write it as "year>=2015"'),
         ("search", {"query": "sea", "filter": ["year=2004", 5]}, "argument.filter.1: must be text"),
         ("search", {}, "argument.query: Field required"),
+        ("search", {"query": "sea", "retriever": "other"}, "Error executing tool search: no such retriever; the retrievers are words"),
+        ("search", {"query": "sea", "retriever": ["words"]}, "argument.retriever: must be text"),
         (
             "read_document",
             {"document_id": "d/7"},
@@ -83,18 +86,25 @@ def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_arguments_and_wrong_types_are_refused_in_one_line(server: Any, tool: str, arguments: dict[str, Any], said: str) -> None:
-    from mcp.server.mcpserver.exceptions import ToolError
+    async def refuse() -> Any:
+        async with mcp.Client(server) as client:
+            return await client.call_tool(tool, arguments)
 
-    with pytest.raises(ToolError) as refused:
-        asyncio.run(server.call_tool(tool, arguments))
-    assert str(refused.value).startswith(said)
-    assert "\n" not in str(refused.value)
+    refused = asyncio.run(refuse())
+    [content] = refused.content
+    assert refused.is_error
+    assert content.text.startswith(said)
+    assert "\n" not in content.text
+    if tool == "search":
+        [schema] = [each.output_schema for each in asyncio.run(server.list_tools()) if each.name == tool]
+        jsonschema.validate(refused.structured_content, schema)
+        assert (refused.structured_content["hits"], refused.structured_content["nothing_found"]) == ([], content.text)
 
 
 def test_the_schema_of_every_tool_has_no_further_arguments(server: Any) -> None:
     tools = asyncio.run(server.list_tools())
     assert [tool.input_schema["additionalProperties"] for tool in tools] == [False] * 3
-    found = asyncio.run(server.call_tool("search", {"query": "sea", "filter": '["year<2005"]', "k": 3, "retriever": None}))
+    found = asyncio.run(server.call_tool("search", {"query": "sea", "filter": '["year<2005"]', "k": 3, "retriever": None, "offset": None}))
     assert {hit["fields"]["year"] < 2005 for hit in found.structured_content["hits"]} == {True}
 
 
