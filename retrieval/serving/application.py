@@ -404,7 +404,8 @@ async def check_parameters(request: Request) -> None:
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     if unknown := [name for name in request.query_params if name not in known][:5]:
         message = describe_unknown("parameter", unknown, known)
-        raise RequestError(422, "invalid_request", message if known else f"{message} in the address; write fields of the JSON body instead")
+        hint = "" if known else " in the address" + ("" if request.method == "GET" else "; write fields of the JSON body instead")
+        raise RequestError(422, "invalid_request", message + hint)
 
 
 class Routes:

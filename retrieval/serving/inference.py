@@ -160,18 +160,22 @@ class TextsRequest:
 
 
 def _form(other: str) -> Discriminator:
-    """Tells a body with ``texts`` from one of another form, by the name of a field of it."""
-    return Discriminator(lambda body: "texts" if isinstance(body, TextsRequest) or (isinstance(body, dict) and "texts" in body) else other)
+    """Tells a body with ``texts`` from one of another form: the name of a field of it, in brackets as a type of a union in an error."""
+
+    def name_form(body: Any) -> str:
+        return "[texts]" if isinstance(body, TextsRequest) or (isinstance(body, dict) and "texts" in body) else f"[{other}]"
+
+    return Discriminator(name_form)
 
 
 EmbeddingsBody: TypeAlias = Annotated[EmbeddingsRequest, Bounded]
 EmbedBody: TypeAlias = Annotated[EmbedRequest, Bounded]
 RerankBody: TypeAlias = Annotated[RerankRequest, Bounded]
 AnyRerankBody: TypeAlias = Annotated[
-    Annotated[TextsRequest, Tag("texts")] | Annotated[RerankRequest, Tag("documents")], _form("documents"), Bounded
+    Annotated[TextsRequest, Tag("[texts]")] | Annotated[RerankRequest, Tag("[documents]")], _form("documents"), Bounded
 ]
 AnyTextsBody: TypeAlias = Annotated[
-    Annotated[TextsRequest, Tag("texts")] | Annotated[EmbedRequest, Tag("inputs")], _form("inputs"), Bounded
+    Annotated[TextsRequest, Tag("[texts]")] | Annotated[EmbedRequest, Tag("[inputs]")], _form("inputs"), Bounded
 ]
 
 

@@ -603,7 +603,7 @@ def _is_type(part: object) -> bool:
 def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
     """Name unknown fields of a body or of a part of it, what is meant by them, and those that there are."""
     if not is_dataclass(kind):  # one of two forms of a body, which the first part of a place names by a field of it
-        kind = next(each for each in get_args(kind) if places[0][0] in {known.name for known in fields(each)})
+        kind = next(each for each in get_args(kind) if places[0][0].strip("[]") in {known.name for known in fields(each)})
         places = [place[1:] for place in places]
     inside = places[0][:-1]
     names = [place[-1] for place in places if place[:-1] == inside][:5]
