@@ -23,6 +23,9 @@ CHECKS = [
     *("response_schema_conformance", "response_headers_conformance"),
 ]
 
+# Operations that are asked often enough to be answered as well as refused.
+ANSWERED_AND_REFUSED = ("POST /v1/search", "POST /v1/search/batch", "POST /v1/documents")
+
 
 def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, str, int]]:
     """Send generated requests to a writable service.
@@ -49,7 +52,8 @@ def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, s
     for operation in operations:
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
             if operation in rich:
-                _ask(operation, mode, -(-cases // (2 * len(rich))), counted)
+                least = 12 if f"{operation.method.upper()} {operation.path}" in ANSWERED_AND_REFUSED else 1
+                _ask(operation, mode, max(least, -(-cases // (2 * len(rich)))), counted)
             elif mode is schemathesis.GenerationMode.POSITIVE:
                 _ask(operation, mode, 2, counted)
     return counted
@@ -81,7 +85,7 @@ def check(counted: Counter[tuple[str, str, int]], cases: int) -> None:
     sys.stdout.write(f"{total} requests: {dict(by_status)}\n")
     assert total >= cases
     assert not [key for key in counted if key[2] >= 500]
-    for operation in ("POST /v1/search", "POST /v1/search/batch", "POST /v1/documents"):
+    for operation in ANSWERED_AND_REFUSED:
         assert any(key[0] == operation and key[2] == 200 for key in counted)
         assert any(key[0] == operation and key[2] == 422 for key in counted)
 
