@@ -363,7 +363,7 @@ def _print_average(results: Results) -> None:
         rows.append((name, *cells))
     sets = data_sets(results.parts(HEADLINE))
     title = f"average over {len(sets)} data sets" if len(sets) > 1 else f"{next(iter(sets))}: mean over its collections"
-    blank = f"; blank, because {len(results.failed)} collections were not evaluated" if results.failed else ""
+    blank = "; blank, because not all were evaluated" if results.failed else ""
     print_table(f"{title}, in points{blank}", ("", *_short_labels().values()), rows)
 
 

@@ -88,6 +88,7 @@ def test_a_collection_that_fails_is_listed_and_evaluated_by_the_same_command(
     assert first == "quiver: error: 1 of 2 collections were not evaluated"
     assert reason.startswith(f"  {other}: unknown collection")
     assert "repeat the command" in again
+    assert "blank, because not all were evaluated" in " ".join(done.out.split())
     assert json.loads((out / "results.json").read_text())["ndcg@10"] is None
     assert (out / "report.md").read_text().startswith("# Two collections\n")
     shutil.copytree(data, other)
