@@ -387,7 +387,13 @@ def test_the_examples_of_a_page_run(
     monkeypatch.setenv("QUIVER_CACHE", environment["QUIVER_CACHE"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hub" / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("quiver.eval.training.load_recipe", lambda recipe, overrides: load_recipe(recipe, [*overrides, *SHORTER]))
+
+    def load_shorter(recipe: Any, overrides: Any) -> Any:
+        if isinstance(overrides, dict):
+            overrides = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
+        return load_recipe(recipe, [*overrides, *SHORTER])
+
+    monkeypatch.setattr("quiver.eval.training.load_recipe", load_shorter)
     shell = Shell(tmp_path, environment)
     try:
         for fence in fences(page):

@@ -732,7 +732,7 @@ def test_the_page_works_with_the_real_service(tab: Any, indexes: Any, serving: A
         tab.until("document.querySelectorAll('.welcome li').length === 4", 30)
         tab.type("granite sea")
         tab.until(f"{FOUND}.length === 10", 30)
-        tab.press("ArrowDown", "2")
+        tab.press("ArrowDown", "3")
         tab.until("document.querySelector('.list .met')", 30)
         tab.run("document.querySelector('.title').click()")
         tab.until("document.querySelectorAll('#pane .asked').length >= 2")
