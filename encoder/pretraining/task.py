@@ -40,7 +40,7 @@ from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
-from quiver.encoder.training.sharding import shard, whole_optimizer_state, whole_weights
+from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
@@ -308,6 +308,7 @@ class PretrainingTask:
     def trained_model(self) -> MaskedLM:
         """The model after the last step: its last weights, or their moving average; called by all processes."""
         if self._average is not None:
+            reshard(self.model)  # the last evaluation left its weights whole
             self._average.copy_to(self.model)
         return self._whole_model().eval()
 

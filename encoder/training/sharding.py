@@ -43,6 +43,15 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], processes: Processes, 
     logger.info("process %d holds %s of %s weights", processes.rank, f"{own:,}", f"{sum(weight.numel() for weight in weights):,}")
 
 
+def reshard(module: nn.Module) -> None:
+    """Split the weights again that a forward pass without a backward pass has left whole; no effect on a module that is not sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Gather a tensor that is sharded over the processes, all of which must call this; return any other tensor unchanged."""
     if not isinstance(tensor, DTensor):

@@ -290,9 +290,7 @@ def _judgement_rows(given: Any) -> Any:
     for query, judged in given.items():
         judged = judged.tolist() if isinstance(judged, np.ndarray) else judged
         if not isinstance(judged, Mapping | str | Sequence | Set) or any(isinstance(each, Mapping) for each in judged):
-            raise InputError(
-                f"qrels: {query!r} must have {{document id: grade}} or ids of relevant documents, got a {type(judged).__name__}"
-            )
+            raise InputError(f"qrels: {query!r} must have {{document id: grade}} or ids of relevant documents, got {type(judged).__name__}")
         relevant = [judged] if isinstance(judged, str) else judged
         grades = judged.items() if isinstance(judged, Mapping) else [(document, 1) for document in relevant]
         rows += [{"query_id": query, "document_id": document, "grade": grade} for document, grade in grades]

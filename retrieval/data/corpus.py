@@ -146,7 +146,9 @@ def checked_document(document: Document) -> Document:
         Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
     """
     key = as_id(document.id)
-    if not check_utf8(key, "the id of a document").strip():
+    if not key.isascii():
+        check_utf8(key, f"the id {key!a} of a document")
+    if not key.strip():
         raise InputError("the id of a document is blank")
     for name, text in (("title", document.title), ("text", document.text)):
         if isinstance(text, str):

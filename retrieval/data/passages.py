@@ -12,9 +12,10 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from quiver.encoder.errors import InputError
@@ -370,7 +371,7 @@ def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: Token
     """
     tokens = _all_tokens(text[section.start : section.end], token_spans, section.start)
     budget = rules.tokens or len(tokens)
-    used = len(token_spans(title_of(title, section.path)))
+    used = len(token_spans(f"{title_of(title, section.path)} "))  # a space joins title and text
     limit = max(_LEAST, budget // 2, budget - used)
     overlap = min(rules.overlap, limit // 2 - 1)
     first, start, end = 0, section.start, section.start  # the first token of the passage, its first character, the end of the one before
@@ -381,7 +382,7 @@ def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: Token
         most = min(limit, 2 * size - least)
         end = _break(text, max(tokens[first + least][0], end), tokens[first + size][0], tokens[first + most][0])
         yield Span(start, end, section.path)
-        after = bisect_left(tokens, (end, end))
+        after = bisect_right(tokens, end, key=itemgetter(1))  # a token may begin with the space before its word, which ends this passage
         first = _overlapping(tokens, first + 1, after, overlap)
         start = tokens[first][0] if first < after else end
     yield Span(start, section.end, section.path)
@@ -402,4 +403,6 @@ def _break(text: str, first: int, wanted: int, last: int) -> int:
         ends = [match.end() for match in pattern.finditer(text, first, last)]
         if ends:
             return min(ends, key=lambda end: abs(end - wanted))
+    while wanted < len(text) and text[wanted].isspace():
+        wanted += 1
     return wanted

@@ -788,6 +788,8 @@ def _plain(value: object, field: str, left_out: set[str]) -> object:
     """A value as JSON has it: times become ISO 8601 text, decimals numbers, periods, intervals and identifiers text."""
     if isinstance(value, Mapping):
         return _plain_fields(value, f"{field}.", left_out)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return _plain(value[()], field, left_out)
     if isinstance(value, list | tuple | np.ndarray):
         return [_plain(inner, field, left_out) for inner in value]
     if isinstance(value, bytes | bytearray | memoryview):

@@ -304,7 +304,8 @@ class BiEncoder(PretrainedModel):
         """Cut vectors to another width inside a ``with`` block; sentence-transformers' name up to version 5.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
             >>> with model.truncate_sentence_embeddings(8):
             ...     model.encode("a bird").shape
             (8,)
@@ -319,7 +320,8 @@ class BiEncoder(PretrainedModel):
         """Do what `truncate_sentence_embeddings` does; sentence-transformers' name from version 6 on.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
             >>> with model.truncate_embeddings(8):
             ...     model.dim
             8
@@ -333,7 +335,8 @@ class BiEncoder(PretrainedModel):
         """Scores that sentence-transformers' evaluators have stored in the model.
 
         Example:
-            >>> BiEncoder(tiny_model("dense"), device="cpu").model_card_data.eval_results_dict
+            >>> from quiver import BiEncoder
+            >>> BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu").model_card_data.eval_results_dict
             {}
         """
         return EvaluatorScores()
@@ -349,8 +352,10 @@ class BiEncoder(PretrainedModel):
             What the evaluator returns, its scores by name.
 
         Example:
-            >>> BiEncoder(tiny_model("dense"), device="cpu").evaluate(lambda model, output_path: {"width": model.dim})
-            {'width': 32}
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+            >>> model.evaluate(lambda model, output_path: {"width": model.dim})
+            {'width': 384}
         """
         if output_path is not None:
             Path(output_path).mkdir(parents=True, exist_ok=True)
@@ -360,7 +365,8 @@ class BiEncoder(PretrainedModel):
         """Put the encoder into evaluation mode, in which a loaded model is, and return the model; some evaluators call it.
 
         Example:
-            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
             >>> model.eval() is model
             True
         """

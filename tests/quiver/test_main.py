@@ -328,7 +328,6 @@ def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any
     assert done.code == 2
     for part in (
         "model.poolling: unknown key, did you mean 'pooling'?",
-        "model.pooling: required for kind: dense",
         "training.batch_size: must be",
         "training.seed: ",
     ):
@@ -406,7 +405,7 @@ def test_a_log_message_with_several_problems_is_one_line() -> None:
 
 
 def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(recipe: str) -> None:
+    def interrupt(recipe: str, overrides: list[str]) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("quiver.retrieval.training.recipe.load_recipe", interrupt)

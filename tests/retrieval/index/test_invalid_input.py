@@ -180,8 +180,8 @@ def test_a_query_that_is_too_long_is_no_damage(tmp_path: Path, faults: ModuleTyp
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (Document("b", "half \ud800 a pair"), "document 'b' cannot be written as JSON"),
-        (Document("\udc00", "text"), r"document '\\udc00' cannot be written as JSON"),
+        (Document("b", "half \ud800 a pair"), "document 'b': the text contains an unpaired surrogate"),
+        (Document("\udc00", "text"), r"the id '\\udc00' of a document contains an unpaired surrogate"),
         (Document("b", "text", "", {"n": float("inf")}), "document 'b': .*'n'"),
         (Document("b", "text", "", {"n": {1, 2}}), "document 'b': .*'n'"),  # type: ignore[dict-item]
     ],

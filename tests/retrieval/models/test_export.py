@@ -248,7 +248,7 @@ def test_skiplist_words_that_are_not_tokens_are_exported_as_unk(tmp_path: Path) 
         (
             "config_sentence_transformers.json",
             {"model_type": "SparseEncoder"},
-            "model_type must be one of SentenceTransformer, ColBERT, MultiVectorEncoder, got 'SparseEncoder'",
+            "a sparse encoder of sentence-transformers, which is not supported",
         ),
     ],
 )
