@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
+from pydoc import locate
 from typing import Any
 
 import typer.main
@@ -211,7 +212,7 @@ def api(*names: str) -> str:
     """Directives for names such as ``quiver.BiEncoder``, and for the public names of packages, but for those that ``quiver`` has, too."""
     directives = []
     for name in documented(*names):
-        found = find(name)
+        found = locate(name)
         kind = "class" if isinstance(found, type) else "function" if callable(found) else "data"
         directives.append(f".. auto{kind}:: {name}\n")
     return "```{eval-rst}\n" + "\n".join(directives) + "```"
@@ -219,25 +220,16 @@ def api(*names: str) -> str:
 
 def documented(*names: str) -> list[str]:
     """The names that `api` describes: those given, and in the place of a package its public names that are not given or in ``quiver``."""
-    quiver = find("quiver")
-    seen = {id(getattr(quiver, public)) for public in dir(quiver)} | {id(find(name)) for name in names}
+    quiver = locate("quiver")
+    seen = {id(getattr(quiver, public)) for public in dir(quiver)} | {id(locate(name)) for name in names}
     found: list[str] = []
     for name in names:
-        package = find(name)
+        package = locate(name)
         if isinstance(package, types.ModuleType):
             found += [f"{name}.{public}" for public in dir(package) if id(getattr(package, public)) not in seen]
         else:
             found.append(name)
     return found
-
-
-def find(name: str) -> Any:
-    """A module by its name, or a class, function or method of one."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        owner, _, attribute = name.rpartition(".")
-        return getattr(find(owner), attribute)
 
 
 def module(name: str) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from pydoc import locate
 from types import FunctionType
 from typing import Any
 
@@ -67,21 +68,12 @@ def readers_folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def find(name: str) -> Any:
-    """A package by its name, or a class, function or method."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        owner, _, attribute = name.rpartition(".")
-        return getattr(find(owner), attribute)
-
-
 def reference() -> list[Any]:
     """The functions and classes that the pages of the reference describe."""
     found: list[Any] = []
     for page in sorted((REPOSITORY / "docs" / "reference").glob("python*.md")):
         for names in re.findall(r"^<!-- generated: api (.*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            for each in map(find, names.split()):
+            for each in map(locate, names.split()):
                 found += [getattr(each, name) for name in dir(each)] if inspect.ismodule(each) else [each]
     return [each for each in dict.fromkeys(each for each in found if callable(each)) if each.__module__.startswith("quiver.")]
 
@@ -140,7 +132,7 @@ def test_the_overview_of_the_reference_lists_every_public_name() -> None:
     text = (REPOSITORY / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(quiver\.[\w.]+)` \| \S.*\|$", text.partition(" in detail")[0], re.MULTILINE)
     assert len(listed) == len(set(listed)) > 30
-    assert {*PUBLIC} <= {find(name) for name in listed}
+    assert {*PUBLIC} <= {locate(name) for name in listed}
 
 
 def test_the_public_names_can_be_imported() -> None:

@@ -612,7 +612,7 @@ def telling_name(path: Path, own: str = "") -> str:
     Example:
         >>> telling_name(Path("/srv/manuals/data/test")), telling_name(Path("/srv/manuals/queries.jsonl"), "queries")
         ('manuals', 'manuals')
-        >>> telling_name(Path("/tmp/data"))
+        >>> telling_name(Path("/data"))
         'data'
     """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve would follow the link
