@@ -60,6 +60,10 @@ OPTIONAL = (
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="append", metavar="PATH", help="Of slow tests, run those of this file or folder only; repeatable (CI).")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give each of several test processes one thread: two on two busy cores are slower. The processes inherit the environment."""
     if config.getoption("numprocesses", None):
@@ -76,8 +80,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after -m has left tests out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first in each half, of which pytest-xdist gives one to each process: what is left at the end is short."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests that CI does not need, and put files with slow tests first in each half.
+
+    pytest-xdist gives each process one half: what is left at the end is short. Tests that need both cores count as slow.
+    """
+    if chosen := config.getoption("slow"):
+        slow_paths = [REPOSITORY / path for path in chosen]
+        guarded = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("alone")]
+        dropped = [item for item in guarded if not any(map(item.path.is_relative_to, slow_paths))]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)

@@ -1,99 +1,111 @@
-"""One arrow: encoder <- retrieval <- eval <- quiver. Read from the imports of every file, lazy ones included."""
+"""The order of the packages, read from every import of every source file, those inside functions and under TYPE_CHECKING included."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("encoder", "retrieval", "eval", "quiver")
-FORBIDDEN = {"encoder": {"retrieval", "eval", "cli"}, "retrieval": {"eval", "cli"}, "eval": {"cli"}, "quiver": set()}
-# The core runs without them: they may only be imported where the train, eval, serve, ray or interop extra is asked for.
-EXTRAS = {
-    "transformers",
-    "sentence_transformers",
-    "pylate",
-    "datasets",
-    "accelerate",
-    "optimi",
-    "beir",
-    "bm25s",
-    "ir_measures",
-    "pytrec_eval",
-    "matplotlib",
-    "jinja2",
-    "ray",
-    "qdrant_client",
-    "lancedb",
-    "langchain_core",
-    "llama_index",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "prometheus_client",
-}
-TRAINING_MODULES = ("losses", "pylate_losses")
-SERVING_MODULES = ("application", "metrics", "schemas", "server")
-SERVING = {Path(f"retrieval/serving/{name}.py") for name in SERVING_MODULES}
-TRAINING = {Path(f"retrieval/training/{name}.py") for name in TRAINING_MODULES}
-
-# Named after the library that each is for, and imported by whoever asks for it.
-INTEGRATIONS = {Path(f"retrieval/integrations/{name}.py") for name in ("qdrant", "lance", "langchain", "llama_index")}
+# A package imports from its own line and from those above it; the longest name that fits a module decides.
+LAYERS = (
+    ("encoder",),
+    ("retrieval.records", "retrieval.units", "retrieval.cache", "retrieval.display", "retrieval.index.kernels", "retrieval.cluster.executors"),
+    ("retrieval.data",),
+    ("retrieval.models", "retrieval.data.embedding_store"),
+    ("retrieval.index",),
+    ("retrieval.search",),
+    ("retrieval.training", "retrieval.serving", "retrieval.cluster", "retrieval.integrations", "retrieval.planning"),
+    ("eval",),
+    ("cli",),
+)
+# The core runs without them: what imports one when it is itself imported is imported by whoever asks for it.
+EXTRAS = (
+    "transformers sentence_transformers pylate datasets accelerate optimi beir bm25s ir_measures pytrec_eval matplotlib jinja2 ray "
+    "langchain_core llama_index onnx onnxscript onnxruntime fastapi starlette uvicorn prometheus_client"
+)
+NEEDS_EXTRA = ("retrieval/serving/", "retrieval/integrations/", "retrieval/cluster/", "retrieval/training/losses", "retrieval/training/pylate")
 
 
-def imports(tree: ast.AST) -> set[str]:
-    """Dotted names of all imported modules."""
-    names: set[str] = set()
+def modules() -> dict[str, Path]:
+    """Dotted name below ``quiver.`` -> its file."""
+    found = {}
+    for package in ("encoder", "retrieval", "eval", "quiver"):
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+            found[name.removeprefix("quiver.")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of what is imported; of ``from a import b`` both ``a`` and ``a.b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_packages(names: set[str]) -> set[str]:
-    """``encoder`` of ``quiver.encoder.model``; names outside Quiver are left out."""
-    return {name.split(".")[1] for name in names if name.startswith("quiver.")}
+def own_imports() -> dict[str, set[str]]:
+    """Module -> the own modules that it imports; a package counts where a name is imported from its ``__init__``."""
+    graph = {}
+    for module, path in MODULES.items():
+        names = {name.removeprefix("quiver.") for name in imported(ast.parse(path.read_text(encoding="utf-8"))) if name.startswith("quiver.")}
+        deeper = {name.rpartition(".")[0] for name in names if name in MODULES}
+        graph[module] = {name for name in names if name in MODULES and not (name in deeper and MODULES[name].name == "__init__.py")} - {module}
+    return graph
 
 
-def sources() -> list[Path]:
-    return sorted(path.relative_to(REPOSITORY) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other."""
+    reached = {}
+    for start in graph:
+        seen, stack = set(), list(graph[start])
+        while stack:
+            if (module := stack.pop()) not in seen:
+                seen.add(module)
+                stack += graph[module]
+        reached[start] = seen
+    groups = {tuple(sorted(other for other in reached[start] if start in reached[other])) for start in graph if start in reached[start]}
+    return [list(group) for group in sorted(groups)]
 
 
-def test_all_sources_are_seen() -> None:
-    found = sources()
-    assert len(found) >= 60
-    assert {path.parts[0] for path in found} == set(PACKAGES)
-    assert set(found) >= TRAINING | INTEGRATIONS | SERVING
+def layer(module: str) -> int:
+    """Place of a module's package in `LAYERS`; packages without modules of their own are everywhere."""
+    found = [(len(name), place) for place, names in enumerate(LAYERS) for name in names if f"{module}.".startswith(f"{name}.")]
+    assert found or MODULES[module].name == "__init__.py", f"{module}: give it a place in LAYERS"
+    return max(found)[1] if found else 0
 
 
-@pytest.mark.parametrize("path", sources(), ids=str)
-def test_imports_follow_the_arrow(path: Path) -> None:
-    found = imports(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
-    assert not own_packages(found) & FORBIDDEN[path.parts[0]]
-    assert not {name.partition(".")[0] for name in found} & {"encoder", "retrieval", "eval"}, "imported as quiver.*"
+def test_modules_import_only_from_packages_above_them() -> None:
+    graph = own_imports()
+    assert len(graph) > 100
+    assert sorted(f"{one} imports {other}" for one, others in graph.items() for other in others if layer(other) > layer(one)) == []
 
 
-@pytest.mark.parametrize("path", sorted(set(sources()) - TRAINING - INTEGRATIONS - SERVING), ids=str)
-def test_core_modules_import_no_extra_at_the_top(path: Path) -> None:
-    module = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
-    top = ast.Module([node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-    assert not {name.partition(".")[0] for name in imports(top)} & EXTRAS
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
+    assert circles(own_imports()) == []
 
 
-@pytest.mark.parametrize("path", [path for path in sources() if path.parts[:2] in (("retrieval", "index"), ("retrieval", "data"))], ids=str)
-def test_index_and_data_do_not_import_the_cluster(path: Path) -> None:
-    found = imports(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
-    assert not any(name.startswith("quiver.retrieval.cluster") for name in found), "executors implement quiver.retrieval.records.Executor"
+def test_core_modules_import_no_extra_at_the_top() -> None:
+    against = []
+    for path in MODULES.values():
+        name = path.relative_to(REPOSITORY).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        roots = {each.partition(".")[0] for each in imported(top)}
+        assert not roots & {"encoder", "retrieval", "eval"}, f"{name}: own packages are imported as quiver.*"
+        if found := roots & set(EXTRAS.split()) and not name.startswith(NEEDS_EXTRA):
+            against.append(f"{name}: {found}")
+    assert not against
 
 
 def test_importing_the_public_names_loads_no_extra() -> None:
@@ -101,7 +113,7 @@ def test_importing_the_public_names_loads_no_extra() -> None:
         "import sys, quiver, quiver.encoder, quiver.retrieval, quiver.eval\n"
         "for package in (quiver, quiver.encoder, quiver.retrieval, quiver.eval):\n"
         "    [getattr(package, name) for name in package.__all__]\n"
-        f"print(sorted({EXTRAS!r} & set(sys.modules)))"
+        f"print(sorted(set({EXTRAS.split()!r}) & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
