@@ -61,7 +61,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="append", metavar="PATH", help="Of slow tests, run those of this file or folder only; repeatable (CI).")
+    parser.addoption("--slow", action="append", metavar="PATH", help="Of slow tests, run only those of this file or folder; repeatable.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A package imports from its own line and from those above it; the longest name that fits a module decides.
 LAYERS = (
     ("encoder",),
-    ("retrieval.records", "retrieval.units", "retrieval.cache", "retrieval.display", "retrieval.index.kernels", "retrieval.cluster.executors"),
+    ("retrieval.records", "retrieval.units", "retrieval.cache", "retrieval.display"),
+    ("retrieval.index.kernels", "retrieval.cluster.executors"),
     ("retrieval.data",),
     ("retrieval.models", "retrieval.data.embedding_store"),
     ("retrieval.index",),
@@ -26,7 +27,7 @@ EXTRAS = (
     "transformers sentence_transformers pylate datasets accelerate optimi beir bm25s ir_measures pytrec_eval matplotlib jinja2 ray "
     "langchain_core llama_index onnx onnxscript onnxruntime fastapi starlette uvicorn prometheus_client"
 )
-NEEDS_EXTRA = ("retrieval/serving/", "retrieval/integrations/", "retrieval/cluster/", "retrieval/training/losses", "retrieval/training/pylate")
+NEEDS_EXTRA = tuple(f"retrieval/{name}" for name in ("serving/", "integrations/", "cluster/", "training/losses", "training/pylate"))
 
 
 def modules() -> dict[str, Path]:
@@ -57,9 +58,10 @@ def own_imports() -> dict[str, set[str]]:
     """Module -> the own modules that it imports; a package counts where a name is imported from its ``__init__``."""
     graph = {}
     for module, path in MODULES.items():
-        names = {name.removeprefix("quiver.") for name in imported(ast.parse(path.read_text(encoding="utf-8"))) if name.startswith("quiver.")}
-        deeper = {name.rpartition(".")[0] for name in names if name in MODULES}
-        graph[module] = {name for name in names if name in MODULES and not (name in deeper and MODULES[name].name == "__init__.py")} - {module}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {name.removeprefix("quiver.") for name in imported(tree) if name.startswith("quiver.")} & set(MODULES)
+        packages = {name for name in names if MODULES[name].name == "__init__.py"}
+        graph[module] = names - {module} - {package for package in packages if any(name.startswith(f"{package}.") for name in names)}
     return graph
 
 
