@@ -1,8 +1,7 @@
 """Files of an index: written through a `Disk`, memory-mapped and verified block by block as they are read.
 
-All changes to the file system that building, adding, deleting, compacting and repairing an index make go through a `Disk`. ``REAL`` is the
-real file system. Tests use disks that fail at a chosen call, run out of space, write partially, or forget unsynced data: durability depends
-on the order of these calls, and is tested call by call. Reads do not use a disk, nor does the writers' lock, which holds no data.
+All changes to the file system that building, adding, deleting, compacting and repairing an index make go through a `Disk`
+(`quiver.encoder.disk`).
 
 Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
 16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read; repair reads around damaged blocks
@@ -21,17 +20,25 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from quiver.encoder.disk import REAL as REAL
+from quiver.encoder.disk import Disk as Disk
+from quiver.encoder.disk import RealDisk as RealDisk
+from quiver.encoder.disk import link_if_absent as link_if_absent
+from quiver.encoder.disk import make_folders as make_folders
+from quiver.encoder.disk import put_file as put_file
+from quiver.encoder.disk import remove as remove
+from quiver.encoder.disk import remove_tree as remove_tree
+from quiver.encoder.disk import write_file as write_file
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import naming, read_json, sync_folder
+from quiver.encoder.files import read_json
 from quiver.encoder.schema import SchemaError, parse_record
 
 Record = TypeVar("Record")
@@ -80,84 +87,6 @@ def unreadable(path: Path, error: OSError) -> InputError:
 def missing_file(path: Path) -> DamagedIndexError:
     """Error for a file that is missing from a committed state."""
     return DamagedIndexError(f"{path}: missing; the index is damaged: run quiver index repair to keep the intact documents")
-
-
-_BUFFER = 1 << 20
-# Errors of file systems without hard links.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-class Disk(Protocol):
-    """The calls that change files; each may raise OSError."""
-
-    def create(self, path: Path) -> BinaryIO:
-        """Create a file and open it for writing; an existing file is an error. Its content is durable after ``sync_file``."""
-
-    def sync_file(self, path: Path) -> None:
-        """Make the content of a file durable."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Make the names of a folder's entries durable."""
-
-    def mkdir(self, path: Path) -> None:
-        """Create a folder; an existing one is an error."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename a file or folder atomically; a file at the target is replaced."""
-
-    def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name atomically; an existing target is an error."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty folder."""
-
-
-class _NamedFile(io.FileIO):
-    """A file whose errors name it, as those of opening it do: a full disk is reported for a descriptor only."""
-
-    def write(self, content: Any) -> int:
-        with naming(Path(os.fsdecode(self.name))):
-            return super().write(content)
-
-
-class RealDisk:
-    """The real file system."""
-
-    def create(self, path: Path) -> BinaryIO:
-        """See `Disk`."""
-        return io.BufferedWriter(_NamedFile(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o666)), _BUFFER)
-
-    def sync_file(self, path: Path) -> None:
-        """See `Disk`."""
-        with path.open("rb+") as file, naming(path):
-            os.fsync(file.fileno())
-
-    def sync_folder(self, path: Path) -> None:
-        """See `Disk`."""
-        sync_folder(path)
-
-    def mkdir(self, path: Path) -> None:
-        """See `Disk`."""
-        path.mkdir()
-
-    def rename(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
-        source.replace(target)
-
-    def link(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
-        os.link(source, target)
-
-    def unlink(self, path: Path) -> None:
-        """See `Disk`."""
-        path.unlink()
-
-    def rmdir(self, path: Path) -> None:
-        """See `Disk`."""
-        path.rmdir()
 
 
 class MemoryDisk:
@@ -215,43 +144,6 @@ class _MemoryFile(io.BytesIO):
         super().close()
 
 
-REAL: Disk = RealDisk()
-"""Default disk: the real file system."""
-
-
-def write_file(path: Path, content: bytes, disk: Disk) -> None:
-    """Write a new file with durable content; its name is durable only after its folder is synced."""
-    with disk.create(path) as file:
-        file.write(content)
-    disk.sync_file(path)
-
-
-def put_file(path: Path, content: bytes, disk: Disk) -> None:
-    """Write a file atomically and durably; an existing file of that name is replaced."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    if temporary.exists():  # left by a killed process; the caller is the only writer
-        disk.unlink(temporary)
-    write_file(temporary, content, disk)
-    disk.rename(temporary, path)
-    disk.sync_folder(path.parent)
-
-
-def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
-    """Rename a durable file atomically, without replacing an existing file.
-
-    Raises:
-        FileExistsError: The target exists. On a file system without hard links, an existing target is replaced instead.
-    """
-    try:
-        disk.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        disk.rename(source, target)
-    else:
-        disk.unlink(source)
-
-
 def write_array(path: Path, array: NDArray[np.generic], disk: Disk) -> None:
     """Write the raw data of an array, little-endian and in C order, without a header; readers must know shape and dtype."""
     with disk.create(path) as file:
@@ -261,38 +153,6 @@ def write_array(path: Path, array: NDArray[np.generic], disk: Disk) -> None:
 def little_endian(array: NDArray[np.generic]) -> NDArray[np.generic]:
     """The array as it is stored: contiguous and little-endian; the same array if it is so already."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-
-
-def remove_tree(folder: Path, disk: Disk) -> None:
-    """Remove a folder and its content; symbolic links are removed, not followed."""
-    if folder.is_symlink():
-        disk.unlink(folder)
-        return
-    for entry in sorted(folder.iterdir()):
-        remove(entry, disk)
-    disk.rmdir(folder)
-
-
-def remove(path: Path, disk: Disk) -> None:
-    """Remove a file, a symbolic link, or a folder with its content."""
-    if path.is_dir():
-        remove_tree(path, disk)
-    else:
-        disk.unlink(path)
-
-
-def make_folders(folder: Path, disk: Disk) -> None:
-    """Create a folder and its missing parents, each with a durable name."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    # A process that was killed may have created the last existing folder and not have made its name durable.
-    with suppress(PermissionError):  # the process that made it could read its parent
-        disk.sync_folder(folder.parent)
-    for path in reversed(missing):
-        disk.mkdir(path)
-        disk.sync_folder(path.parent)
 
 
 _FAILED = ctypes.c_void_p(-1).value
