@@ -191,7 +191,7 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
 OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 """Audit events of changes to a folder. Opening a file for writing and syncing one are counted too."""
 
-EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
+EachDeath = Callable[..., Iterator[None]]
 
 
 class Done(NamedTuple):
@@ -325,15 +325,18 @@ def bge_m3(tmp_path: Path) -> Path:
 def each_death(monkeypatch: pytest.MonkeyPatch) -> EachDeath:
     """``each_death(reset, write)``: for each file operation of ``write``, call ``reset`` and kill a forked process just before it.
 
-    Yields after each killed process, and finally after one that completed.
+    Yields after each killed process, and finally after one that completed. With ``sample=True`` only at the first operations, and at fewer
+    and fewer of those that follow.
     """
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     # Killing a process loses nothing that it has written; only a power cut does. So it is enough to count the calls.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
-    def deaths(reset: Callable[[], object], write: Callable[[], object]) -> Iterator[None]:
-        for fatal in itertools.count(1):
+    def deaths(reset: Callable[[], object], write: Callable[[], object], *, sample: bool = False) -> Iterator[None]:
+        fatal = 0
+        while True:
+            fatal += max(1, fatal // 4) if sample else 1
             reset()
             child = os.fork()
             if not child:
