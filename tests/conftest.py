@@ -45,8 +45,6 @@ OPTIONAL = (
     "uvicorn",
     "httpx",
     "schemathesis",
-    "qdrant_client",
-    "lancedb",
     "langchain_core",
     "llama_index",
     "onnx",

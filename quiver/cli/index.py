@@ -413,49 +413,22 @@ def info(
 @app.command("export")
 def export(
     folder: options.IndexFolder,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")] = None,
-    vectors: Annotated[Literal["npy", "safetensors"], typer.Option("--vectors", help="File format of the vectors in --out.")] = "npy",
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            help="Store to write to: qdrant://FOLDER, qdrant://http://HOST:6333 (API key in QDRANT_API_KEY) or lancedb://FOLDER. Documents"
-            " of this generation that the store already holds are not sent again.",
-        ),
-    ] = None,
-    collection: Annotated[
-        str | None,
-        typer.Option("--collection", help="Name of the collection or table in the store. Default: the name of the index folder."),
-    ] = None,
-    overwrite: options.Overwrite = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")],
+    vectors: Annotated[Literal["npy", "safetensors"], typer.Option("--vectors", help="File format of the vectors.")] = "npy",
     verify: options.Verify = True,
     progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
-    """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
+    """Export documents as JSON Lines and vectors as arrays in the same order, for the clients of other stores.
 
     An index without stored texts exports ids only, an index of BM25 documents only.
 
-    Examples: quiver index export indexes/scifact --out exported --vectors safetensors
-
-    quiver index export indexes/scifact --store lancedb://stores/lance --collection scifact
+    Example: quiver index export indexes/scifact --out exported --vectors safetensors
     """
     from quiver.retrieval.index import open_index
     from quiver.retrieval.index.export import export_index
-    from quiver.retrieval.integrations import export_to
 
-    if (out is None) == (store is None):
-        raise InputError("pass either --out FOLDER, for files, or --store STORE")
-    if store is not None:
-        stored = export_to(open_index(folder, verify=verify), store, collection=collection, overwrite=overwrite, progress=progress)
-        if as_json:
-            print_json(dataclasses.asdict(stored))
-        else:
-            say(f"{store}: {stored.documents:,} documents in {stored.collection}, {stored.written:,} of them newly written")
-        return
-    if collection is not None or overwrite:
-        raise InputError("--collection and --overwrite apply only to --store; --out must be a new folder")
-    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors, progress=progress)
+    described = export_index(open_index(folder, verify=verify), out, vectors=vectors, progress=progress)
     if as_json:
         print_json({"folder": str(out), **described})
         return

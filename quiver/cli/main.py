@@ -243,6 +243,8 @@ def _meant(error: Any) -> str:
     """What other tools call an option, or a command of a group without the group, as what to type."""
     if getattr(error, "option_name", None) in ("-n", "--top", "--top-k", "--topk", "--limit", "--k"):
         return "; the number of results is -k" * any("-k" in each.opts for each in error.ctx.command.params)
+    if getattr(error, "option_name", None) == "--store" and error.ctx.command.name == "export":
+        return "; write files with --out FOLDER, and load documents.jsonl and vectors.npy with the client of the store"
     name = re.match(r"No such command '([\w-]+)'", error.message)
     if name is None or error.ctx.parent is not None:
         return ""

@@ -145,13 +145,12 @@ def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.in
             advance(len(rows))
 
 
-def row_blocks(segment: OpenSegment, vectors: int, documents: int | None = None) -> Iterator[NDArray[np.int64]]:
+def row_blocks(segment: OpenSegment, vectors: int) -> Iterator[NDArray[np.int64]]:
     """Rows of documents that are not deleted, in ascending order, in blocks of at least one document.
 
     Args:
         segment: The segment.
         vectors: Maximum number of vectors of a block that has more than one document.
-        documents: Maximum number of documents of a block; None for no limit.
     """
     rows = np.flatnonzero(segment.kept)
     ends = np.cumsum(segment.vectors.lengths[rows])
@@ -159,6 +158,5 @@ def row_blocks(segment: OpenSegment, vectors: int, documents: int | None = None)
     while first < len(rows):
         held = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, held + vectors, side="right")))
-        last = last if documents is None else min(last, first + documents)
         yield rows[first:last]
         first = last

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quiver.encoder.errors import InputError
 from quiver.retrieval.index.documents import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import Index, open_index
-from quiver.retrieval.integrations.stores import missing_library
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.retrievers import OpenIndexes
 
@@ -145,7 +145,7 @@ def langchain_retriever(
     try:
         from quiver.retrieval.integrations.langchain import LangChainRetriever
     except ImportError as error:
-        raise missing_library("a LangChain retriever", "langchain-core", error) from error
+        raise _name_missing_library("a LangChain retriever", "langchain-core", error) from error
     options = RetrieverOptions(k, filter, effort, target_recall, fuse, rerank)
     return LangChainRetriever(searcher=TextSearcher(index, model=model, options=options))
 
@@ -168,6 +168,10 @@ def llama_index_retriever(
     try:
         from quiver.retrieval.integrations.llama_index import LlamaIndexRetriever
     except ImportError as error:
-        raise missing_library("a LlamaIndex retriever", "llama-index-core", error) from error
+        raise _name_missing_library("a LlamaIndex retriever", "llama-index-core", error) from error
     options = RetrieverOptions(k, filter, effort, target_recall, fuse, rerank)
     return LlamaIndexRetriever(TextSearcher(index, model=model, options=options))
+
+
+def _name_missing_library(what: str, library: str, error: ImportError) -> InputError:
+    return InputError(f"{what} needs {library}, which is not installed ({error.name}): pip install 'quiver-retrieval[interop]'")

@@ -189,12 +189,9 @@ index info index --generation -1
 index info index --generation x
 index export nowhere --out o
 index export index
-index export index --out o --store lancedb://x
+index export index --store qdrant://x --collection c
 index export index --out taken
 index export index --out file.txt
-index export index --store bogus://x
-index export index --store lancedb
-index export index --out o --collection c
 index export index --out o --vectors csv
 search index
 search index ''
