@@ -428,22 +428,52 @@ class CheckedArray:
         array: The array, (n, ...), C-contiguous, memory-mapped or in memory.
         checks: Verification of the underlying file; None for no verification.
         lost: Blocks of the file known to be damaged, (blocks,); repair reads around them.
+        start: The byte of the file at which the array begins.
+        is_verified: Whether the content is what was written: it has checks, or was just made in memory.
 
     Attributes:
         shape: Shape of the array.
         nbytes: Its size in bytes.
+        is_verified: Whether the content is what was written.
     """
 
-    def __init__(self, array: NDArray[Any], checks: BlockChecks | None = None, *, lost: NDArray[np.bool_] | None = None) -> None:
+    def __init__(
+        self,
+        array: NDArray[Any],
+        checks: BlockChecks | None = None,
+        *,
+        lost: NDArray[np.bool_] | None = None,
+        start: int = 0,
+        is_verified: bool = True,
+    ) -> None:
         self._array = array
         self._checks = checks
         self._lost = lost
+        self._start = start
+        self.is_verified = is_verified
         self._width = array.itemsize * int(np.prod(array.shape[1:]))
         self.shape: tuple[int, ...] = array.shape
         self.nbytes: int = array.nbytes
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no block is known to be damaged."""
+        return self._lost is None or not self._lost.any()
+
     def __len__(self) -> int:
         return self.shape[0]
+
+    def part(self, start: int, dtype: DTypeLike, count: int) -> CheckedArray:
+        """A part of the array as an array of its own: ``count`` elements from a byte on, verified when they are first read.
+
+        Raises:
+            ValueError: The array has fewer bytes.
+        """
+        stored = np.dtype(dtype).newbyteorder("<")
+        content = self._array.reshape(-1).view(np.uint8)[start : start + count * stored.itemsize].view(stored)
+        if start < 0 or len(content) != count:
+            raise ValueError(f"{count} elements of {stored} do not lie at byte {start} of {self.nbytes}")
+        return CheckedArray(content, self._checks, lost=self._lost, start=self._start + start, is_verified=self.is_verified)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
         if self._checks is None:
@@ -451,32 +481,32 @@ class CheckedArray:
         if not isinstance(rows, slice):
             return self.rows(rows)[rows]
         first, last, _ = rows.indices(len(self))
-        self._checks.need(first * self._width, last * self._width)
+        self._checks.need(self._start + first * self._width, self._start + last * self._width)
         return self._array[rows]
 
     def item(self, row: int) -> Any:
         """One element of a one-dimensional array, as a Python number."""
         if self._checks is not None:
-            self._checks.need(row * self._width, (row + 1) * self._width)
+            self._checks.need(self._start + row * self._width, self._start + (row + 1) * self._width)
         return self._array.item(row)
 
     def rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The complete array, after verifying the given rows."""
         if self._checks is not None:
-            firsts = np.asarray(rows, np.int64) * self._width
+            firsts = self._start + np.asarray(rows, np.int64) * self._width
             self._checks.need_each(firsts, firsts + self._width)
         return self._array
 
     def spans(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
         """The complete array, after verifying the rows ``begins[i]`` to ``ends[i] - 1``."""
         if self._checks is not None:
-            self._checks.need_each(begins * self._width, ends * self._width)
+            self._checks.need_each(self._start + begins * self._width, self._start + ends * self._width)
         return self._array
 
     def whole(self) -> NDArray[Any]:
         """The complete array, after verifying all of it."""
         if self._checks is not None:
-            self._checks.need(0, self.nbytes)
+            self._checks.need(self._start, self._start + self.nbytes)
         return self._array
 
     def damaged(self) -> NDArray[np.bool_]:
@@ -484,7 +514,7 @@ class CheckedArray:
         if self._lost is None or not len(self):
             return np.zeros(len(self), bool)
         lost_before = np.append(0, np.cumsum(self._lost))
-        firsts = np.arange(len(self)) * self._width
+        firsts = self._start + np.arange(len(self)) * self._width
         lasts = firsts + self._width
         damaged: NDArray[np.bool_] = lost_before[-(-lasts // BLOCK)] > lost_before[firsts // BLOCK]
         return damaged
@@ -555,7 +585,7 @@ class Files:
             )
         digests = self._digests.get(name)
         checks = None if digests is None else BlockChecks(path, array.reshape(-1).view(np.uint8), digests)
-        return CheckedArray(array, checks)
+        return CheckedArray(array, checks, is_verified=checks is not None)
 
     def read(self, name: str) -> bytes:
         """Read and verify a file.
