@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from itertools import accumulate
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -235,40 +234,27 @@ def glibc() -> ctypes.CDLL | None:
 
 
 class StepMemory:
-    """Memory that one training step allocates; all values are 0 on a CPU that is not profiled.
+    """Memory that one training step allocates; all values are 0 on a CPU.
 
     Counting starts when the object is made, which should be at the beginning of a step: then only weights and optimizer state exist.
 
     Args:
         device: Device of the model.
-        profile: On a CPU, count by torch's profiler, which slows the step down. It sees all tensors, but no workspace of other libraries.
 
     Attributes:
         before: Peak memory on a GPU in bytes between the previous object (or the start of the process) and this one.
     """
 
-    def __init__(self, device: torch.device, *, profile: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begun = self.before = 0
-        self._profiler: Any = None
         if device.type == "cuda":
             self._begun, self.before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
-        elif profile:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile; below, torch 2.13 prints when it starts and stops
-            self._profiler = torch.autograd.profiler.profile(profile_memory=True)  # type: ignore[no-untyped-call]
-            self._profiler.__enter__()
 
     def activations(self) -> int:
         """Most memory that was allocated since the beginning, in bytes: activations, and gradients as far as they exist beside them."""
-        if self._device.type == "cuda":
-            return max(0, torch.cuda.max_memory_allocated(self._device) - self._begun)
-        if self._profiler is None:
-            return 0
-        self._profiler.__exit__(None, None, None)
-        found = self._profiler.kineto_results.events()
-        events = sorted((event.start_ns(), event.nbytes()) for event in found if event.name() == "[memory]")
-        return max(accumulate((int(size) for _, size in events), initial=0))
+        return max(0, torch.cuda.max_memory_allocated(self._device) - self._begun) if self._device.type == "cuda" else 0
 
 
 def peak_memory() -> int | None:

@@ -67,8 +67,7 @@ class Progress:
         best: Best scores so far, each with its step, best first; as many as `Task.keep_best`, at least one.
         evaluated: Last step after which the model was evaluated.
         worse: Evaluations since the best one.
-        activation_bytes: Most memory that a step took on this process's GPU beyond weights and optimizer state; 0 on a CPU, unless
-            `TrainerSettings.profile_memory` asks for it.
+        activation_bytes: Most memory that a step took on this process's GPU beyond weights and optimizer state; 0 on a CPU.
         window_activation_bytes: The same since the last log line.
         peak_memory_bytes: Peak memory on this process's GPU in the steps so far, everything included; 0 without a GPU.
         resumed_at: Steps at which a session resumed the run.
@@ -235,7 +234,6 @@ class TrainerSettings:
         counts: Names of the counts of every `TrainingBatch`.
         lower_is_better: Whether a lower score is a better one.
         patience: Evaluations in a row without a new best score after which the run ends early; None for never.
-        profile_memory: Count the memory of activations on a CPU too, which slows every step down.
     """
 
     seed: int
@@ -243,7 +241,6 @@ class TrainerSettings:
     counts: Sequence[str] = ()
     lower_is_better: bool = False
     patience: int | None = None
-    profile_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -358,7 +355,7 @@ class Trainer:
         task, processes, step = self._task, self._processes, self.progress.step + 1
         if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
             train()
-        memory = StepMemory(task.device, profile=self._settings.profile_memory)
+        memory = StepMemory(task.device)
         shares = self._shares(batches)
         losses = []
         for number, (batch, share) in enumerate(zip(batches, shares, strict=True), start=1):

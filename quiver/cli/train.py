@@ -153,18 +153,14 @@ def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) ->
 
 
 def _dry_run_json(found: DryRun | PretrainingDryRun) -> dict[str, Any]:
-    memory = {**dataclasses.asdict(found.memory), "total": found.memory.total}
-    return {**dataclasses.asdict(found), "updates": found.updates, "memory": memory, "seconds": found.seconds}
+    return {**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds}
 
 
 def _dry_run_rows(found: DryRun | PretrainingDryRun) -> list[tuple[str, str]]:
-    """Weights, memory and duration."""
-    memory = found.memory
+    """Weights, peak memory and duration."""
     return [
         ("trained weights", f"{found.parameters:,} on {found.device}, {found.dtype}"),
-        ("memory", f"{memory.total / 1e9:.2f} GB, libraries and workspaces not counted"),
-        *((f"  {name}", f"{getattr(memory, name) / 1e9:.2f} GB") for name in ("weights", "gradients", "optimizer", "activations")),
-        *([("  peak of this process", f"{memory.measured_peak / 1e9:.2f} GB")] if memory.measured_peak is not None else []),
+        *([("peak memory", f"{found.peak_memory / 1e9:.2f} GB")] if found.peak_memory is not None else []),
         ("duration", f"{_duration(found.seconds)}, evaluation and saving not counted"),
     ]
 

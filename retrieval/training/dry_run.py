@@ -1,10 +1,8 @@
 """A dry run: read the data and the model of a recipe, train a few batches, and predict the whole run. Nothing is written.
 
 Rows, updates and, up to `COUNTED` rows, tokens are exact: the rows are prepared and tokenized as in training. Of each source of a
-pretraining corpus at most `READ` characters are read, and its updates follow from how full the measured rows are. Memory for weights,
-gradients and optimizer state is that of the tensors. The memory of activations is measured in one batch: the most that torch allocated in
-its forward and backward pass. On a CPU, workspaces of kernels, freed memory that the process keeps, and what Python and its libraries take
-come on top. The time is measured on the batches that follow.
+pretraining corpus at most `READ` characters are read, and its updates follow from how full the measured rows are. The first batch shows
+whether one fits into memory; the time is measured on those that follow.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.pretraining.corpus import Documents, first_documents
@@ -71,30 +67,6 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory of training on one device, in bytes.
-
-    Attributes:
-        weights: All weights, frozen ones and their moving average included.
-        gradients: Gradients of the trained weights.
-        optimizer: State of the optimizer.
-        activations: Most that a batch allocated in its forward and backward pass, with the gradients that existed at that time.
-        measured_peak: Peak of this process so far, everything included: on its GPU, otherwise in RAM; None where it cannot be read.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    measured_peak: int | None
-
-    @property
-    def total(self) -> int:
-        """Sum of the four parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-@dataclass(frozen=True)
 class DryRun:
     """What a recipe would do on this machine, in one process.
 
@@ -114,7 +86,7 @@ class DryRun:
         parameters: Trained weights.
         device: Device of the model.
         dtype: Dtype of the forward and backward pass.
-        memory: The memory.
+        peak_memory: Peak of this process so far, in bytes: on its GPU, otherwise in RAM; None where it cannot be read.
         measured_batches: Batches that were timed.
         tokens_per_second: Measured rate, evaluation and saving excluded.
     """
@@ -134,7 +106,7 @@ class DryRun:
     parameters: int
     device: str
     dtype: str
-    memory: Memory
+    peak_memory: int | None
     measured_batches: int
     tokens_per_second: float
 
@@ -183,12 +155,10 @@ def dry_run(
         collator, loss, state = training_parts(run, model, schedule)
         longer = Schedule(schedule.steps + BATCHES + 1, schedule.batches_per_epoch, 1)  # never finished, so nothing is saved
 
-        def steps(batches: Iterable[TrainingBatch], *callbacks: Callback, profile_memory: bool) -> Progress:
-            settings = TrainerSettings(trial.training.seed, trial.training.max_grad_norm, COUNTS, profile_memory=profile_memory)
+        def train_on(batches: Iterable[TrainingBatch], *callbacks: Callback) -> None:
+            settings = TrainerSettings(trial.training.seed, trial.training.max_grad_norm, COUNTS)
             output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
-            task, done = RetrievalTask(run, longer, loss, state, batches), Progress()
-            Trainer(task, settings, output, processes, StopRequest(), done).train()
-            return done
+            Trainer(RetrievalTask(run, longer, loss, state, batches), settings, output, processes, StopRequest(), Progress()).train()
 
         if say is not None:
             say("data, model and settings are valid; training a few batches to measure time and memory")
@@ -196,12 +166,12 @@ def dry_run(
         following = DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES)
         timed = _Timed(([batch] for batch in following), seconds, progress=progress)
         try:
-            # The first batch is slower, and so is one whose memory is counted: its time is taken only if there is none for more.
+            # The first batch is slower: its time is taken only if there is none for more.
             begun = time.perf_counter()
-            activations = steps(first, profile_memory=True).activation_bytes
+            train_on(first)
             measured, rate = 1, first[0].tokens / (time.perf_counter() - begun)
             if first[0].tokens / rate < seconds:
-                steps(chain.from_iterable(timed), timed, profile_memory=False)
+                train_on(chain.from_iterable(timed), timed)
                 measured, rate = timed.steps, timed.tokens_per_second
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
@@ -222,7 +192,7 @@ def dry_run(
             parameters=sum(weight.numel() for weight in state.trained().values()),
             device=device,
             dtype=recipe.training.dtype,
-            memory=_memory(state.module.parameters(), state.trained().values(), state.optimizer, activations),
+            peak_memory=peak_memory(),
             measured_batches=measured,
             tokens_per_second=rate,
         )
@@ -318,18 +288,6 @@ class _Timed(Callback):
         return self.tokens / (self._times[-1] - self._times[0])
 
 
-# Memory.
-
-
-def _memory(weights: Iterable[Tensor], trained: Iterable[Tensor], optimizer: Optimizer, activations: int) -> Memory:
-    held = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    return Memory(_bytes(weights), _bytes(trained), _bytes(held), activations, peak_memory())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 # Pretraining.
 
 
@@ -377,7 +335,7 @@ class PretrainingDryRun:
         parameters: Trained weights.
         device: Device of the model.
         dtype: Dtype of the forward and backward pass.
-        memory: The memory, the most of all phases.
+        peak_memory: See `DryRun`.
     """
 
     documents: int
@@ -389,7 +347,7 @@ class PretrainingDryRun:
     parameters: int
     device: str
     dtype: str
-    memory: Memory
+    peak_memory: int | None
 
     @property
     def updates(self) -> int:
@@ -428,21 +386,15 @@ def dry_run_pretraining(
             prepare(recipe, out, characters=None if whole else READ)
         session = open_session(_trial(recipe), out, processes, device)
 
-        def steps(measured: _Phases, *, profile_memory: bool) -> tuple[PretrainingTask, Progress]:
-            settings, done = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS, profile_memory=profile_memory), Progress()
-            output = RunOutput(out, session.checkpoints, RunLog(out / LOG), [measured])
-            task = PretrainingTask(replace(session, chosen=measured.chosen), done)
-            Trainer(task, settings, output, processes, StopRequest(), done).train()
-            return task, done
-
-        timed = _Phases(BATCHES, seconds, progress=progress)
+        timed, done = _Phases(seconds, progress=progress), Progress()
+        task = PretrainingTask(replace(session, chosen=timed.chosen), done)
+        output = RunOutput(out, session.checkpoints, RunLog(out / LOG), [timed])
+        settings = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS)
         try:
-            activations = steps(_Phases(0, seconds, progress=False), profile_memory=True)[1].activation_bytes
-            task = steps(timed, profile_memory=False)[0]
+            Trainer(task, settings, output, processes, StopRequest(), done).train()
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory on {device} in a packed row; {_SMALLER_ROWS}") from error
-        weights, corpus = list(task.module.parameters()), session.corpus
-        averaged = recipe.training.averaging.ema_half_life is not None
+        corpus = session.corpus
         return PretrainingDryRun(
             documents=len(corpus.train),
             corpus_tokens=len(corpus.train.ids),
@@ -450,10 +402,10 @@ def dry_run_pretraining(
             exact=whole,
             vocabulary=len(session.tokenizer),
             phases=tuple(_phase(phase, corpus.train, each) for phase, each in zip(recipe.phases, timed.phases, strict=True)),
-            parameters=sum(weight.numel() for weight in weights),
+            parameters=sum(weight.numel() for weight in task.module.parameters()),
             device=device,
             dtype=recipe.training.dtype,
-            memory=_memory(weights * (1 + averaged), weights, task.optimizer, activations),
+            peak_memory=peak_memory(),
         )
 
 
@@ -479,16 +431,15 @@ def _trial(recipe: PretrainingRecipe) -> PretrainingRecipe:
 class _Phases(Callback):
     """A few updates of each phase: an untimed one, which is slower than others, and some that are timed."""
 
-    def __init__(self, updates: int, seconds: float, *, progress: bool) -> None:
-        self._updates, self._seconds, self._progress = updates, seconds, progress
+    def __init__(self, seconds: float, *, progress: bool) -> None:
+        self._seconds, self._progress = seconds, progress
         self.phases: list[_Timed] = []
 
     def chosen(self, steps: Iterator[list[TrainingBatch]]) -> Iterator[list[TrainingBatch]]:
         """The steps of a phase that are trained."""
-        self.phases.append(timed := _Timed(islice(steps, self._updates), self._seconds, progress=self._progress))
+        self.phases.append(timed := _Timed(islice(steps, BATCHES), self._seconds, progress=self._progress))
         yield next(steps)
-        if self._updates:
-            yield from timed
+        yield from timed
 
     def on_step(self, step: int) -> None:
         """Note the time."""

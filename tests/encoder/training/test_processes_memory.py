@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.training.processes import CHOSEN, StepMemory, glibc, peak_memory
+from quiver.encoder.training.processes import CHOSEN, glibc, peak_memory
 
 ALLOCATE = """
 import os
@@ -77,14 +77,3 @@ def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *
     assert (inside > 150) == kept
     assert after < 20
     assert fetched < 20, "MB that the system handed out for 100 tensors, one after the other"
-
-
-def test_the_memory_of_a_step_on_a_cpu_is_the_peak_of_its_tensors() -> None:
-    memory = StepMemory(torch.device("cpu"), profile=True)
-    first = torch.empty(1_000_000)
-    second = torch.empty(500_000)
-    del first
-    third = torch.empty(250_000)
-    del second, third
-    assert memory.activations() == 6_000_000
-    assert StepMemory(torch.device("cpu")).activations() == 0

@@ -1,11 +1,9 @@
-"""A dry run predicts what a run records: rows, updates, tokens, truncation and memory."""
+"""A dry run predicts what a run records: rows, updates, tokens and truncation."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, save_encoder
+from quiver.encoder import InputError
 from quiver.retrieval.training import dry_run as module
 from quiver.retrieval.training.dry_run import dry_run
 from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.run import train
 
 MakeRecipe = Callable[..., Recipe]
-
-CHECKPOINTING = "training.gradient_checkpointing=true"
 
 CASES = {
     "two epochs that drop two rows": ("dense", "training.epochs=2", "data.limit=62"),
@@ -54,11 +50,7 @@ def test_the_figures_are_those_of_the_run(make_recipe: MakeRecipe, tmp_path: Pat
 
 def test_low_rank_matrices_are_the_trained_weights(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("dense", "training.lora.rank=2", "training.lora.alpha=4")
-    whole, found = dry_run(make_recipe(), device="cpu"), dry_run(recipe, device="cpu")
-    assert found.parameters < 0.2 * whole.parameters
-    assert found.memory.gradients == 4 * found.parameters
-    assert found.memory.weights == whole.memory.weights + found.memory.gradients
-    assert 2 * found.memory.gradients <= found.memory.optimizer <= 2 * found.memory.gradients + 1000  # and a step count per matrix
+    assert 0 < dry_run(recipe, device="cpu").parameters < 0.2 * dry_run(make_recipe(), device="cpu").parameters
 
 
 def test_of_many_rows_the_tokens_are_estimated_from_a_sample(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,52 +62,6 @@ def test_of_many_rows_the_tokens_are_estimated_from_a_sample(make_recipe: MakeRe
     assert sampled.texts == counted.texts
     assert sampled.tokens != counted.tokens
     assert math.isclose(sampled.tokens, counted.tokens, rel_tol=0.05)
-
-
-def test_gradient_checkpointing_and_smaller_batches_need_less_memory(make_recipe: MakeRecipe) -> None:
-    def memory(*overrides: str) -> module.Memory:
-        return dry_run(make_recipe("dense", *overrides), device="cpu").memory
-
-    small, large, checkpointed = memory(), memory("training.batch_size=16"), memory("training.batch_size=16", CHECKPOINTING)
-    assert small.total == small.weights + small.gradients + small.optimizer + small.activations
-    assert 3 * small.activations < large.activations < 5 * small.activations  # texts differ in length
-    assert checkpointed.activations < 0.8 * large.activations
-    assert large.measured_peak is None or large.measured_peak > large.total
-
-
-@pytest.mark.slow
-def test_the_memory_of_real_runs_grows_as_predicted(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """The peak of two processes that train with batches of 8 and 44 rows differs by 1.0 to 2.0 times what the dry runs say.
-
-    It is never less. It is more because a process keeps freed memory, and because kernels have workspaces.
-    """
-    texts = [json.dumps({"query": f"{word} " * 30, "positive": f"{word} x " * 30}) for word in map(str, range(1000, 1128))]
-    (tmp_path / "rows.jsonl").write_text("\n".join(texts))
-    start = tmp_path / "start"
-    config = EncoderConfig.modernbert(
-        vocab_size=320, hidden_size=192, num_heads=3, intermediate_size=288, layer_types=["global"] * 4, max_positions=128
-    )
-    tokenizer = Tokenizer.train(texts, vocab_size=320, max_length=128)
-    save_encoder(init_weights(Encoder(config), seed=1), start)
-    tokenizer.save(start)
-    shared = (
-        f"model.init={start}",
-        f"data.train=[{tmp_path / 'rows.jsonl'}]",
-        "data.document_fields=[positive]",
-        "data.documents_per_row=1",
-    )
-    shared += ("model.max_length=128", "training.max_steps=2")
-    predicted, measured = [], []
-    for size in (8, 44):
-        recipe = make_recipe("dense", *shared, f"training.batch_size={size}")
-        predicted.append(dry_run(recipe, device="cpu", seconds=0.0).memory.total)  # its time is not asked for
-        out = tmp_path / f"run-{size}"
-        words = ("train", str(tmp_path / "recipe.json"), "--out", str(out), "--device", "cpu", *shared, f"training.batch_size={size}")
-        subprocess.run([sys.executable, "-m", "quiver.cli.main", *words], check=True, capture_output=True)
-        measured.append(json.loads((out / "run.json").read_text())["result"]["peak_memory_bytes"])
-    grown = predicted[1] - predicted[0]
-    assert grown > 150e6
-    assert 1.0 <= (measured[1] - measured[0]) / grown <= 2.0, (predicted, measured)
 
 
 def test_the_time_limit_ends_the_measurement_after_a_batch(make_recipe: MakeRecipe) -> None:
@@ -142,12 +88,12 @@ def test_the_command_prints_and_writes_nothing(
     before = sorted(tmp_path.rglob("*"))
     done = quiver("train", "recipe.json", "--dry-run")
     assert done.code == 0
-    for part in ("│ updates ", "│ tokens ", "│ truncated texts ", "│   activations ", "│ duration ", "nothing was written"):
+    for part in ("│ updates ", "│ tokens ", "│ truncated texts ", "│ duration ", "nothing was written"):
         assert part in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     told = json.loads(quiver("train", "recipe.json", "--dry-run", "--json", "--out", "runs/new").out)
     assert (told["rows"], told["updates"]) == (64, 16)
-    assert told["memory"]["total"] == sum(told["memory"][part] for part in ("weights", "gradients", "optimizer", "activations"))
+    assert told["peak_memory"] is None or told["peak_memory"] > 50e6
     assert sorted(tmp_path.rglob("*")) == before
     for arguments, message in (
         (("train", "recipe.json"), "add --out FOLDER, or --dry-run"),
