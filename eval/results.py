@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -19,8 +20,9 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
+from itertools import combinations
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -636,8 +638,6 @@ class Results:
             >>> results.compare(results).rows[0][1:]
             ('100.0', '100.0', '+0.0')
         """
-        from quiver.eval.report.retrieval import label_systems  # imports this module
-
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
         measure, compared = _measure_named(measure), with_common_names([self, *others])
@@ -738,6 +738,106 @@ def with_common_names(results: Sequence[Results]) -> list[Results]:
             named.append(collection if same else replace(collection, name=first.name, split=first.split))
         renamed.append(replace(each, collections=tuple(named)))
     return renamed
+
+
+FINGERPRINT_WIDTH = 12
+"""Number of fingerprint digits in a label."""
+
+
+Named: TypeAlias = Sequence[tuple[str, Results]]
+"""(label of the system, results)."""
+
+
+def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
+    """Give every result the shortest label that distinguishes its system from the others.
+
+    A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
+    and its kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
+    indexes: then the index is added. Systems that differ only in their grouping, or have one given name and kind, are one system if they
+    share no collection. Baselines of the results have names of their own, see `_with_own_baselines`.
+    """
+    given, results = results, _as_one_system(results)
+    systems = list(dict.fromkeys(result.system for result in results))
+    baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
+    stated = [system.name for system in systems]
+    unique = {system for system in systems if system.name and stated.count(system.name) == 1}
+    others = [system for system in systems if system not in unique]
+    short = dict(zip(others, short_sources(others, [system.name for system in unique]), strict=True))
+    names: dict[System, str] = {}
+    for system in systems:
+        same_source = [] if system in unique else [other for other in systems if other.source == system.source]
+        name = short.get(system, system.name)
+        mistaken = name in baselines and system.kind != name
+        details = ", ".join([*_differing_fields(system, same_source), *[system.kind] * mistaken])
+        names[system] = f"{name} ({details})" if details else name
+    labels = [names[result.system] + _index_suffix(result, results) for result in results]
+    return _with_own_baselines(list(zip(labels, given, strict=True)))
+
+
+def _as_one_system(results: Sequence[Results]) -> list[Results]:
+    """Results in which systems that share no collection are one: those of one given name and kind, or that differ in their grouping alone.
+
+    Whether files or documents are ranked depends on the judgements of a collection, and a fusion of two indexes on the collection, too.
+    """
+    alike: dict[object, list[Results]] = {}
+    for result in results:
+        system = result.system
+        alike.setdefault((system.name, system.kind) if system.name else replace(system, group_by=""), []).append(result)
+    firsts: dict[System, System] = {}
+    for those in alike.values():
+        by_system: dict[System, set[str]] = {}
+        for result in those:
+            by_system.setdefault(result.system, set()).update(each.key for each in result.collections)
+        if all(first.isdisjoint(second) for first, second in combinations(by_system.values(), 2)):
+            firsts |= dict.fromkeys(by_system, those[0].system)
+    return [replace(each, system=firsts.get(each.system, each.system)) for each in results]
+
+
+def _with_own_baselines(named: Named) -> list[tuple[str, Results]]:
+    """Results in which a baseline that scores otherwise than the row of its name is called after the system that it stands beside.
+
+    Such as BM25 over the passages of one index and over whole documents of another, or over passages in the tokens of two models.
+    """
+    shown: dict[tuple[str, str], Mapping[str, float]] = {
+        (label, collection.key): collection.measures for label, result in named for collection in result.collections
+    }
+
+    def own(label: str, collection: CollectionResult) -> CollectionResult:
+        baselines = []
+        for each in collection.baselines:
+            is_shown = _have_equal_measures(each.measures, shown.setdefault((each.name, collection.key), each.measures))
+            baselines.append(each if is_shown else replace(each, name=f"{each.name} of {label}"))
+        return replace(collection, baselines=tuple(baselines))
+
+    return [(label, replace(result, collections=tuple(own(label, each) for each in result.collections))) for label, result in named]
+
+
+def _have_equal_measures(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], abs_tol=1e-9) for name in one)
+
+
+def _detail(field: str, value: object) -> str:
+    if field == "group_by":
+        return f"grouped by {value}" if value else "not grouped"
+    return f"{field.replace('_', ' ')} {value}"
+
+
+def _differing_fields(system: System, others: Sequence[System]) -> list[str]:
+    details = []
+    for field in fields(System):
+        values = {getattr(other, field.name) for other in others}
+        if len(values) > 1 and field.name != "name":
+            value = getattr(system, field.name)
+            hashed = field.name == "fingerprint" and value is not None
+            details.append(value[:FINGERPRINT_WIDTH] if hashed else _detail(field.name, value))
+    return details
+
+
+def _index_suffix(result: Results, results: Sequence[Results]) -> str:
+    keys = [collection.key for other in results if other.system == result.system for collection in other.collections]
+    if len(set(keys)) == len(keys):
+        return ""
+    return f" [{'; '.join(dict.fromkeys(index_name(collection.index) for collection in result.collections))}]"
 
 
 def _measure_named(label: str) -> str:

@@ -78,13 +78,7 @@ _POINTS_PER_INCH = 72.0
 
 @dataclass(frozen=True)
 class Key:
-    """Short name of a system: a letter on a coloured badge, the same in tables and charts.
-
-    Attributes:
-        letter: One or two characters.
-        colour: Index into `PALETTE`; 0 is grey.
-        label: Full name of the system.
-    """
+    """Short name of a system: a letter on a coloured badge, the same in tables and charts."""
 
     letter: str
     colour: int
@@ -93,14 +87,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a chart.
-
-    Attributes:
-        key: System.
-        value: Fraction; printed in points, hundredths of it.
-        low: Lower end of its interval.
-        high: Upper end of its interval.
-    """
+    """A bar of a chart."""
 
     key: Key
     value: float
@@ -110,14 +97,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a chart of quality over latency.
-
-    Attributes:
-        key: System.
-        milliseconds: Search time per query, > 0.
-        value: Fraction; printed in points, hundredths of it.
-        hollow: Draw a ring instead of a dot.
-    """
+    """A point of a chart of quality over latency."""
 
     key: Key
     milliseconds: float
@@ -127,14 +107,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over the steps of a run.
-
-    Attributes:
-        title: Name of the metric.
-        points: (step, value); a value that is not finite leaves a gap.
-        percent: Show a fraction in points, hundredths, on an axis around its values; otherwise the axis starts at 0.
-        smooth: Noisy enough for a running mean, if there are `SMOOTH_FROM` points.
-    """
+    """A metric over the steps of a run."""
 
     title: str
     points: Points
@@ -143,11 +116,7 @@ class Curve:
 
 
 def check_matplotlib() -> None:
-    """Check that charts can be drawn.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
+    """Check that charts can be drawn."""
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:
@@ -165,22 +134,13 @@ def new_figure(width: float, height: float, **options: Any) -> Drawing:
 
 
 def style() -> Any:
-    """Context manager with the settings of all charts.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
+    """Context manager with the settings of all charts."""
     check_matplotlib()
     return importlib.import_module("matplotlib").rc_context(_RC)
 
 
 def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
-    """Draw horizontal bars with their names, values and intervals.
-
-    Args:
-        bars: At least one.
-        top: End of the axis, a fraction; charts with the same end can be compared.
-    """
+    """Draw horizontal bars with their names, values and intervals."""
     with style():
         height = 0.42 * len(bars) + 0.34
         figure = new_figure(WIDTH, height)
@@ -254,14 +214,7 @@ def latency_chart(
     *,
     time: str = "search time per query without encoding, ms",
 ) -> Drawing:
-    """Draw quality over latency, every point with the letter of its system.
-
-    Args:
-        dots: Points.
-        limits: What `latency_limits` returned.
-        measure: Name of the vertical axis.
-        time: Name of the horizontal axis.
-    """
+    """Draw quality over latency, every point with the letter of its system."""
     (fastest, slowest), (low, high) = limits
     with style():
         figure = new_figure(WIDTH, 2.75)
@@ -519,10 +472,6 @@ def svg(drawing: Drawing, *, prefix: str, label: str = "", inline: bool = True) 
 
 
 def save(drawing: Drawing, path: Path) -> None:
-    """Write a figure into a file of the format that its suffix names.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write a figure into a file of the format that its suffix names."""
     with style(), replacing(path) as temporary:
         drawing.savefig(temporary, format=path.suffix[1:], dpi=160)

@@ -31,18 +31,27 @@ from quiver.eval.metrics import (
     paired_tests,
 )
 from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
-from quiver.eval.report.retrieval import (
+from quiver.eval.report.rows import (
     AVERAGE,
     LABELS,
     NOT_TESTED,
     Significance,
     collections_by_key,
     differently_scored,
-    label_systems,
     points,
     rows,
 )
-from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results, with_common_names
+from quiver.eval.results import (
+    FILE,
+    HEADLINE,
+    CollectionResult,
+    FileReference,
+    Results,
+    evaluate_again,
+    label_systems,
+    read_results,
+    with_common_names,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +64,7 @@ QueryScores: TypeAlias = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One measure of a pair of systems.
-
-    Attributes:
-        paired: The comparison; ``first`` is the baseline.
-        corrected: p after Holm's correction.
-        family: Number of comparisons that the correction covers.
-    """
+    """One measure of a pair of systems."""
 
     paired: PairedComparison
     corrected: float
@@ -77,16 +80,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Pairing:
-    """A system and the baseline on one data set, or on the average of several.
-
-    Attributes:
-        system: Label of the system.
-        baseline: Label of the baseline.
-        data_set: A collection with its split, the name of a group, or ``average of N data sets``.
-        parts: Its collections with their splits.
-        queries: Number of judged queries.
-        measures: Measure -> comparison, for measures that both have on all parts.
-    """
+    """A system and the baseline on one data set, or on the average of several."""
 
     system: str
     baseline: str
@@ -98,13 +92,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Unpaired:
-    """A collection on which only one of a pair was evaluated.
-
-    Attributes:
-        collection: Collection with split.
-        has: Label of the system that was evaluated on it.
-        lacks: Label of the system that was not.
-    """
+    """A collection on which only one of a pair was evaluated."""
 
     collection: str
     has: str
@@ -113,16 +101,7 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Systems compared with a baseline; `dataclasses.asdict` turns it into JSON.
-
-    Attributes:
-        baseline: Label of the baseline.
-        systems: Labels of the other systems.
-        pairings: Every system on every data set that it shares with the baseline.
-        averages: Every system on the average of these data sets, if there are several and no group lacks a part.
-        unpaired: Collections that could not be compared.
-        query_texts: Collection with split -> query id -> text, for the queries that changed most.
-    """
+    """Systems compared with a baseline; `dataclasses.asdict` turns it into JSON."""
 
     baseline: str
     systems: tuple[str, ...]
@@ -329,14 +308,6 @@ def significance(
     The tests and Holm's correction are those of `compare_results`. A family is one measure over all pairs of rows and all data sets; the
     averages are a family of their own, in which averages of the same data sets are one test, and so are the parts of groups. A data set is
     tested by a measure only if every row of the report has scores per query for it.
-
-    Args:
-        folders: Folders of results.
-        results: What they hold, with equal data and scoring of each collection, see `quiver.eval.report.retrieval.check_data`.
-        averages: Name -> data sets of the averages; None for `AVERAGE`, of all data sets.
-
-    Raises:
-        InputError: A file with scores per query does not fit to the results, or two of them have different queries.
     """
     homes = _homes(folders, results)
     collections = collections_by_key(results)
@@ -462,40 +433,19 @@ def _texts(pairings: Iterable[Pairing], systems: Iterable[_Side]) -> dict[str, d
 
 
 def check_comparison_target(out: str | Path) -> None:
-    """Check before the comparison that its report can be written.
-
-    Args:
-        out: Output file, .md, .html or .tex; without a suffix it is Markdown.
-
-    Raises:
-        InputError: The suffix is not supported, or the file cannot be written.
-    """
+    """Check before the comparison that its report can be written."""
     check_format(Path(out))
 
 
 def write_comparison(comparison: Comparison, out: str | Path, *, title: str = "") -> None:
-    """Write the report of a comparison, replacing an existing one.
-
-    Args:
-        comparison: Return value of `compare_results`.
-        out: Output file, .md, .html or .tex; without a suffix it is Markdown.
-        title: Main heading; empty for one that names the baseline. LaTeX has none.
-
-    Raises:
-        InputError: The suffix is not supported, or the file cannot be written.
-    """
+    """Write the report of a comparison, replacing an existing one."""
     path = Path(out)
     report = comparison_report(comparison, latex=check_format(path) == ".tex")
     write(replace(report, title=check_utf8(title, "the title") or report.title), path)
 
 
 def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
-    """Make the report of a comparison; measures are in points, hundredths of a fraction. Every row has a verdict.
-
-    Args:
-        comparison: Return value of `compare_results`.
-        latex: For LaTeX, tables for a paper: only nDCG@10, with the method in the caption.
-    """
+    """Make the report of a comparison; measures are in points, hundredths of a fraction. Every row has a verdict."""
     pairings = (*comparison.pairings, *comparison.averages)
     method = _method(comparison)
     headline: list[tuple[str, tuple[Block, ...]]] = []

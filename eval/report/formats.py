@@ -6,9 +6,9 @@ An HTML page is self-contained: it makes no requests and loads no fonts or libra
 lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
 that cannot be seen or that change the direction of writing are made visible.
 
-LaTeX contains only the tables. They compile with the packages that the first line names and are ASCII: letters with one accent and the
-signs of `SPECIAL` are commands, any other non-ASCII character is printed as its code point, such as ``[U+4E2D]``, and invisible characters
-are omitted.
+LaTeX contains only the tables, each a ``tabular`` or, with many rows, a ``longtable``. They compile with the packages that the first line
+names and are ASCII: letters with one accent and the signs of `SPECIAL` are commands, any other non-ASCII character is printed as its code
+point, such as ``[U+4E2D]``, and invisible characters are omitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import base64
 import hashlib
 import importlib.util
 import logging
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,23 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 Mark: TypeAlias = Literal["", "best", "second"]
-"""Place of a cell among the cells of its column."""
-
 RowKind: TypeAlias = Literal["", "published", "measured", "difference"]
-"""Where the figures of a row come from. Rows of differences have no best cell."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a text with a style of its own.
-
-    Attributes:
-        text: The characters.
-        style: ``strong``, ``code``, or a small label: ``mark`` (neutral), ``good`` or ``poor``.
-    """
+    """A part of a text with a style of its own."""
 
     text: str
-    style: Literal["strong", "code", "mark", "good", "poor"]
+    style: Literal["strong", "code", "mark", "good", "poor"]  # the last three are small labels
 
 
 Text: TypeAlias = str | Sequence[str | Span]
@@ -63,77 +54,47 @@ Text: TypeAlias = str | Sequence[str | Span]
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text.
-
-    Attributes:
-        text: The text, without markup.
-    """
+    """A paragraph of text."""
 
     text: Text
 
 
 @dataclass(frozen=True)
 class Code:
-    """A command or other text in a fixed-width font.
-
-    Attributes:
-        text: Printed as it is, line breaks included.
-    """
+    """A command or other text in a fixed-width font."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Properties:
-    """A list of names with values.
-
-    Attributes:
-        values: Name -> value.
-        layout: In HTML: ``wide`` puts short values in one line, ``rules`` leaves room for long sentences, ``list`` is compact.
-    """
+    """A list of names with values."""
 
     values: Mapping[str, str]
-    layout: Literal["wide", "rules", "list"] = "list"
+    layout: Literal["wide", "rules", "list"] = "list"  # in HTML: short values in one line, long sentences, or compact
 
 
 @dataclass(frozen=True)
 class Column:
-    """Heading and kind of a table column.
-
-    Attributes:
-        label: Heading.
-        note: Small print under the heading.
-        numeric: Aligned to the right and sorted by number, otherwise sorted by name.
-        wide: Holds long texts.
-        ranked: Mark the best and the second best figure, see `Table.marks`.
-    """
+    """Heading and kind of a table column."""
 
     label: str
-    note: str = ""
-    numeric: bool = True
-    wide: bool = False
-    ranked: bool = False
+    note: str = ""  # small print
+    numeric: bool = True  # aligned to the right and sorted by number, otherwise sorted by name
+    wide: bool = False  # holds long texts
+    ranked: bool = False  # mark the best and the second best figure
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        text: What is printed; empty for a value that does not exist.
-        order: Sort key in a numeric column; cells without one sort last.
-        note: Small print under the text.
-        link: Anchor of a section to which the text leads (HTML only).
-        key: Badge of the system that the cell names.
-        better_than: Letters of the systems that the figure is significantly better than, printed as a superscript.
-    """
-
-    text: str
-    order: float | None = None
-    note: str = ""
-    link: str = ""
-    key: Key | None = None
-    better_than: tuple[str, ...] = ()
+    text: str  # empty for a value that does not exist
+    order: float | None = None  # sort key in a numeric column; cells without one sort last
+    note: str = ""  # small print
+    link: str = ""  # anchor of a section, in HTML
+    key: Key | None = None  # badge of the system that the cell names
+    better_than: tuple[str, ...] = ()  # letters of the systems that the figure is significantly better than: a superscript
 
     @property
     def superscript(self) -> str:
@@ -148,36 +109,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table.
-
-    Attributes:
-        cells: One per column; the first names the row.
-        kind: Origin of the figures.
-        group: LaTeX draws a rule between rows of different groups.
-    """
+    """A row of a table."""
 
     cells: tuple[Cell, ...]
-    kind: RowKind = ""
-    group: str = ""
+    kind: RowKind = ""  # origin of the figures; differences are not ranked
+    group: str = ""  # LaTeX draws a rule between groups
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        name: What the table shows: the accessible name in HTML, the beginning of the caption in LaTeX.
-        columns: Columns.
-        rows: Rows.
-        caption: Sentences below the table.
-        label: Label in LaTeX, without ``tab:``; empty for none.
-    """
-
-    name: str
+    name: str  # the accessible name in HTML, the beginning of the caption in LaTeX
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    caption: str = ""
-    label: str = ""
+    caption: str = ""  # sentences below the table
+    label: str = ""  # in LaTeX, without "tab:"
 
     def marks(self) -> list[tuple[Mark, ...]]:
         """Mark the best and the second best figure of every ranked column, for every row one mark per column.
@@ -214,31 +161,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, drawn by matplotlib when a report is rendered.
-
-    Attributes:
-        title: Caption.
-        draw: Makes the figure; see `quiver.eval.report.charts` for ready-made charts.
-        alt: The content in words, for readers who do not see it.
-        note: Small print beside the caption.
-        file: Name of an SVG file that a Markdown report shows; without one the chart is left out of Markdown.
-    """
+    """A chart, drawn by matplotlib when a report is rendered."""
 
     title: str
     draw: Callable[[], Drawing]
-    alt: str
+    alt: str  # the content in words, for readers who do not see it
     note: str = ""
-    file: str = ""
+    file: str = ""  # SVG file beside a Markdown report; without one the chart is left out of Markdown
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Charts beside each other, with the keys of the systems in them.
-
-    Attributes:
-        figures: Charts.
-        keys: Legend above the charts; may be empty.
-    """
+    """Charts beside each other, with the keys of the systems in them."""
 
     figures: tuple[Figure, ...]
     keys: tuple[Key, ...] = ()
@@ -246,58 +180,34 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A document that an example shows.
-
-    Attributes:
-        marks: Short labels of the document, such as rank and grade.
-        id: Id of the document.
-        text: Beginning of the document; may be empty.
-        matches: (query token, document token, similarity) of a late-interaction model.
-    """
+    """A document that an example shows."""
 
     marks: tuple[Span, ...]
     id: str
     text: str
-    matches: tuple[tuple[str, str, float], ...] = ()
+    matches: tuple[tuple[str, str, float], ...] = ()  # query token, document token, similarity
 
 
 @dataclass(frozen=True)
 class Example:
-    """A query with the documents that were found and those that are relevant.
-
-    Attributes:
-        id: Id of the query.
-        text: The query.
-        marks: Short labels of it, such as its score.
-        sides: Heading -> documents.
-    """
+    """A query with the documents that were found and those that are relevant."""
 
     id: str
     text: str
     marks: tuple[Span, ...]
-    sides: Mapping[str, tuple[Excerpt, ...]]
+    sides: Mapping[str, tuple[Excerpt, ...]]  # heading -> documents
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Queries in detail. Markdown prints only the first document of each side.
-
-    Attributes:
-        examples: Queries with the same sides.
-    """
+    """Queries in detail. Markdown prints only the first document of each side."""
 
     examples: tuple[Example, ...]
 
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that HTML folds away until the reader opens them.
-
-    Attributes:
-        summary: Heading of the folded part.
-        blocks: Content.
-        key: Badge before the heading.
-    """
+    """Blocks that HTML folds away until the reader opens them."""
 
     summary: str
     blocks: tuple[Block, ...]
@@ -306,19 +216,11 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with everything below it.
-
-    Attributes:
-        title: Heading.
-        blocks: Content, sections included.
-        anchor: Id by which links and the table of contents lead here; sections without one are not in the table of contents.
-        note: Small print beside the heading.
-        key: Badge before the heading.
-    """
+    """A heading with everything below it."""
 
     title: str
     blocks: tuple[Block, ...]
-    anchor: str = ""
+    anchor: str = ""  # sections without one are not in the table of contents
     note: str = ""
     key: Key | None = None
 
@@ -328,13 +230,7 @@ Block: TypeAlias = Paragraph | Code | Properties | Table | Figure | Gallery | Ex
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report.
-
-    Attributes:
-        title: Main heading.
-        blocks: Content.
-        lead: Paragraph under the main heading; may be empty.
-    """
+    """A whole report."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -343,12 +239,6 @@ class Report:
 
 def table(columns: Iterable[Column | str], rows: Iterable[Sequence[Cell | str]], *, name: str = "", caption: str = "") -> Table:
     """Make a table from texts: cells of numeric columns sort by the number that is printed in them.
-
-    Args:
-        columns: Columns; a string is a column of numbers with that heading, and the first one a column of texts.
-        rows: Cells or texts, one per column.
-        name: See `Table`.
-        caption: See `Table`.
 
     Example:
         >>> made = table(["System", "ms"], [["HNSW", "1,250"]])
@@ -537,11 +427,7 @@ def escape(text: str, *, keep_ends: bool = False) -> str:
 
 
 def render_html(report: Report) -> str:
-    """Render a report as one HTML page with inline SVG charts. Equal reports give equal bytes.
-
-    Raises:
-        InputError: jinja2 is not installed, or matplotlib, which a figure needs, is not.
-    """
+    """Render a report as one HTML page with inline SVG charts. Equal reports give equal bytes."""
     environment = _environment()
     script = _source(environment, "page.js")
     page = environment.get_template("report.html.j2").render(
@@ -599,88 +485,38 @@ def _source(environment: Environment, name: str) -> str:
     return environment.loader.get_source(environment, name)[0]
 
 
+# fmt: off
 SPECIAL: Mapping[str, str] = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     '"': r"\symbol{34}",  # \textquotedbl is not in the default encoding, and babel gives the bare character a meaning
     "`": r"\`{}",  # ?` and !` would be Spanish punctuation
-    "[": "{[}",  # a row that begins with it or with a star would pass it to the line break before it
-    "*": "{*}",
-    "\N{EN DASH}": "--",
-    "\N{EM DASH}": "---",
-    "\N{LEFT SINGLE QUOTATION MARK}": "`",
-    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
-    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
-    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{PLUS-MINUS SIGN}": r"$\pm$",
-    "\N{LATIN SMALL LETTER SHARP S}": r"\ss{}",
-    "\N{LATIN SMALL LETTER AE}": r"\ae{}",
-    "\N{LATIN CAPITAL LETTER AE}": r"\AE{}",
-    "\N{LATIN SMALL LIGATURE OE}": r"\oe{}",
-    "\N{LATIN CAPITAL LIGATURE OE}": r"\OE{}",
-    "\N{LATIN SMALL LETTER O WITH STROKE}": r"\o{}",
-    "\N{LATIN CAPITAL LETTER O WITH STROKE}": r"\O{}",
-    "\N{LATIN SMALL LETTER L WITH STROKE}": r"\l{}",
-    "\N{LATIN CAPITAL LETTER L WITH STROKE}": r"\L{}",
-    "\N{LATIN SMALL LETTER DOTLESS I}": r"\i{}",
+    "[": "{[}", "*": "{*}",  # a row that begins with one of them would pass it to the line break before it
+    "\u2013": "--", "\u2014": "---", "\u2018": "`", "\u2019": "'", "\u201c": "``", "\u201d": "''",
+    "\u2026": r"\ldots{}", "\u00d7": r"$\times$", "\u00b1": r"$\pm$", "\u00df": r"\ss{}", "\u00e6": r"\ae{}", "\u00c6": r"\AE{}",
+    "\u0153": r"\oe{}", "\u0152": r"\OE{}", "\u00f8": r"\o{}", "\u00d8": r"\O{}", "\u0142": r"\l{}", "\u0141": r"\L{}",
+    "\u0131": r"\i{}",
 }
 """Character -> LaTeX command that prints it."""
 
 ACCENTS: Mapping[str, str] = {
-    "\N{COMBINING GRAVE ACCENT}": "`",
-    "\N{COMBINING ACUTE ACCENT}": "'",
-    "\N{COMBINING CIRCUMFLEX ACCENT}": "^",
-    "\N{COMBINING TILDE}": "~",
-    "\N{COMBINING DIAERESIS}": '"',
-    "\N{COMBINING MACRON}": "=",
-    "\N{COMBINING DOT ABOVE}": ".",
-    "\N{COMBINING BREVE}": "u",
-    "\N{COMBINING CARON}": "v",
-    "\N{COMBINING RING ABOVE}": "r",
-    "\N{COMBINING DOUBLE ACUTE ACCENT}": "H",
-    "\N{COMBINING CEDILLA}": "c",
-    "\N{COMBINING DOT BELOW}": "d",
+    "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u0304": "=", "\u0307": ".", "\u0306": "u",
+    "\u030c": "v", "\u030a": "r", "\u030b": "H", "\u0327": "c", "\u0323": "d",
 }
-"""Accent -> its LaTeX command, which every font encoding has."""
+"""Combining accent -> its LaTeX command, which every font encoding has."""
+# fmt: on
 
 INVISIBLE = ("Cc", "Cf", "Cs")
 """Unicode categories that LaTeX leaves out: controls, format characters, halves of surrogate pairs."""
 
-NARROW, WIDE = 44, 65
-"""Characters of a row, two more per column included: from the first on a table spans both columns of a page, and from the second on it is
-split into parts that repeat the first column, so that all keep their font size."""
-
-LABEL, PROSE = 24, 36
-"""Characters of a name and of another text from which on its lines are broken."""
-
-UPRIGHT, SHORT = 6, 6
-"""Largest number of columns of short figures with upright headings, and characters of a short figure."""
-
-PAGE, CAPTION_WIDTH = 42, 75
-"""Lines of a page, and characters of a line of a caption. Parts that do not fit on one page become floats of the same number."""
+LARGE, LONG = 6, 40
+"""A table of more columns is printed small, with turned headings, over both columns of a page; one of more rows may break across pages.
+Texts with more characters are broken into lines."""
 
 
 def render_latex(report: Report, *, comments: Sequence[str] = ()) -> str:
-    """Render the tables of a report as LaTeX.
-
-    Args:
-        report: Only its tables are printed.
-        comments: Lines that stand before the tables as comments.
-    """
-    tables = "\n\n".join("\n".join(_latex_table(table)) for table in _tables(report.blocks))
+    """Render the tables of a report as LaTeX."""
+    tables = "\n\n".join(_latex_tables(report.blocks))
     packages = " and ".join(rf"\usepackage{{{name}}}" for name, command in PACKAGES.items() if command in tables)
     lines = [f"% Needs {packages}."]
     if f"{SPECIAL['[']}U+" in tables:
@@ -689,159 +525,53 @@ def render_latex(report: Report, *, comments: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n" + tables + "\n"
 
 
-PACKAGES: Mapping[str, str] = {"booktabs": r"\toprule", "graphicx": r"\rotatebox"}
+PACKAGES: Mapping[str, str] = {"booktabs": r"\toprule", "graphicx": r"\rotatebox", "longtable": r"\begin{longtable}"}
 """Package -> a command of it."""
 
 
-def _tables(blocks: Iterable[Block]) -> Iterator[Table]:
+def _latex_tables(blocks: Iterable[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Table):
-            yield block
+            yield "\n".join(_latex_table(block))
         elif isinstance(block, Section | Details):
-            yield from _tables(block.blocks)
+            yield from _latex_tables(block.blocks)
 
 
 def _latex_table(table: Table) -> Iterator[str]:
-    limits = [PROSE if position else LABEL for position in range(len(table.columns))]
-    turned = [_turned(table, position) for position in range(len(table.columns))]
-    widths, paragraphs = [], []
-    for position, column in enumerate(table.columns):
-        longest = _longest(table, position) + table.superscripts(position)
-        paragraphs.append(not column.numeric and longest > limits[position])
-        label = 2 if turned[position] else min(_printed(column.label), LABEL)
-        widths.append(2 + (limits[position] if paragraphs[-1] else max(label, longest)))
-    columns = list(_latex_parts(widths))
-    star = "*" if max(sum(widths[position] for position in part) for part in columns) > NARROW else ""
+    """The table in a float, or as a ``longtable`` if it has many rows."""
+    large, long = len(table.columns) > LARGE, len(table.rows) > LONG
+    labels = [column.label for column in table.columns]
+    headings = []
+    for column in table.columns:
+        text = escape_latex(f"{column.label} ({column.note})" if column.note and labels.count(column.label) > 1 else column.label)
+        headings.append(rf"\rotatebox{{90}}{{{text}}}" if large and column.numeric else text)
     ranked = "The best of a column is bold, the second underlined." if any(column.ranked for column in table.columns) else ""
-    caption = _breakable(" ".join(filter(None, (escape_latex(f"{table.name}. {table.caption}".rstrip()), ranked))))
-    head = 2 + max(
-        min(_printed(column.label), LABEL) // 2 if is_turned else math.ceil(_printed(column.label) / LABEL)
-        for column, is_turned in zip(table.columns, turned, strict=True)
-    )
-    heights = [
-        max(
-            math.ceil(_printed(cell.text) / limit) if broken else 1
-            for cell, limit, broken in zip(row.cells, limits, paragraphs, strict=True)
-        )
-        for row in table.rows
-    ]
-    for number, parts in enumerate(_latex_floats(columns, heights, head, max(2 * head, PAGE - len(caption) // CAPTION_WIDTH))):
-        if number:
-            yield ""
-        yield rf"\begin{{table{star}}}[t]"
-        yield r"\centering"
-        if star:
-            yield r"\setlength{\tabcolsep}{3pt}"
-        for place, (part, rows) in enumerate(parts):
-            if place:
-                yield r"\par\medskip"
-            yield from _latex_part(table, part, rows, turned=turned, paragraphs=paragraphs)
-        if number:
-            yield r"\addtocounter{table}{-1}"
-        yield rf"\caption{{{_breakable(escape_latex(table.name))} (continued).}}" if number else rf"\caption{{{caption}}}"
-        if table.label and not number:
-            yield rf"\label{{tab:{table.label}}}"
-        yield rf"\end{{table{star}}}"
+    caption = " ".join(filter(None, (escape_latex(f"{table.name}. {table.caption}".rstrip()), ranked)))
+    caption = rf"\caption{{{caption}}}" + (rf"\label{{tab:{table.label}}}" if table.label else "")
+    kinds = "".join("r" if column.numeric else _text_kind(table, position) for position, column in enumerate(table.columns))
+    head = (r"\toprule", " & ".join(headings) + r" \\", r"\midrule")
+    small = [r"\footnotesize\setlength{\tabcolsep}{3pt}"] * large
+    if long:
+        yield from ("{" + "".join(small), rf"\begin{{longtable}}{{{kinds}}}", caption + r" \\", *head, r"\endhead")
+        yield from (*_latex_rows(table), r"\bottomrule", r"\end{longtable}}")
+        return
+    star = "*" * large
+    yield from (rf"\begin{{table{star}}}[t]", r"\centering", *small, caption, rf"\begin{{tabular}}{{{kinds}}}", *head)
+    yield from (*_latex_rows(table), r"\bottomrule", r"\end{tabular}", rf"\end{{table{star}}}")
 
 
-def _turned(table: Table, position: int) -> bool:
-    """Whether a heading is turned: that of short figures under a longer heading, in a table with many columns of short figures."""
-    many = sum(column.numeric and _longest(table, place) <= SHORT for place, column in enumerate(table.columns)) > UPRIGHT
-    longest = _longest(table, position)
-    return many and table.columns[position].numeric and longest <= SHORT and _printed(table.columns[position].label) > max(4, longest)
+def _text_kind(table: Table, position: int) -> str:
+    """A column of texts; long ones are broken into lines."""
+    return "p{16em}" if any(len(row.cells[position].text) > LONG for row in table.rows) else "l"
 
 
-def _longest(table: Table, position: int) -> int:
-    return max((_printed(row.cells[position].text) for row in table.rows), default=0)
-
-
-def _printed(text: str) -> int:
-    """Width of a printed text in average characters: a capital is wider than they are, and a code point has eight characters."""
-    line = _line(text)
-    points = sum(_latex_character(character).startswith(f"{SPECIAL['[']}U+") for character in line)
-    return len(line) + 7 * points + sum(map(str.isupper, line)) // 3
-
-
-def _latex_part(
-    table: Table, part: Sequence[int], rows: Sequence[int], *, turned: Sequence[bool], paragraphs: Sequence[bool]
-) -> Iterator[str]:
-    """One tabular: some columns and rows of a table."""
-    kinds = ["r" if table.columns[position].numeric else "l" for position in part]
-    for place, position in enumerate(part):
-        if paragraphs[position]:
-            kinds[place] = f"p{{{(PROSE if position else LABEL) // 2}em}}"
-    headings = list(_latex_headings(table.columns, turned))
-    marks = table.marks()
-    yield rf"\begin{{tabular}}{{{''.join(kinds)}}}"
-    yield r"\toprule"
-    yield _latex_row([headings[position] for position in part])
-    yield r"\midrule"
-    for before, place in zip([None, *rows], rows, strict=False):
-        row = table.rows[place]
-        if before is not None and table.rows[before].group != row.group:
+def _latex_rows(table: Table) -> Iterator[str]:
+    widths = list(map(table.superscripts, range(len(table.columns))))
+    for place, (row, marks) in enumerate(zip(table.rows, table.marks(), strict=True)):
+        if place and table.rows[place - 1].group != row.group:
             yield r"\midrule"
-        cells = []
-        for position in part:
-            cell = _latex_cell(row.cells[position], marks[place][position], table.superscripts(position), lettered=table.lettered)
-            if paragraphs[position]:
-                # In a last column, \raggedright would take away the end of the row.
-                end = r"\let\\\tabularnewline" if position == part[-1] else ""
-                cell = rf"\raggedright{end} {_breakable(cell)}"
-            cells.append(cell)
-        yield _latex_row(cells)
-    yield r"\bottomrule"
-    yield r"\end{tabular}"
-
-
-def _latex_parts(widths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of the columns of each part of a table: the first column, and as many others as fit."""
-    part, room = [0], WIDE - widths[0]
-    for position, width in enumerate(widths[1:], start=1):
-        if width > room and len(part) > 1:
-            yield part
-            part, room = [0], WIDE - widths[0]
-        part.append(position)
-        room -= width
-    yield part
-
-
-def _latex_floats(
-    columns: Sequence[Sequence[int]], heights: Sequence[int], head: int, first: int
-) -> Iterator[list[tuple[Sequence[int], Sequence[int]]]]:
-    """Parts of a table, columns and rows, for one page after the other; ``first`` is the number of lines of the first page."""
-    page: list[tuple[Sequence[int], Sequence[int]]] = []
-    room = first
-    for part in columns:
-        if page and head + sum(heights) > room:
-            yield page
-            page, room = [], PAGE
-        rows: list[int] = []
-        used = head
-        for row, height in enumerate(heights):
-            if rows and used + height > room:
-                yield [*page, (part, rows)]
-                page, rows, room, used = [], [], PAGE, head
-            rows.append(row)
-            used += height
-        page.append((part, rows))
-        room -= used
-    yield page
-
-
-def _latex_headings(columns: Sequence[Column], turned: Sequence[bool]) -> Iterator[str]:
-    labels = [column.label for column in columns]
-    for column, is_turned in zip(columns, turned, strict=True):
-        title = escape_latex(f"{column.label} ({column.note})" if column.note and labels.count(column.label) > 1 else column.label)
-        if _printed(column.label) > LABEL:
-            side = r"\raggedleft" if column.numeric and not is_turned else r"\raggedright"
-            title = rf"\parbox[b]{{{LABEL // 2}em}}{{{side} {_breakable(title)}}}"
-        yield rf"\rotatebox{{90}}{{{title}}}" if is_turned else title
-
-
-def _breakable(latex: str) -> str:
-    """Allow line breaks in words that TeX cannot hyphenate: after separators, after code points, and within very long words."""
-    latex = re.sub(r"(/|\\_|\{\[\}U\+[0-9A-F]+\]|(?<!\\)[.:=](?=[^\s\d]))(?=[^\s.}])", r"\1\\allowbreak{}", latex)
-    return re.sub(r"(?<![\\A-Za-z0-9])([A-Za-z0-9]{18})(?=[A-Za-z0-9]{2})", r"\1\\allowbreak{}", latex)
+        cells = zip(row.cells, marks, widths, strict=True)
+        yield " & ".join(_latex_cell(cell, mark, width, lettered=table.lettered) for cell, mark, width in cells) + r" \\"
 
 
 def _latex_cell(cell: Cell, mark: str, superscripts: int, *, lettered: bool) -> str:
@@ -855,10 +585,6 @@ def _latex_cell(cell: Cell, mark: str, superscripts: int, *, lettered: bool) -> 
     missing = superscripts - len(cell.superscript)
     padding = rf"\phantom{{{'A' * missing}}}" if missing else ""  # figures stay aligned
     return rf"{escaped}\textsuperscript{{{cell.superscript}{padding}}}"
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
 
 
 def escape_latex(text: str) -> str:
@@ -896,18 +622,7 @@ RENDERERS: Mapping[str, Render] = {".md": render_markdown, ".html": render_html,
 
 
 def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
-    """Check that a report can be written to a file.
-
-    Args:
-        path: The file.
-        suffixes: Suffixes of the supported formats; the first is the default for a file without a suffix.
-
-    Returns:
-        The suffix of its format.
-
-    Raises:
-        InputError: The suffix is not supported, or the file cannot be written.
-    """
+    """Check that a report can be written to a file."""
     known = list(suffixes)
     check_target(path)
     suffix = path.suffix.lower() or known[0]
@@ -917,11 +632,7 @@ def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
 
 
 def write(report: Report, path: Path) -> None:
-    """Write a report in the format that the suffix of the file names. Markdown gets its figures as files beside it.
-
-    Raises:
-        InputError: The format is unknown, a file cannot be written, or a library that the format needs is not installed.
-    """
+    """Write a report in the format that the suffix of the file names. Markdown gets its figures as files beside it."""
     suffix = check_format(path)
     write_text(path, RENDERERS[suffix](report))
     if suffix == ".md":
@@ -931,14 +642,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def write_folder(report: Report, folder: Path) -> Path:
-    """Write ``report.md`` and, if jinja2 and matplotlib are installed, ``report.html`` into a folder, replacing existing ones.
-
-    Returns:
-        The HTML file, otherwise the Markdown file.
-
-    Raises:
-        InputError: A file cannot be written.
-    """
+    """Write ``report.md`` and, if jinja2 and matplotlib are installed, ``report.html`` into a folder, replacing existing ones."""
     markdown, page = folder / "report.md", folder / "report.html"
     write(report, markdown)
     if missing := [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]:

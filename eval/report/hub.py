@@ -29,21 +29,13 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target, write_json, write_text
 from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.metrics import grouped, is_whole
-from quiver.eval.report.retrieval import LABELS
+from quiver.eval.report.rows import LABELS
 from quiver.eval.results import HEADLINE, CollectionResult, Results, index_name, read_results
 
 
 @dataclass(frozen=True)
 class Task:
-    """mteb's task for a collection.
-
-    Attributes:
-        name: Name of the task.
-        data_set: Id of its data set on the Hub.
-        subset: Subset of the data set.
-        languages: Languages of the texts, as ISO 639-3 and ISO 15924; a programming language has the script ``Code``.
-        exclude_self: Drop a document with the query's own id (mteb's ``ignore_identical_ids``).
-    """
+    """mteb's task for a collection."""
 
     name: str
     data_set: str
@@ -186,14 +178,7 @@ def without_task(results: Results) -> list[str]:
 
 
 def task_results(results: Results) -> Mapping[str, dict[str, object]]:
-    """Make the files of mteb: file name -> content, one file per task; the subsets of a task, such as MLDR's languages, share a file.
-
-    Args:
-        results: Results of one system. Collections without a task are left out, see `without_task`.
-
-    Raises:
-        InputError: mteb has no task for any of the collections, or scores them in another way.
-    """
+    """Make the files of mteb: file name -> content, one file per task; the subsets of a task, such as MLDR's languages, share a file."""
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
         without = ", ".join(map(repr, without_task(results))) or "there are no collections"
@@ -265,15 +250,7 @@ DIGITS = 5
 
 
 def render_model_index(results: Results, *, name: str | None = None) -> str:
-    """Make YAML front matter for the README of a model: every measure of every collection, as fractions.
-
-    Args:
-        results: Results of one system.
-        name: Name of the model. Default: the last part of its source.
-
-    Raises:
-        InputError: The results hold no collection.
-    """
+    """Make YAML front matter for the README of a model: every measure of every collection, as fractions."""
     entries = [entry for collection in results.collections for entry in _entries(collection)]
     if not entries:
         raise InputError("nothing to publish: the results hold no collection")
@@ -322,15 +299,7 @@ def _entries(collection: CollectionResult) -> Iterator[EvalResult]:
 
 
 def render_eval_results(results: Results, *, source_url: str | None = None) -> str:
-    """Make ``.eval_results/<any name>.yaml`` of a model's repository: nDCG@10 in points, one entry per collection.
-
-    Args:
-        results: Results of one system. Collections without a task in mteb are left out, see `without_task`.
-        source_url: Address of the whole report.
-
-    Raises:
-        InputError: mteb has no task for any of the collections.
-    """
+    """Make ``.eval_results/<any name>.yaml`` of a model's repository: nDCG@10 in points, one entry per collection."""
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
         raise InputError("none of the collections is a data set on the Hub, and this format supports only those")
@@ -365,17 +334,7 @@ YAML = (".yaml", ".yml")
 
 
 def write_card(folder: str | Path, out: str | Path, *, kind: str = "model-index") -> None:
-    """Write the results of one system as metadata for the Hugging Face Hub. Only a file of such metadata is overwritten.
-
-    Args:
-        folder: Folder that ``quiver evaluate`` wrote.
-        out: YAML file, with a suffix in `YAML`.
-        kind: A key of `CARDS`.
-
-    Raises:
-        InputError: The kind is unknown, the file has another suffix or holds something else, the folder holds no complete results or
-            nothing that the format can name, or the file cannot be written.
-    """
+    """Write the results of one system as metadata for the Hugging Face Hub. Only a file of such metadata is overwritten."""
     if kind not in CARDS:
         raise InputError(f"unknown kind of metadata {kind!r}; choose one of {', '.join(CARDS)}")
     target = Path(out)
@@ -399,18 +358,7 @@ def _holds_card(path: Path) -> bool:
 
 
 def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[str]]:
-    """Write the results of one system as result files of mteb.
-
-    Args:
-        folder: Folder that ``quiver evaluate`` wrote.
-        out: Output folder; created if missing.
-
-    Returns:
-        The files, and the collections that mteb has no task for or scores in another way.
-
-    Raises:
-        InputError: The folder holds no complete results, mteb has no task for any of its collections, or the files cannot be written.
-    """
+    """Write the results of one system as result files of mteb."""
     results = read_results(folder)
     contents = task_results(results)
     target = Path(out)

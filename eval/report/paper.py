@@ -32,18 +32,17 @@ from quiver.eval.report.charts import Key
 from quiver.eval.report.compare import significance as test_significance
 from quiver.eval.report.formats import Cell, Report, Row, RowKind, Section, Table, check_format, write
 from quiver.eval.report.formats import Column as TableColumn
-from quiver.eval.report.retrieval import (
+from quiver.eval.report.rows import (
     NOT_TESTED,
     ScoredRow,
     Significance,
     check_data,
     collections_by_key,
-    label_systems,
     members,
     rows,
     system_keys,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
+from quiver.eval.results import HEADLINE, CollectionResult, Results, label_systems, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 """Kind of a system."""
@@ -57,17 +56,7 @@ STAND_INS = (Column("designdocs_long", "designdocs_long"), Column("pycodesearch"
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a layout.
-
-    Attributes:
-        label: Name of the system.
-        cells: Points, column by column; None is blank.
-        measured: How many of the collections were measured; empty for a published row.
-        origin: ``paper``, ``floor`` (published, of another source), ``measured`` or ``difference`` (measured minus paper).
-        key: Letter of a measured system in superscripts; None if the table has none.
-        data_sets: Column by column, the data set or average of a measured row by which its figure was tested.
-        better_than: Column by column, the letters of the measured systems that a figure is significantly better than.
-    """
+    """A row of a layout."""
 
     label: str
     cells: tuple[float | None, ...]
@@ -80,15 +69,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of the paper with measured rows in it.
-
-    Attributes:
-        name: Label, such as ``table7``.
-        title: Title.
-        columns: Column headings.
-        lines: Rows, published ones first.
-        notes: Sentences below the table.
-    """
+    """A table of the paper with measured rows in it."""
 
     name: str
     title: str
@@ -176,11 +157,7 @@ def _average_name(paper: BeirTable) -> str:
 
 
 def averages(collections: Mapping[str, CollectionResult]) -> dict[str, list[str]]:
-    """Averages of the paper's tables over data sets of the results; those that lack a data set are left out.
-
-    Args:
-        collections: Return value of `quiver.eval.report.retrieval.collections_by_key`.
-    """
+    """Averages of the paper's tables over data sets of the results; those that lack a data set are left out."""
     sets = {name: collections[keys[0]] for name, keys in members(collections.values()).items()}
     found = {}
     for paper in BEIR_TABLES.values():
@@ -202,17 +179,7 @@ def averages(collections: Mapping[str, CollectionResult]) -> dict[str, list[str]
 
 
 def paper_report(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> Report:
-    """Make the report in the layouts of the paper.
-
-    Args:
-        results: Results of one or more systems. A table leaves out the systems that were measured on none of its collections, and
-            names them.
-        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
-        significance: What superscripts say, with the averages of `averages`.
-
-    Raises:
-        InputError: As `paper_layouts`.
-    """
+    """Make the report in the layouts of the paper."""
     sections = tuple(layout_section(layout) for layout in paper_layouts(results, against=against, significance=significance))
     return Report("Retrieval results beside the ModernBERT paper", sections, "Grey rows are published, the others are measured.")
 
@@ -262,15 +229,6 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None, sig
     """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
 
     A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
-
-    Args:
-        results: Results of one or more systems.
-        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
-        significance: What superscripts say, with the averages of `averages`.
-
-    Raises:
-        InputError: There are no results, they do not fit into one table, the paper has no such row, or no table has a column for the
-            collections of a system.
     """
     names = [row.name for row in TABLE_1]
     if against is not None and against not in names:
@@ -450,18 +408,7 @@ def _points(fraction: float | None) -> float | None:
 
 
 def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None, title: str = "") -> None:
-    """Write results in the layouts of the paper's Tables 1, 7 and 8, replacing an existing report.
-
-    Args:
-        folders: Folders that ``quiver evaluate`` wrote.
-        out: File; its suffix (.md, .html or .tex) selects the format.
-        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
-        title: Main heading; empty for one that names the paper. LaTeX has none.
-
-    Raises:
-        InputError: The suffix is unknown, a folder holds no complete results, the results do not fit into one table, the paper has no
-            such row, or the file cannot be written.
-    """
+    """Write results in the layouts of the paper's Tables 1, 7 and 8, replacing an existing report."""
     check_format(Path(out))
     check_utf8(title, "the title")
     results = [read_results(folder) for folder in folders]

@@ -21,11 +21,7 @@ FORMATS = (".png", ".svg")
 
 
 def check_format(path: Path) -> None:
-    """Check that a plot can be drawn into a file.
-
-    Raises:
-        InputError: The suffix of the file is neither .png nor .svg, or matplotlib is not installed.
-    """
+    """Check that a plot can be drawn into a file."""
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: the name of a plot must end in {' or '.join(FORMATS)}")
     check_matplotlib()
@@ -58,16 +54,7 @@ def principal_components(old: Tensor, new: Tensor, *, count: int = COMPONENTS) -
 
 
 def write_position_plot(old: Path, new: Path, path: Path) -> None:
-    """Draw the position embeddings of two models side by side, over the position.
-
-    Args:
-        old: Folder of the original model.
-        new: Folder of the extended model.
-        path: Output file, .png or .svg.
-
-    Raises:
-        InputError: As `check_format`; or a folder holds no position embeddings, or the file cannot be written.
-    """
+    """Draw the position embeddings of two models side by side, over the position."""
     check_format(path)
     tables = [read_positions(read_model_folder(folder).encoder_folder) for folder in (old, new)]
     with style():

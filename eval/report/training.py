@@ -55,7 +55,7 @@ from quiver.eval.report.formats import (
     write,
     write_folder,
 )
-from quiver.eval.report.retrieval import LABELS, points
+from quiver.eval.report.rows import LABELS, points
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.training.sweep import LEARNING_RATE, SEED, Candidate, Sweep, Value, short_names, show_settings, show_value
 
@@ -114,21 +114,7 @@ _SHOWN_ELSEWHERE = ("recipe", "result", "command", "date", "schema")
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Content of a run folder that a report shows.
-
-    Attributes:
-        title: Main heading of the report.
-        recipe: Resolved recipe.
-        finished: Whether the run is complete.
-        titles: Metric -> title of its chart and column.
-        curves: Metric -> (step, value).
-        development: (step, nDCG@10 as a fraction, seconds of training until then).
-        totals: Totals of the whole run; empty until it is finished.
-        origin: Part of the record -> name -> value: data, versions and the like.
-        resumed: Steps at which the run was resumed.
-        command: Command line that started it; None if unknown.
-        date: Date of its end; empty until then.
-    """
+    """Content of a run folder that a report shows."""
 
     title: str
     recipe: Mapping[str, Any]
@@ -155,29 +141,12 @@ class TrainingRun:
 
 
 def write_training_report(folder: str | Path) -> Path:
-    """Write ``report.md`` and ``report.html`` of a run into its folder, replacing existing ones.
-
-    Args:
-        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may be unfinished.
-
-    Returns:
-        The HTML file; without jinja2 and matplotlib the Markdown file.
-
-    Raises:
-        InputError: The folder holds no run, its record or log is damaged, or the report cannot be written.
-    """
+    """Write ``report.md`` and ``report.html`` of a run into its folder, replacing existing ones."""
     return write_folder(training_report(read_run(folder)), Path(folder))
 
 
 def read_run(folder: str | Path) -> TrainingRun:
-    """Read a run from its folder.
-
-    Args:
-        folder: Output folder of ``quiver train`` or ``quiver pretrain``.
-
-    Raises:
-        InputError: The folder holds neither a record nor a recipe, or a file is damaged.
-    """
+    """Read a run from its folder."""
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
@@ -500,18 +469,7 @@ REPORT, PLOT = "sweep.md", "sweep.svg"
 
 
 def write_sweep_report(sweep: Sweep, folder: str | Path) -> list[Path]:
-    """Write ``sweep.md`` and, once a run is finished, ``sweep.svg``, replacing existing files.
-
-    Args:
-        sweep: Sweep so far, from `quiver.retrieval.training.sweep.run_sweep`.
-        folder: Folder of the sweep.
-
-    Returns:
-        The files.
-
-    Raises:
-        InputError: They cannot be written, or matplotlib is not installed.
-    """
+    """Write ``sweep.md`` and, once a run is finished, ``sweep.svg``, replacing existing files."""
     target = Path(folder)
     write(sweep_report(sweep, target), target / REPORT)
     scored = any(candidate.scores for candidate in sweep.candidates)
@@ -519,23 +477,14 @@ def write_sweep_report(sweep: Sweep, folder: str | Path) -> list[Path]:
 
 
 def train_command(sweep: Sweep, out: str | Path) -> str:
-    """The command that trains the best candidate again.
-
-    Raises:
-        ValueError: No candidate has all its runs yet.
-    """
+    """The command that trains the best candidate again."""
     if sweep.best is None:
         raise ValueError("no candidate of this sweep has all its runs yet")
     return shlex.join(["quiver", "train", sweep.recipe, "--out", str(out), *sweep.best.overrides])
 
 
 def sweep_report(sweep: Sweep, folder: Path) -> Report:
-    """Make the report of a sweep; nDCG@10 in points, hundredths of a fraction.
-
-    Args:
-        sweep: Sweep so far.
-        folder: Folder of the sweep; the command that trains the best candidate writes into a folder inside it.
-    """
+    """Make the report of a sweep; nDCG@10 in points, hundredths of a fraction."""
     counts = {status: sum(run.status == status for run in sweep.runs) for status in ("finished", "failed", "waiting")}
     statuses = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     development = f"{sweep.development['data']}, split {sweep.development['split']}"
@@ -616,10 +565,6 @@ def sweep_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
     """Draw nDCG@10 over the learning rate, one line per combination of the other settings; small rings are single seeds.
 
     If the sweep has no axis of learning rates, the candidates are bars.
-
-    Args:
-        sweep: Sweep so far.
-        scored: Candidates with a score; at least one.
     """
     if len(sweep.axes.get(LEARNING_RATE, ())) > 1:
         return _line_chart(sweep, scored)

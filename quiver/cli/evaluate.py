@@ -99,7 +99,7 @@ def quickstart(
 
 def _short_labels() -> Mapping[str, str]:
     """Measures -> labels that fit a terminal of 80 columns."""
-    from quiver.eval.report.retrieval import LABELS
+    from quiver.eval.report.rows import LABELS
 
     return {key: label.replace("Recall", "R") for key, label in LABELS.items()}
 
@@ -130,7 +130,7 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
 
 def _print_quickstart(result: QuickstartResult) -> None:
     from quiver.eval.quickstart import QUESTIONS
-    from quiver.eval.report.retrieval import points
+    from quiver.eval.report.rows import points
 
     bm25 = result.trained.collections[0].baselines[0]
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
@@ -344,7 +344,7 @@ def _report_failed(results: Results) -> None:
 def _print_average(results: Results) -> None:
     """Print the mean over data sets of each system on several collections; blank where a member is missing."""
     from quiver.eval.metrics import average, data_sets
-    from quiver.eval.report.retrieval import points
+    from quiver.eval.report.rows import points
     from quiver.eval.results import HEADLINE
 
     if len(results.collections) + len(results.failed) < 2:
@@ -368,7 +368,7 @@ def _print_average(results: Results) -> None:
 
 
 def _print_collection(results: Results, collection: CollectionResult) -> None:
-    from quiver.eval.report.retrieval import points
+    from quiver.eval.report.rows import points
 
     systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.label, collection.measures)]
     labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
@@ -457,7 +457,7 @@ def report_compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print nDCG@10 only, which fits a terminal; --out has all measures, p values and changed queries."""
-    from quiver.eval.report.retrieval import LABELS
+    from quiver.eval.report.rows import LABELS
     from quiver.eval.results import HEADLINE
 
     for system in comparison.systems:

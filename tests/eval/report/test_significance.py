@@ -12,8 +12,8 @@ import pytest
 
 from quiver.eval.metrics import compare_parts, holm, paired_tests
 from quiver.eval.report.compare import compare_results, significance
-from quiver.eval.report.formats import Cell, Column, Report, Row, Table, render_latex
-from quiver.eval.report.retrieval import AVERAGE, write_report
+from quiver.eval.report.retrieval import write_report
+from quiver.eval.report.rows import AVERAGE
 from quiver.eval.results import FILE, read_results
 
 MakeFolder = Callable[..., Path]
@@ -188,15 +188,3 @@ def test_a_table_without_significance_has_no_superscripts(make_folder: MakeFolde
         assert mark not in text
         assert "paired sign-flip test" in text
         assert "No difference was significant." in text
-
-
-def test_a_wide_latex_table_is_split_and_keeps_its_size() -> None:
-    columns = (Column("System", numeric=False), *(Column(f"set-{number}", ranked=True) for number in range(20)))
-    rows = tuple(Row((Cell(name), *(Cell(f"{10 + number}.00") for number in range(20)))) for name in ("a", "b" * 30))
-    text = render_latex(Report("Wide", (Table("Wide", columns, rows),)))
-    bodies = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, flags=re.DOTALL)
-    assert len(bodies) == 4
-    assert all("a &" in each for each in bodies)
-    assert [number for each in bodies for number in re.findall(r"set-(\d+)", each)] == [str(number) for number in range(20)]
-    assert "resizebox" not in text
-    assert text.count(r"\caption") == 1
