@@ -80,7 +80,7 @@ def exclusive_lock(file: Path, doing: str, *, remedy: str, wait: float = 0.0, ke
     """
     folder, lock, until = file.parent, FileLock(file), time.monotonic() + wait
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; name a folder")
+        raise InputError(f"{folder}: is a file; --out must name a folder")
     created = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,6 +150,10 @@ def describe_changes(changes: Iterable[tuple[str, object, object]]) -> str:
 # Sealed folders.
 
 
+class OtherVersionError(InputError):
+    """Another version of Quiver has sealed a folder."""
+
+
 @dataclass
 class SealedFolder:
     """A folder of files that is being written, or is complete.
@@ -195,7 +199,8 @@ class SealedFolders:
         """Read a seal without comparing the files; None if it is missing or malformed.
 
         Raises:
-            InputError: Another version has written the seal, or it cannot be read for a reason other than damage.
+            OtherVersionError: Another version has written the seal.
+            InputError: It cannot be read for a reason other than damage.
         """
         path = self.path(name) / self.seal
         try:
@@ -209,7 +214,7 @@ class SealedFolders:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         if schema != self.schema and schema.partition("/")[0] == self.schema.partition("/")[0]:
-            raise InputError(f"{path.parent}: its schema is {schema}, this version reads {self.schema}")
+            raise OtherVersionError(f"{path.parent}: its schema is {schema}, this version reads {self.schema}")
         return SealedFolder(path.parent, content, sizes) if schema == self.schema else None
 
     def flaw(self, name: str) -> str | None:
@@ -241,12 +246,15 @@ class SealedFolders:
         Args:
             name: Name of the folder.
             redo: What happens to a damaged one, for the warning: "preparing the rows again".
+
+        Raises:
+            InputError: A file cannot be read for a reason other than damage.
         """
         if not (self.path(name) / self.seal).exists():
             return None
         try:
             flaw = self.flaw(name)
-        except InputError as error:
+        except OtherVersionError as error:
             logger.warning("%s; %s", error, redo)
             return None
         if flaw is not None:

@@ -47,10 +47,11 @@ from quiver.encoder.training.run_folder import (
     CORPUS,
     RECORD,
     TOKENIZER,
+    Checkpoints,
     RunIdentity,
     describe_session,
-    exclusive_lock,
     finish_run,
+    lock_run,
     publish,
     refuse_existing,
     refuse_nothing_to_resume,
@@ -60,7 +61,6 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings
 
@@ -102,7 +102,7 @@ def pretrain(
 
     Raises:
         InputError: torch-optimi is not installed; the corpus, the vocabulary or the initial model cannot be used; ``out`` already holds a
-            run, or another session is training there; there is no run to resume, or it was started with other settings or data; or the loss
+            run, or is training there; there is no run to resume, or it was started with other settings or data; or the loss
             is not finite.
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
@@ -155,14 +155,14 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, chara
     Raises:
         InputError: As `pretrain`, for corpus, vocabulary, initial model and folder.
     """
-    with exclusive_lock(out):
+    with lock_run(out):
         _check_folder(recipe, out, resume=resume, writes=True)
         _prepare(recipe, out, begins=not resume, characters=characters)
 
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """Lock of the run folder, held by the main process for all of them."""
-    return exclusive_lock(out) if processes.is_main_process else nullcontext()
+    return lock_run(out) if processes.is_main_process else nullcontext()
 
 
 def _identity(recipe: PretrainingRecipe) -> RunIdentity:

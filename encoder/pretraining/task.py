@@ -39,7 +39,7 @@ from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
 

@@ -1,4 +1,4 @@
-"""The folder of a training run and its record.
+"""The folder of a training run, its checkpoints and its record.
 
 Every kind of run (retrieval, fine-tuning, pretraining) uses these names:
 
@@ -7,7 +7,7 @@ Every kind of run (retrieval, fine-tuning, pretraining) uses these names:
     data/            prepared rows; deleted at the end              start/       initial model of a LoRA run; deleted at the end
     tokenizer/       vocabulary trained for a pretraining run       corpus/      token ids of a pretraining run
     log.jsonl        losses and scores                              tensorboard/ the same, where TensorBoard is installed
-    checkpoints/     states to resume from                          nonfinite/   batches with a non-finite loss or gradient
+    checkpoints/     states to resume from, each sealed             nonfinite/   batches with a non-finite loss or gradient
     model/           the trained model                              run.json     the record, written last
     .replaced-*      an earlier run that --overwrite replaces, kept until the new one is complete
     .lock            lock file of the session that trains here, deleted at its end
@@ -18,9 +18,10 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +29,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
@@ -36,7 +36,7 @@ from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.recipe_file import AUTO, WITHOUT_WEIGHT
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.work_folder import OtherVersionError, SealedFolders, describe_changes, exclusive_lock, setting_changes
 
 logger = logging.getLogger(__name__)
 
@@ -212,13 +212,12 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
     """
     begun = read_json(out / BEGUN)
     fixed = json.loads(json.dumps(dict(now.fixed)))
-    found = [change for key, value in fixed.items() if key in begun for change in _differences(begun[key], value, key)]
+    found = [change for key, value in fixed.items() if key in begun for change in setting_changes(begun[key], value, key)]
     if (out / RECIPE).exists():  # it is written second
         changes = recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)
         found = [*(change for change in changes if change[0] not in now.without_weight), *found]
     if found:
-        differences = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
-        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {differences}")
+        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {describe_changes(found)}")
 
 
 def warn_of_changes(out: Path, now: RunIdentity) -> None:
@@ -227,7 +226,7 @@ def warn_of_changes(out: Path, now: RunIdentity) -> None:
     if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)]):
         logger.warning("%s: changed since the run was started: %s; this does not affect the weights", out, ", ".join(others))
     about = ("device", "threads", "versions")
-    changed = [path for key in about if key in begun for path, *_ in _differences(begun[key], now.about[key], key)]
+    changed = [path for key in about if key in begun for path, *_ in setting_changes(begun[key], now.about[key], key)]
     if changed:
         logger.warning("%s: changed since the run was started: %s; the final weights may differ slightly", out, ", ".join(changed))
 
@@ -246,18 +245,7 @@ def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[
     """
     known = None if schema is None else validate(schema, was)[0]
     then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))
-    return [change for change in _differences(then, since) if AUTO not in change[1:]]
-
-
-def _differences(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Dotted paths at which two JSON values differ; lists of equally many mappings are compared item by item."""
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and all(isinstance(item, Mapping) for item in was + now):
-        was, now = ({str(position): item for position, item in enumerate(items)} for items in (was, now))
-    if isinstance(was, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*was, *now]):
-            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-    elif was != now:
-        yield path, was, now
+    return [change for change in setting_changes(then, since) if AUTO not in change[1:]]
 
 
 def unfinished(out: Path, name: str) -> Path:
@@ -298,7 +286,7 @@ def remove_run(out: Path) -> None:
     Raises:
         InputError: Another session trains there.
     """
-    with exclusive_lock(out):
+    with lock_run(out):
         remove_leftovers(out)
         remove_made(out)
     remove_empty(out)
@@ -313,37 +301,83 @@ def remove_made(out: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-@contextmanager
-def exclusive_lock(out: Path) -> Iterator[None]:
-    """Lock a run folder for the block. The folder is created if it is missing, and removed at the end if it was created and is empty.
-
-    Raises:
-        InputError: ``out`` is a file or cannot be written, or another session trains there.
-    """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; --out must name a folder")
-    created = not out.exists()
-    lock = FileLock(out / LOCK)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-        if not (out / LOCK).exists():  # the previous holder has just removed the file that is locked now
-            raise Timeout(lock.lock_file)
-    except Timeout as error:
-        raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # Windows does not remove an open file; there filelock removes it
-            (out / LOCK).unlink()
-        lock.release()
-        if created:
-            remove_empty(out)
+def lock_run(out: Path) -> AbstractContextManager[None]:
+    """Lock a run folder, see `exclusive_lock`; it is created if it is missing, and removed at the end if it is empty then."""
+    return exclusive_lock(out / LOCK, "training there", remedy="wait for it, or choose another --out")
 
 
 def remove_empty(folder: Path) -> None:
     """Remove a folder if it is empty."""
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+_CHECKPOINT_SCHEMA = "quiver-checkpoint/2"
+_STEP_NAME = re.compile(r"step-(\d{6,})")
+
+
+class Checkpoints:
+    """The checkpoints of a run, each a sealed folder: a model, and the state of the run.
+
+    Args:
+        folder: Folder of the checkpoints; it need not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sealed = SealedFolders(folder, _CHECKPOINT_SCHEMA)
+
+    def path(self, step: int) -> Path:
+        """Path of the checkpoint of a step, which need not exist."""
+        return self.folder / f"step-{step:06d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, ascending; checksums are not compared."""
+        return sorted(int(name[1]) for name in map(_STEP_NAME.fullmatch, self._sealed.names()) if name)
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """Yield a hidden folder to write into; it becomes the checkpoint of the step when the block ends without an error."""
+        with self._sealed.writing(self.path(step).name) as part:
+            part.about["step"] = step
+            yield part.folder
+
+    def newest(self) -> int | None:
+        """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning.
+
+        Raises:
+            InputError: Another version of Quiver has sealed the checkpoint; it is not removed.
+        """
+        self._sealed.remove_unfinished()
+        for step in reversed(self.steps()):
+            flaw = self._find_flaw(step)
+            if flaw is None:
+                return step
+            logger.warning("%s: %s; removed it, so the run resumes from the checkpoint before it", self.path(step), flaw)
+            self._sealed.remove(self.path(step).name)
+        return None
+
+    def sound(self, steps: Iterable[int]) -> list[int]:
+        """The given steps whose checkpoints are intact; a warning is logged for each of the others."""
+        flaws = {step: self._find_flaw(step) for step in steps}
+        for step, flaw in flaws.items():
+            if flaw is not None:
+                logger.warning("%s: %s; its weights are excluded from the average", self.path(step), flaw)
+        return [step for step, flaw in flaws.items() if flaw is None]
+
+    def keep(self, steps: Collection[int]) -> None:
+        """Remove the checkpoints of all other steps."""
+        for step in self.steps():
+            if step not in steps:
+                self._sealed.remove(self.path(step).name)
+
+    def _find_flaw(self, step: int) -> str | None:
+        """What is wrong with the checkpoint of a step, read in full; None if nothing is."""
+        name = self.path(step).name
+        try:
+            sealed, flaw = self._sealed.read(name), self._sealed.flaw(name)
+        except OtherVersionError as error:
+            raise InputError(f"{error}; resume the run with the version that wrote it") from error
+        if sealed is not None and sealed.about.get("step") != step:
+            return f"it was written as the checkpoint of step {sealed.about.get('step')}"
+        return flaw

@@ -35,7 +35,7 @@ from quiver.encoder.progress import WorkStoppedError, interruptible
 from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.sharding import whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 

@@ -39,10 +39,11 @@ from quiver.encoder.training.processes import Processes, current_device, keep_fr
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
+    Checkpoints,
     RunIdentity,
     describe_session,
-    exclusive_lock,
     finish_run,
+    lock_run,
     new_run,
     refuse_existing,
     refuse_nothing_to_resume,
@@ -51,7 +52,6 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import (
     Progress,
@@ -421,14 +421,14 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
         The value that ``finish`` returned; ``run.json`` holds it as ``scores``.
 
     Raises:
-        InputError: The input is invalid; ``out`` already holds a run, or another session is training there; there is no run to resume, or
+        InputError: The input is invalid; ``out`` already holds a run, or is training there; there is no run to resume, or
             it was started with other settings or data; or the loss is not finite.
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     if request.resume and request.overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
-    with current_device(_device(request)), preserve_rng_state(), keep_freed_memory(), exact_float32(), exclusive_lock(out):
+    with current_device(_device(request)), preserve_rng_state(), keep_freed_memory(), exact_float32(), lock_run(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _identity(request, {}))

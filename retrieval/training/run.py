@@ -36,8 +36,7 @@ from quiver.encoder.training.processes import (
     stop_requests,
 )
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
-from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -208,7 +207,7 @@ def environment(out: Path, device: str) -> Iterator[Processes]:
         preserve_rng_state(),
         keep_freed_memory(),
         exact_float32(),
-        run_folder.exclusive_lock(out) if processes.is_main_process else nullcontext(),
+        run_folder.lock_run(out) if processes.is_main_process else nullcontext(),
     ):
         yield processes
 

@@ -34,8 +34,8 @@ from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import (
     BEGUN,
-    exclusive_lock,
     is_run,
+    lock_run,
     recipe_changes,
     recipe_of,
     remove_leftovers,
@@ -372,7 +372,7 @@ def run_sweep(
     Raises:
         InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
     """
-    with exclusive_lock(out):
+    with lock_run(out):
         (out / RUNS).mkdir(exist_ok=True)
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:

@@ -28,7 +28,7 @@ from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrai
 from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, RunStoppedError
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress
 
 pytest.importorskip("optimi")

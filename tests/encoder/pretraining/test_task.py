@@ -18,7 +18,7 @@ from quiver.encoder.pretraining.stream import Masker, RowMaker, held_out_rows
 from quiver.encoder.pretraining.task import HeldOut, PretrainingTask, Session, read_checkpoint
 from quiver.encoder.training.log import LOG, RunLog, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 

@@ -30,11 +30,12 @@ from quiver.encoder.training.run_folder import (
     RECIPE,
     RECORD,
     START,
+    Checkpoints,
     RunIdentity,
     describe_session,
-    exclusive_lock,
     finish_run,
     is_run,
+    lock_run,
     new_run,
     recipe_changes,
     recipe_of,
@@ -46,7 +47,6 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -114,7 +114,7 @@ def test_a_run_may_begin_in_a_folder_without_a_run(tmp_path: Path) -> None:
     refuse_existing(tmp_path, overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
     refuse_existing(tmp_path, overwrite=False)
-    with pytest.raises(InputError, match=r"notes\.txt: is a file; --out must name a folder"), exclusive_lock(tmp_path / "notes.txt"):
+    with pytest.raises(InputError, match=r"notes\.txt: is a file; --out must name a folder"), lock_run(tmp_path / "notes.txt"):
         pass
 
 
@@ -290,7 +290,7 @@ def test_a_change_that_may_affect_the_last_bits_is_logged(tmp_path: Path, caplog
 
 
 def fail(out: Path, *steps: Callable[[Path], object]) -> None:
-    with exclusive_lock(out), new_run(out):
+    with lock_run(out), new_run(out):
         begin(out)
         for step in steps:
             step(out)
@@ -369,7 +369,7 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     for name in ("alone", "with notes"):
         finished(tmp_path / name)
     (tmp_path / "with notes" / "notes.txt").write_text("mine")
-    with exclusive_lock(tmp_path / "alone"), pytest.raises(InputError, match="another session is training there"):
+    with lock_run(tmp_path / "alone"), pytest.raises(InputError, match="is training there"):
         remove_run(tmp_path / "alone")
     for name in ("alone", "with notes"):
         remove_run(tmp_path / name)
@@ -406,7 +406,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: 
         finished(out, "old")
 
     def write_another() -> None:
-        with exclusive_lock(out), new_run(out):
+        with lock_run(out), new_run(out):
             begin(out)
             train(out, "new")
             finish_run(out, {"schema": "quiver-run/2", "name": "new"})
@@ -426,7 +426,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: 
             missing = {path: content for path, content in old.items() if not any(part.get(path) == content for part in parts)}
             assert missing.items() <= contents(out).items(), "what is not aside yet is where it was"
             found.append("between")
-        with exclusive_lock(out), new_run(out):
+        with lock_run(out), new_run(out):
             begin(out)
             train(out, "again")
             finish_run(out, {"schema": "quiver-run/2", "name": "again"})

@@ -21,7 +21,7 @@ from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.training.log import RunLog, read_log
 from quiver.encoder.training.processes import Processes, StepMemory, StopRequest
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 
 

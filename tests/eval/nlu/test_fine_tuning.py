@@ -22,8 +22,7 @@ from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import RunStoppedError
-from quiver.encoder.training.run_folder import exclusive_lock
-from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.run_folder import Checkpoints, lock_run
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import GlueRecipe
@@ -334,7 +333,7 @@ def test_folders_that_contain_other_runs_or_files_are_refused(recipe: GlueRecipe
     assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
         train(recipe, tmp_path / "new", resume=True, overwrite=True)
-    with exclusive_lock(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
+    with lock_run(tmp_path / "busy"), pytest.raises(InputError, match="is training there"):
         train(recipe, tmp_path / "busy")
 
 

@@ -24,7 +24,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.run_folder import lock_run
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -529,7 +529,7 @@ def test_a_run_resumes_with_another_description_and_log_interval(
 
 def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
-    used = "out: another session is training there; wait for it, or choose another --out"
+    used = "out: .* is training there; wait for it, or choose another --out"
     asked: list[dict[str, bool]] = [{}, {"overwrite": True}, {"resume": True}]
 
     def refused(call: int) -> None:
@@ -549,7 +549,7 @@ def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tm
     train(make_recipe("dense", "training.max_steps=2", *WATCHED), out, scorer=scorer)
     assert len(scorer.models) == 1
     assert not list(out.glob(".*"))
-    with exclusive_lock(tmp_path / "begun"), pytest.raises(InputError, match="another session"):
+    with lock_run(tmp_path / "begun"), pytest.raises(InputError, match="is training there"):
         train(recipe, tmp_path / "begun")
     assert not (tmp_path / "begun").exists()
 

@@ -15,7 +15,7 @@ import yaml
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.run_folder import lock_run
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
@@ -276,7 +276,7 @@ def test_a_finished_run_without_a_score_is_refused(grid: Callable[..., Grid], tm
 @pytest.mark.slow
 def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
-    with exclusive_lock(tmp_path), pytest.raises(InputError, match="another session is training there"):
+    with lock_run(tmp_path), pytest.raises(InputError, match="is training there"):
         run_sweep(grid(RATES), tmp_path, train=trainer)
     assert trainer.calls == []
     run_sweep(grid(RATES), tmp_path, train=trainer)
