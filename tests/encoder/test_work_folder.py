@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="out: cannot be written"), exclusive_lock(tmp_path / "file" / "out" / "lock", "", remedy=WAIT):
         pass
-    with pytest.raises(InputError, match="file: is a file; --out must name a folder"), exclusive_lock(tmp_path / "file" / "lock", "", remedy=WAIT):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"), open_work(tmp_path / "file", WORK, {}, doing=""):
         pass
 
 
