@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from quiver.cli import options
 from quiver.cli.output import parse_memory, print_json, print_table, say
-from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
+    from quiver.encoder.config import EncoderConfig
     from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
-    from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan
-    from quiver.retrieval.records import Document, Dtype
+    from quiver.retrieval.planning import CorpusStatistics
+    from quiver.retrieval.records import Document, ModelCard
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 
-BILLION, PASSAGE = 1_000_000_000, "msmarco"
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A model, or a preset, which has no weights and no tokenizer."""
-
-    size: ModelSize
-    config: EncoderConfig
-    model: BiEncoder | ColBERT | None
+PASSAGE = "msmarco"
 
 
 def estimate(
@@ -101,141 +91,130 @@ def estimate(
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
     from quiver.retrieval.data.source import DEFAULTS
-    from quiver.retrieval.index.engines import engine_name, parse_engine
-    from quiver.retrieval.planning import FORMULAS, Machine, Rates, estimated, make_plan, measure
+    from quiver.retrieval.index.engines import parse_engine
+    from quiver.retrieval.models.loading import load_model
+    from quiver.retrieval.planning import FORMULAS, Machine, estimate_index, estimate_rate, index_size, matrix_weights, measure_rate
 
-    loaded = _load(model, kind, dim, length, dtype, device)
-    if measured and sample is None:
-        raise InputError("--measure needs real texts; pass --sample CORPUS")
+    loaded: BiEncoder | ColBERT | None = None
+    if model in PRESETS:
+        if dtype is not None or device is not None:
+            raise InputError("--dtype and --device apply only to models; a preset is not loaded")
+        config = preset(model)
+        card, weights = _card_of_preset(model, config, kind, dim, length), matrix_weights(config)
+    else:
+        if dim is not None or length is not None:
+            raise InputError("--dim and --length apply only to presets; a model has its own")
+        loaded = load_model(model, dtype=dtype, device=device)
+        config, card, weights = loaded.encoder.config, loaded.card, loaded.encoder.num_parameters
     given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
-    if sample is None and given != DEFAULTS:
-        raise InputError("--id, --text and the other options of a source need one; pass --sample CORPUS")
-    texts, count = _sampled(sample, given, loaded) if sample is not None else ([], 0)
-    corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
-    spec = parse_engine(engine)
-    machine = Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
-    plans = {}
-    known: dict[str, Rates] = {}
+    if sample is None and (measured or given != DEFAULTS):
+        wants = "--measure needs real texts" if measured else "--id, --text and the other options of a source need one"
+        raise InputError(f"{wants}; pass --sample CORPUS")
+    texts, count = _sampled(sample, given, loaded) if sample is not None and loaded is not None else ([], 0)
+    corpora = _corpora(card, docs, collection, words, sample, texts, count, loaded)
+    spec, machine = parse_engine(engine), Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
+    rate = measure_rate(loaded, texts, seconds=seconds) if measured and loaded is not None else None
+    plans: dict[str, dict[str, Any]] = {}
     for name, corpus in corpora.items():
-        chosen = engine_name(spec.name, loaded.size.card, corpus.documents)
-        found = Rates()
-        if measured and loaded.model is not None:
-            if chosen not in known:
-                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=progress)
-            found = known[chosen]
-        elif gpu is not None:
-            found = estimated(loaded.config, gpu, tokens=corpus.tokens)
-        plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
+        size = index_size(corpus, card, name=spec.name, settings=spec.settings, texts=text)
+        speed = estimate_rate(config, gpu, tokens=corpus.tokens) if rate is None and gpu is not None else rate
+        figures = estimate_index(corpus, size, machine, dim=card.dim, weights=weights, rate=speed)
+        rates = {"tokens_per_second": speed, "measured": measured}
+        plans[name] = {"corpus": asdict(corpus), "index": asdict(size), "rates": rates, **figures}
     if as_json:
-        print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
+        print_json({"plans": plans, "formulas": FORMULAS})
         return
-    _print(plans)
+    _print(f"{model}: {card.kind}, width {card.dim}", plans)
     if formulas:
         print_table("Formulas", ("figure", "formula"), list(FORMULAS.items()))
 
 
-def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtype | None, device: str | None) -> _Loaded:
-    from quiver.retrieval.models.loading import load_model
-    from quiver.retrieval.planning import ModelSize, matrix_weights
+def _card_of_preset(name: str, config: EncoderConfig, kind: Literal["dense", "colbert"], dim: int | None, length: int | None) -> ModelCard:
     from quiver.retrieval.records import ModelCard
 
-    if name in PRESETS:
-        if dtype is not None or device is not None:
-            raise InputError("--dtype and --device apply only to models; a preset is not loaded")
-        config = preset(name)
-        width = dim or (config.hidden_size if kind == "dense" else 128)
-        cut = length or (min(512, config.max_positions) if kind == "dense" else 180)
-        similarity = "cosine" if kind == "dense" else "maxsim"
-        card = ModelCard(name, "dense" if kind == "dense" else "colbert", "", width, similarity, 32, cut)  # type: ignore[arg-type]
-        weights = matrix_weights(config)
-        return _Loaded(ModelSize(name, card, weights), config, None)
-    if dim is not None or length is not None:
-        raise InputError("--dim and --length apply only to presets; a model has its own")
-    model = load_model(name, dtype=dtype, device=device)
-    weights = model.encoder.num_parameters
-    return _Loaded(ModelSize(name, model.card, weights), model.encoder.config, model)
+    if kind == "dense":
+        return ModelCard(name, kind, "", dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
+    return ModelCard(name, kind, "", dim or 128, "maxsim", 32, length or 180)
 
 
-def _sampled(source: str, given: SourceOptions, loaded: _Loaded, size: int = 512) -> tuple[list[Document], int]:
+def _sampled(source: str, given: SourceOptions, model: BiEncoder | ColBERT, size: int = 512) -> tuple[list[Document], int]:
+    """Documents chosen evenly from a corpus, and the number of all of them."""
     from quiver.retrieval.data.source import open_corpus, tokens_of
-    from quiver.retrieval.planning import spread_over
+    from quiver.retrieval.planning import choose_evenly
 
-    corpus = open_corpus(source, given) if loaded.model is None else open_corpus(source, given, tokens_of(loaded.model))
+    corpus = open_corpus(source, given, tokens_of(model))
     count = sum(1 for _ in corpus)
-    return spread_over(corpus, count, size), count
+    return choose_evenly(corpus, count, size), count
 
 
 def _corpora(
-    loaded: _Loaded,
+    card: ModelCard,
     docs: float | None,
     collection: Collection | None,
-    sampled: tuple[str | None, Sequence[Document], int],
     words: float | None,
+    sample: str | None,
+    texts: list[Document],
+    count: int,
+    model: BiEncoder | ColBERT | None,
 ) -> dict[str, CorpusStatistics]:
-    """Corpora to estimate, by name."""
-    from quiver.retrieval.planning import TEXTS, from_sample, from_words, text_lengths
+    """Corpora to estimate, by name; published ones by the counts of the registry and the words per document of the BEIR paper."""
+    from quiver.eval.datasets.catalogue import beir
+    from quiver.retrieval.planning import TEXTS, statistics_of_sample, statistics_of_words
 
-    source, texts, count = sampled
-    if (docs is None) == (collection is None) and not (source is not None and docs is None and collection is None):
+    if (docs is not None) + (collection is not None) != 1 and not (sample is not None and docs is None):
         raise InputError("pass --docs or --preset-collection, or --sample alone to estimate for the sample itself")
-    if source is not None and (words is not None or loaded.model is None):
+    if sample is not None and (words is not None or model is None):
         raise InputError("--sample needs a model with a tokenizer instead of a preset, and excludes --words")
-    cut = loaded.size.card.document_length
+    cut = card.document_length
+    if collection == "billion":
+        source = "words of MS MARCO's passages"
+        return {"a billion passages": statistics_of_words(1_000_000_000, TEXTS[PASSAGE], length=cut, source=source)}
     if collection is not None:
-        return _collections(collection, cut)
+        counts: dict[str, int] = {}
+        for entry in beir():
+            name = entry.metadata.group or entry.name
+            counts[name] = counts.get(name, 0) + (entry.metadata.documents or 0)
+        chosen = [PASSAGE] if collection == "msmarco" else list(counts)
+        return {name: statistics_of_words(counts[name], TEXTS[name], length=cut, source="BEIR, Table 1") for name in chosen}
     if not math.isfinite(docs or 0) or not math.isfinite(words or 0):
         raise InputError("--docs and --words must be finite numbers")
     documents = count if docs is None else round(docs)
-    if source is not None and loaded.model is not None:
-        model = loaded.model
-        return {
-            f"{documents:,} documents": from_sample(documents, texts, lambda each: text_lengths(model, each), use_title=True, source=source)
-        }
+    if sample is not None and model is not None:
+        return {f"{documents:,} documents": statistics_of_sample(documents, texts, model, source=sample)}
     mean = words or TEXTS[PASSAGE]
-    return {f"{documents:,} documents": from_words(documents, mean, length=cut, source=f"{mean:g} words a document")}
+    return {f"{documents:,} documents": statistics_of_words(documents, mean, length=cut, source=f"{mean:g} words a document")}
 
 
-def _collections(collection: Collection, cut: int) -> dict[str, CorpusStatistics]:
-    """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
-    from quiver.eval.datasets.catalogue import beir
-    from quiver.retrieval.planning import TEXTS, from_words
-
-    counts: dict[str, int] = {}
-    for entry in beir():
-        name = entry.metadata.group or entry.name
-        counts[name] = counts.get(name, 0) + (entry.metadata.documents or 0)
-    if collection == "billion":
-        return {"a billion passages": from_words(BILLION, TEXTS[PASSAGE], length=cut, source="words of MS MARCO's passages")}
-    chosen = [PASSAGE] if collection == "msmarco" else list(counts)
-    return {name: from_words(counts[name], TEXTS[name], length=cut, source="BEIR, Table 1") for name in chosen}
-
-
-def _print(plans: dict[str, Plan]) -> None:
+def _print(title: str, plans: dict[str, dict[str, Any]]) -> None:
     rows = []
     for name, each in plans.items():
+        hours, cost, index = each["encoding_hours"], each["cost"], each["index"]
+        encode = "-" if hours is None else f"{hours:,.2f}" if hours >= 0.1 else f"{hours:.4f}"
+        sizes = (index["disk"], each["build_memory"], each["search_memory"])
+        price = "-" if cost is None else f"{cost:,.2f}"
         rows.append(
             (
-                *(name, each.index.engine, f"{each.corpus.documents:,}", f"{each.tokens / 1e6:,.1f}", _hours(each.encoding_hours)),
-                *(_hours(each.indexing_hours), _size(each.index.disk), _size(each.build_memory), _size(each.search_memory)),
-                *(f"{each.shards:,}", "-" if each.cost is None else f"{each.cost:,.2f}"),
+                name,
+                index["engine"],
+                f"{each['corpus']['documents']:,}",
+                f"{each['tokens'] / 1e6:,.1f}",
+                encode,
+                *map(_gigabytes, sizes),
+                f"{each['shards']:,}",
+                price,
             )
         )
-    header = ("", "engine", "documents", "M tokens", "encode (h)", "index (h)", "disk (GB)", "build (GB)", "search (GB)", "shards", "cost")
-    first = next(iter(plans.values()))
-    print_table(f"{first.model.name}: {first.model.card.kind}, width {first.model.card.dim}", header, rows)
-    total = [each.cost for each in plans.values() if each.cost is not None]
-    if len(plans) > 1 and len(total) == len(plans):
-        say(f"total cost: {sum(total):,.2f}")
-    if first.rates.tokens_per_second is None:
+    header = ("", "engine", "documents", "M tokens", "encode (h)", "disk (GB)", "build (GB)", "search (GB)", "shards", "cost")
+    print_table(title, header, rows)
+    costs = [each["cost"] for each in plans.values() if each["cost"] is not None]
+    if len(plans) > 1 and len(costs) == len(plans):
+        say(f"total cost: {sum(costs):,.2f}")
+    rates = next(iter(plans.values()))["rates"]
+    if rates["tokens_per_second"] is None:
         say("hours are unknown without a rate; pass --measure or --gpu")
     else:
-        how = "measured" if first.rates.measured else "estimated, not measured"
-        say(f"rate: {first.rates.tokens_per_second:,.0f} tokens/s, {how} ({first.rates.source})")
+        say(f"rate: {rates['tokens_per_second']:,.0f} tokens/s, {'measured' if rates['measured'] else 'estimated, not measured'}")
 
 
-def _hours(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _size(value: float) -> str:
+def _gigabytes(value: float) -> str:
     return f"{value / 1e9:,.2f}" if value >= 1e8 else f"{value / 1e9:.4f}"
