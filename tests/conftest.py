@@ -42,6 +42,7 @@ BASELINES = (
 OPTIONAL = (
     "ray",
     "fastapi",
+    "fastapi_offline",
     "uvicorn",
     "httpx",
     "schemathesis",

@@ -25,7 +25,7 @@ LAYERS = (
 # The core runs without them: what imports one when it is itself imported is imported by whoever asks for it.
 EXTRAS = (
     "transformers sentence_transformers pylate datasets accelerate optimi beir bm25s ir_measures pytrec_eval matplotlib jinja2 ray "
-    "langchain_core llama_index onnx onnxscript onnxruntime fastapi starlette uvicorn prometheus_client"
+    "langchain_core llama_index onnx onnxscript onnxruntime fastapi fastapi_offline starlette uvicorn prometheus_client"
 )
 NEEDS_EXTRA = tuple(f"retrieval/{name}" for name in ("serving/", "integrations/", "cluster/", "training/losses", "training/pylate"))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.serving.service import Combinations
 
 # Modules of the extras.
-_SERVE = ("fastapi", "uvicorn", "prometheus_client")
+_SERVE = ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client")
 _MCP = (*_SERVE, "mcp")
 
 Indexes: TypeAlias = Annotated[

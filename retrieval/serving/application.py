@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,7 +43,7 @@ from quiver.retrieval.serving.inference import (
 )
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
-from quiver.retrieval.serving.page import content_security_policy, page_html, reference_html, reference_policy
+from quiver.retrieval.serving.page import content_security_policy, page_html
 from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions, Snapshot, client_message
 from quiver.retrieval.serving.schemas import (
     AddRequest,
@@ -83,63 +84,23 @@ _MEANINGS = {
     400: "The body is not JSON.",
     401: "The token is missing or wrong.",
     403: "The service is read-only.",
-    404: "No such retriever or document.",
+    404: "No such retriever, model or document.",
     408: "The request was not received in time.",
     409: "The index cannot be changed this way, or another process is writing.",
     413: "The body is too large.",
     415: "The body has no header Content-Type: application/json.",
     421: "The Host header names another host.",
     422: "The request violates the schema or a limit, or cannot be executed.",
-    429: "Too many queries are waiting.",
+    429: "Too many queries are waiting; the header Retry-After says for how many seconds.",
     500: "Internal error.",
     503: "The service is shutting down, or too many connections are open.",
     504: "The time limit has passed.",
     507: "The disk of the index is full; the index is as before.",
 }
-
-
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Error responses of a route for FastAPI, including those that every route can return."""
-    headers: dict[int, dict[str, Any]] = {
-        401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
-        429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
-        503: {"Retry-After": {"description": "Seconds; not while the service shuts down.", "schema": {"type": "integer"}}},
-    }
-    found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({408, 413, 421, 500, 503, *statuses}):
-        found[status] = {"model": ErrorAnswer, "description": _MEANINGS[status]}
-        if status in headers:
-            found[status]["headers"] = headers[status]
-    return found
-
-
-REFUSALS = refusals()
-"""Error responses that every route can return."""
-
-
-def describe_limits(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> None:
-    """Add the limits and the names of the retrievers to the OpenAPI schema."""
-    plain = app.openapi
-
-    def described() -> dict[str, Any]:
-        schema: dict[str, Any] = plain()
-        schemas = schema["components"]["schemas"]
-        query = {"maxLength": limits.query_characters}
-        for name in ("SearchRequest", "BatchRequest"):
-            schemas[name]["properties"]["k"]["maximum"] = limits.k
-            schemas[name]["properties"]["offset"]["anyOf"][0]["maximum"] = limits.k - 1
-        for name in ("SearchRequest", "BatchRequest", "AddRequest", "DeleteRequest"):
-            schemas[name]["properties"]["retriever"]["anyOf"][0]["enum"] = list(retrievers)
-        schemas["SearchRequest"]["properties"]["query"] |= query
-        schemas["BatchRequest"]["properties"]["queries"]["maxItems"] = limits.batch
-        schemas["BatchRequest"]["properties"]["queries"]["items"] |= query
-        schemas["AddRequest"]["properties"]["documents"]["maxItems"] = limits.documents
-        schemas["DeleteRequest"]["properties"]["ids"]["maxItems"] = limits.documents
-        schemas["RerankRequest"]["properties"]["documents"]["maxItems"] = limits.texts
-        schemas["TextsRequest"]["properties"]["texts"]["maxItems"] = limits.texts
-        return schema
-
-    app.openapi = described
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": meaning} for status, meaning in _MEANINGS.items()
+}
+"""Error responses of the routes, for the OpenAPI schema."""
 
 
 def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]) -> list[HitExplanation]:
@@ -372,17 +333,14 @@ def create_application(
         hosts: Allowed hosts; None for all, if a proxy in front of the application checks them.
         poll_seconds: Interval between checks for newer generations, in seconds.
     """
-    app = FastAPI(
+    app: FastAPI = FastAPIOffline(  # its page /docs loads nothing from other hosts
+        redoc_url=None,
         title="Quiver",
         version=_version(),
         summary="Search indexes by single vectors, by token vectors and by words.",
         lifespan=lambda app: service.watched(poll_seconds),
-        docs_url=None,  # both pages load scripts from other sites; `Routes.reference` does not
-        redoc_url=None,
     )
-    routes = Routes(service)
-    routes.add_to(app)
-    describe_limits(app, service.limits, list(service.retrievers))
+    Routes(service).add_to(app)
     answer_problems(app)
     app.add_middleware(RequestMiddleware, limits=service.limits, hosts=hosts, metrics=service.metrics, draining=lambda: service.draining)
     if origins:
@@ -422,56 +380,35 @@ class Routes:
 
     def add_to(self, app: FastAPI) -> None:
         """Add all routes to an application."""
-        self._add_pages(app)
-        self._add_search(app)
-        self._add_models(app)
-        add = app.add_api_route
-        changing: dict[str, Any] = {
-            "response_model": ChangeAnswer,
-            "dependencies": [Depends(self.may_change), Depends(check_parameters)],
-            "tags": ["documents"],
-            "responses": refusals(400, 401, 403, 404, 409, 413, 415, 422, 504, 507),
-        }
-        add("/v1/documents", self.add_documents, methods=["POST"], **changing)
-        add("/v1/documents", self.delete_documents, methods=["DELETE"], **changing)
-        add("/healthz", self.healthy, response_model=Status, responses=REFUSALS, tags=["service"])
-        add("/readyz", self.ready, response_model=Status, responses=REFUSALS, tags=["service"])
-        metrics = refusals(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-        add("/metrics", self.metrics, response_class=Response, responses=metrics, tags=["service"], dependencies=[Depends(self.may_read)])
-
-    def _add_pages(self, app: FastAPI) -> None:
-        # Without a token: they hold no documents, and people can give a token to the search page only once it is loaded.
+        # Without a token: it holds no documents, and people can give a token to the search page only once it is loaded.
         app.add_api_route("/", self.page, include_in_schema=False)
-
-        async def reference() -> Response:
-            headers = {"Content-Security-Policy": reference_policy(), "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
-            return Response(reference_html(app.openapi()), headers=headers, media_type="text/html")
-
-        app.add_api_route("/docs", reference, include_in_schema=False)
-
-    def _add_search(self, app: FastAPI) -> None:
-        add, reading = app.add_api_route, [Depends(self.may_read), Depends(check_parameters)]
-        found: dict[str, Any] = {"response_model": SearchAnswer, "tags": ["search"], "dependencies": reading}
-        statuses = (401, 404, 413, 422, 429, 504)
-        add("/v1/info", self.info, response_model=Info, responses=refusals(401, 422), tags=["search"], dependencies=reading)
-        add("/v1/search", self.search_by_address, responses=refusals(*statuses), **found)
-        add("/v1/search", self.search, methods=["POST"], responses=refusals(400, 415, *statuses), **found)
-        found["response_model"] = BatchAnswer
-        add("/v1/search/batch", self.search_batch, methods=["POST"], responses=refusals(400, 415, *statuses), **found)
-        document: dict[str, Any] = {"response_model": StoredDocument, "responses": refusals(401, 404, 422), "tags": ["documents"]}
-        add("/v1/documents/{key:path}", self.document, dependencies=reading, **document)
-
-    def _add_models(self, app: FastAPI) -> None:
-        common: dict[str, Any] = {"tags": ["models"], "dependencies": [Depends(self.may_read), Depends(check_parameters)]}
-        app.add_api_route("/v1/models", self.models, response_model=ModelList, responses=refusals(401, 422), **common)
-        app.add_api_route("/v1/models/{name:path}", self.model, response_model=ServedModel, responses=refusals(401, 404, 422), **common)
-        common |= {"methods": ["POST"], "responses": refusals(400, 401, 404, 413, 415, 422, 429, 504)}
-        app.add_api_route("/v1/embeddings", self.embeddings, response_model=EmbeddingsAnswer, **common)
-        app.add_api_route("/v1/rerank", self.rerank, response_model=RerankAnswer, **common)
-        app.add_api_route("/v2/rerank", self.rerank, response_model=RerankAnswer, **common)
-        app.add_api_route("/embed", self.embed, response_model=list[list[float]], **common)
-        app.add_api_route("/rerank", self.rerank_any, response_model=list[TextRank] | RerankAnswer, **common)
-        app.add_api_route("/", self.embed_or_rank, response_model=list[TextRank] | list[list[float]], **common)
+        known = Depends(check_parameters)
+        reading, changing = [Depends(self.may_read), known], [Depends(self.may_change), known]
+        routes: list[tuple[str, str, str, Any, Any, list[Any]]] = [
+            ("search", "GET", "/v1/info", self.info, Info, reading),
+            ("search", "GET", "/v1/search", self.search_by_address, SearchAnswer, reading),
+            ("search", "POST", "/v1/search", self.search, SearchAnswer, reading),
+            ("search", "POST", "/v1/search/batch", self.search_batch, BatchAnswer, reading),
+            ("documents", "GET", "/v1/documents/{key:path}", self.document, StoredDocument, reading),
+            ("documents", "POST", "/v1/documents", self.add_documents, ChangeAnswer, changing),
+            ("documents", "DELETE", "/v1/documents", self.delete_documents, ChangeAnswer, changing),
+            ("models", "GET", "/v1/models", self.models, ModelList, reading),
+            ("models", "GET", "/v1/models/{name:path}", self.model, ServedModel, reading),
+            ("models", "POST", "/v1/embeddings", self.embeddings, EmbeddingsAnswer, reading),
+            ("models", "POST", "/v1/rerank", self.rerank, RerankAnswer, reading),
+            ("models", "POST", "/v2/rerank", self.rerank, RerankAnswer, reading),
+            ("models", "POST", "/embed", self.embed, list[list[float]], reading),
+            ("models", "POST", "/rerank", self.rerank_any, list[TextRank] | RerankAnswer, reading),
+            ("models", "POST", "/", self.embed_or_rank, list[TextRank] | list[list[float]], reading),
+            ("service", "GET", "/healthz", self.healthy, Status, []),
+            ("service", "GET", "/readyz", self.ready, Status, []),
+        ]
+        for tag, method, path, endpoint, model, checks in routes:
+            app.add_api_route(path, endpoint, methods=[method], response_model=model, responses=REFUSALS, tags=[tag], dependencies=checks)
+        text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+        app.add_api_route(
+            "/metrics", self.metrics, response_class=Response, responses=REFUSALS | text, tags=["service"], dependencies=reading[:1]
+        )
 
     async def page(self) -> Response:
         """The search page."""

@@ -20,7 +20,7 @@ def page_html() -> str:
     """Return the page; it sends requests only to ``v1/...``, relative to its own address."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
     whole = _part("page.html")
-    for mark, content in (("<!-- policy -->", policy), ("/* style */", _style()), ("/* script */", _script())):
+    for mark, content in (("<!-- policy -->", policy), ("/* style */", _part("style.css")), ("/* script */", _script())):
         whole = whole.replace(mark, content, 1)
     return whole
 
@@ -35,24 +35,17 @@ def content_security_policy() -> str:
 
 @cache
 def _policy() -> str:
+    script, style = (base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in (_script(), _part("style.css")))
     return (
-        f"default-src 'none'; script-src '{_checksum(_script())}'; style-src '{_checksum(_style())}'; connect-src 'self'; img-src data:; "
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _style() -> str:
-    return _part("style.css")
-
-
-@cache
 def _script() -> str:
     return '"use strict";\n(() => {\n' + "\n".join(_part(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
 
 
-def _checksum(content: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-
-
+@cache
 def _part(name: str) -> str:
     return files("quiver.retrieval.serving.page").joinpath(name).read_text(encoding="utf-8")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
-import hashlib
-import itertools
 import json
 import math
 import os
@@ -290,22 +287,15 @@ def test_reading_needs_a_token_if_there_is_one(indexes: Indexes) -> None:
     } | {"/v1/documents"}
 
 
-def test_the_reference_describes_every_operation_without_another_host(app: Any) -> None:
+def test_the_page_of_the_api_loads_nothing_from_another_host(app: Any) -> None:
     page = answer(app, "GET", "/docs")
     assert page.headers["content-type"].startswith("text/html")
-    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
-    assert not re.search(r"<script|src=|https?://(?!localhost)", page.text)
-    schema = answer(app, "GET", "/openapi.json").json()
-    for path, operations in schema["paths"].items():
-        for method in operations:
-            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page.text
-    assert {f"type-{name}" for name in schema["components"]["schemas"]} <= set(re.findall(r'id="([^"]+)"', page.text))
-    assert set(re.findall(r'href="#([^"]+)"', page.text)) <= set(re.findall(r'id="([^"]+)"', page.text))
-    levels = [int(level) for level in re.findall(r"<h(\d)", page.text)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    assert page.text.count("List the retrievers and the limits") == 1  # not in the heading and again below it
-    (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)
-    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in page.headers["content-security-policy"]
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert loaded
+    for path in loaded:
+        assert path.startswith("/"), path
+        assert answer(app, "GET", path).status_code == 200, path
+    assert "https://" not in page.text
 
 
 def test_info_lists_the_retrievers(app: Any) -> None:
@@ -837,16 +827,12 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
     ]
 
 
-def test_the_schema_contains_the_limits(app: Any) -> None:
-    schema = json.loads(answer(app, "GET", "/openapi.json").text)
-    search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
-    assert search_request["k"]["maximum"] == 50
-    assert search_request["query"]["maxLength"] == 200
+def test_the_schema_describes_every_route_and_its_errors(app: Any) -> None:
+    schema = answer(app, "GET", "/openapi.json").json()
     assert len(schema["paths"]) == 16
     for path in schema["paths"].values():
         for operation in path.values():
-            assert {"200", "408", "413", "500"} <= set(operation["responses"])
-    assert schema["paths"]["/v1/search"]["post"]["responses"]["429"]["content"]["application/json"]
+            assert {"200", "408", "413", "429", "500"} <= set(operation["responses"])
 
 
 def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
