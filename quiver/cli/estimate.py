@@ -16,11 +16,10 @@ from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.encoder.config import EncoderConfig
-    from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics
-    from quiver.retrieval.records import Document, ModelCard
+    from quiver.retrieval.records import Document, ModelCard, SourceOptions
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 

@@ -7,15 +7,17 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, parse_memory, place_encoding, print_json, print_table, read_ids, say
+from quiver.cli.groups import argument, command, option
+from quiver.cli.output import help_alone, print_json, print_table, read_ids, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
-from quiver.retrieval.units import parse_duration
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.records import SourceOptions
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index
@@ -28,47 +30,26 @@ app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build,
 
 
 @app.command("build")
+@command
 def build(
-    source: options.CorpusSource,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model; or bm25, which needs none.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
-    engine: options.Engine = "auto",
-    seed: options.Seed = 0,
-    memory: options.BuildMemory = "2GB",
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    devices: options.Devices = None,
-    batch_tokens: options.BatchTokens = None,
-    query_length: options.QueryLength = None,
-    document_length: options.DocumentLength = None,
-    query_prompt: options.QueryPrompt = None,
-    document_prompt: options.DocumentPrompt = None,
-    truncate_dim: options.TruncateDim = None,
-    id_field: options.IdField = None,
-    title_field: options.TitleField = None,
-    text_fields: options.TextFields = None,
-    lists: options.ListFields = None,
-    columns: options.ColumnNames = None,
-    passages: options.Passages = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    title: options.Title = True,
-    text: options.StoreText = True,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", help="Metadata field to filter by, such as year or author.name. Repeatable. Default: all fields."),
-    ] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency after the build.")] = True,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    address: options.Address = None,
-    threads: options.Threads = None,
-    overwrite: options.Overwrite = False,
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    source: str = options.SOURCE,
+    *,
+    model: str = option(..., "Folder or hub id of a bi-encoder or a ColBERT model; or bm25, which needs none.", "-m"),
+    out: Path = option(..., "Index folder to write.", "-o"),
+    engine: str = options.ENGINE,
+    seed: int = options.SEED,
+    memory: int = options.MEMORY,
+    encoding: options.Encoding,
+    settings: ModelOptions,
+    given: SourceOptions,
+    use_title: bool = options.USE_TITLE,
+    store_text: bool = options.STORE_TEXT,
+    field: tuple[str, ...] = option((), "Metadata field to filter by, such as year or author.name. Repeatable. Default: all fields."),
+    calibrate: bool = option(True, "Measure recall and latency after the build.", "--calibrate/--no-calibrate"),
+    threads: int | None = option(None, "CPU threads; with several workers, those of each. Default: all, divided among the workers.", min=1),
+    overwrite: bool = options.OVERWRITE,
+    wait: float = options.WAIT,
+    output: options.Output,
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
@@ -86,22 +67,28 @@ def build(
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.index_model import load_index_model
-    from quiver.retrieval.models.options import ModelOptions
 
     chosen = parse_engine(engine)
-    layout = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting = parse_duration(wait)
-    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
-    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
+    layout = BuildOptions(chosen.name, chosen.settings, seed, memory, use_title, store_text, field or None, calibrate, threads)
+    executor = encoding.open_executor()
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
-    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
-    loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
-    corpus = open_corpus(source, given, tokens_of(loaded))
+    loaded = load_index_model(
+        model, dtype=encoding.dtype, device=encoding.first_device, batch_tokens=encoding.batch_tokens, options=settings
+    )
     begun = time.monotonic()
-    index = build_index(corpus, loaded, out, options=layout, executor=encoding, overwrite=overwrite, wait=waiting, progress=progress)
-    _describe(index, as_json)
-    if not as_json:
+    index = build_index(
+        open_corpus(source, given, tokens_of(loaded)),
+        loaded,
+        out,
+        options=layout,
+        executor=executor,
+        overwrite=overwrite,
+        wait=wait,
+        progress=output.progress,
+    )
+    _describe(index, output.json)
+    if not output.json:
         folder = shlex.quote(str(out))
         made = f"{len(index):,} document{'' if len(index) == 1 else 's'}"
         if {"file", "type", "start", "end"} <= index.fields.keys():  # of passages of files
@@ -111,25 +98,18 @@ def build(
 
 
 @app.command("add")
+@command
 def add(
-    folder: options.IndexFolder,
-    source: options.CorpusSource,
-    model: options.IndexModel = None,
-    device: options.Device = None,
-    batch_tokens: options.BatchTokens = None,
-    id_field: options.IdField = None,
-    title_field: options.TitleField = None,
-    text_fields: options.TextFields = None,
-    lists: options.ListFields = None,
-    columns: options.ColumnNames = None,
-    passages: options.Passages = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace documents of the same id, with all passages of a file.")] = False,
-    memory: options.BuildMemory = "2GB",
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    source: str = options.SOURCE,
+    *,
+    model: options.IndexModel,
+    batch_tokens: int | None = options.BATCH_TOKENS,
+    given: SourceOptions,
+    replace: bool = option(False, "Replace documents of the same id, with all passages of a file."),
+    memory: int = options.MEMORY,
+    wait: float = options.WAIT,
+    output: options.Output,
 ) -> None:
     """Add documents to an index. Repeat the command to resume an interrupted addition.
 
@@ -141,21 +121,12 @@ def add(
     """
     from quiver.retrieval.data.source import DEFAULTS, open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
-    from quiver.retrieval.models.index_model import load_index_model
 
-    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     opened = open_index(folder)
-    loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
-    index = add_documents(
-        folder,
-        source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded)),
-        loaded,
-        replace_existing=replace,
-        memory=parse_memory(memory),
-        wait=parse_duration(wait),
-        progress=progress,
-    )
-    _describe_change(index, opened, as_json)
+    loaded = model.load(opened, batch_tokens)
+    corpus = source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded))
+    index = add_documents(folder, corpus, loaded, replace_existing=replace, memory=memory, wait=wait, progress=output.progress)
+    _describe_change(index, opened, output.json)
 
 
 def _describe_change(index: Index, before: Index, as_json: bool) -> None:
@@ -167,30 +138,19 @@ def _describe_change(index: Index, before: Index, as_json: bool) -> None:
 
 
 @app.command("refresh")
+@command
 def refresh(
-    folder: options.IndexFolder,
-    source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE]", help="Corpus to read again. Default: all sources that the index was made of.")
-    ] = None,
-    model: options.IndexModel = None,
-    device: options.Device = None,
-    batch_tokens: options.BatchTokens = None,
-    id_field: options.IdField = None,
-    title_field: options.TitleField = None,
-    text_fields: options.TextFields = None,
-    lists: options.ListFields = None,
-    columns: options.ColumnNames = None,
-    passages: options.Passages = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    dry_run: options.DryRun = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete even more than half of the documents, or any where SOURCE takes the place of another.")
-    ] = False,
-    memory: options.BuildMemory = "2GB",
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    source: str | None = argument("Corpus to read again. Default: all sources that the index was made of.", None, metavar="[SOURCE]"),
+    *,
+    model: options.IndexModel,
+    batch_tokens: int | None = options.BATCH_TOKENS,
+    given: SourceOptions,
+    dry_run: bool = options.DRY_RUN,
+    force: bool = option(False, "Delete even more than half of the documents, or any where SOURCE takes the place of another."),
+    memory: int = options.MEMORY,
+    wait: float = options.WAIT,
+    output: options.Output,
 ) -> None:
     """Read the sources of an index again: encode what is new or changed, delete what is gone. Repeat the command to resume.
 
@@ -201,25 +161,23 @@ def refresh(
     quiver index refresh indexes/manual docs --exclude drafts --dry-run
     """
     from quiver.retrieval.index import open_index, refresh_index
-    from quiver.retrieval.models.index_model import load_index_model
 
-    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
-    changed = given != type(given)()
+    changed = given != SourceOptions()
     if changed and source is None:
         raise InputError("options of a source need the source: quiver index refresh DIR SOURCE --include ...")
     done = refresh_index(
         folder,
-        load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens),
+        model.load(open_index(folder), batch_tokens),
         source,
         options=given if changed else None,
         dry_run=dry_run,
         force=force,
-        memory=parse_memory(memory),
-        wait=parse_duration(wait),
-        progress=progress,
+        memory=memory,
+        wait=wait,
+        progress=output.progress,
     )
     counts = {name: getattr(done, name) for name in ("added", "changed", "deleted", "unchanged")}
-    if as_json:
+    if output.json:
         print_json({"folder": str(folder), "generation": done.index.manifest.generation, "dry_run": dry_run, **counts})
         return
     would = "would be: " if dry_run else ""
@@ -229,12 +187,14 @@ def refresh(
 
 
 @app.command("delete")
+@command
 def delete(
-    folder: options.IndexFolder,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the documents to delete.")] = None,
-    file: options.DocumentIds = None,
-    wait: options.Wait = "0s",
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    ids: tuple[str, ...] = argument("Ids of the documents to delete.", ()),
+    *,
+    file: Path | None = options.DOCUMENT_IDS,
+    wait: float = options.WAIT,
+    json: bool = options.JSON,
 ) -> None:
     """Delete documents. Their space is freed by quiver index compact.
 
@@ -245,20 +205,17 @@ def delete(
     """
     from quiver.retrieval.index import delete_documents, open_index
 
-    wanted = [*(ids or []), *([] if file is None else read_ids(file))]
+    wanted = [*ids, *([] if file is None else read_ids(file))]
     if not wanted:
         raise InputError("pass the ids of the documents to delete, or --ids FILE")
     before = open_index(folder)
-    _describe_change(delete_documents(folder, wanted, wait=parse_duration(wait)), before, as_json)
+    _describe_change(delete_documents(folder, wanted, wait=wait), before, json)
 
 
 @app.command("compact")
+@command
 def compact(
-    folder: options.IndexFolder,
-    memory: options.BuildMemory = "2GB",
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER, *, memory: int = options.MEMORY, wait: float = options.WAIT, output: options.Output
 ) -> None:
     """Merge segments and remove deleted documents, without encoding anything again.
 
@@ -266,23 +223,21 @@ def compact(
     """
     from quiver.retrieval.index import compact_index
 
-    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait), progress=progress), as_json)
+    _describe(compact_index(folder, memory=memory, wait=wait, progress=output.progress), output.json)
 
 
 @app.command("calibrate")
+@command
 def calibrate(
-    folder: options.IndexFolder,
-    queries: Annotated[
-        Path | None, typer.Option("--queries", help="File of real queries, as search reads it. Default: queries made from documents.")
-    ] = None,
-    model: options.IndexModel = None,
-    device: options.Device = None,
-    ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Number of results per query. Repeatable. Default: 10 and 100.")] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Largest number of queries to search.")] = 200,
-    seed: options.Seed = 0,
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    *,
+    queries: Path | None = option(None, "File of real queries, as search reads it. Default: queries made from documents."),
+    model: options.IndexModel,
+    k: tuple[int, ...] = option((), "Number of results per query. Repeatable. Default: 10 and 100.", min=1),
+    count: int = option(200, "Largest number of queries to search.", min=1),
+    seed: int = options.SEED,
+    wait: float = options.WAIT,
+    output: options.Output,
 ) -> None:
     """Measure recall and latency of search parameters from cheap to exhaustive. Searches then choose among them.
 
@@ -294,35 +249,34 @@ def calibrate(
     from quiver.retrieval.data.corpus import read_queries
     from quiver.retrieval.index import calibrate_index, open_index
     from quiver.retrieval.index.calibration import HITS, LEAST_HITS
-    from quiver.retrieval.models.index_model import load_index_model
 
-    wanted, texts, loaded = ks or HITS, None, None
+    wanted, texts, loaded = k or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
-        loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
-    elif model is not None:
+        loaded = model.load(open_index(folder))
+    elif model.model is not None:
         raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or remove --model")
     elif min(wanted) < LEAST_HITS:
         raise InputError(f"-k must be at least {LEAST_HITS} without --queries, because the documents a query was made from do not count")
-    waiting = parse_duration(wait)
-    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=waiting, progress=progress)
-    if as_json:
+    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=wait, progress=output.progress)
+    if output.json:
         print_json(index.manifest.calibration)
     else:
         _print_calibration(index)
 
 
 @app.command("check")
-def check(folder: options.IndexFolder, progress: options.Progress = True, as_json: options.Json = False) -> None:
+@command
+def check(folder: Path = options.INDEX_FOLDER, *, output: options.Output) -> None:
     """Read every file and verify its checksum. Exit status 1 if the index is damaged.
 
     Example: quiver index check indexes/scifact
     """
     from quiver.retrieval.index import check_index
 
-    with progress_bar("checking", 1, enabled=progress):
+    with progress_bar("checking", 1, enabled=output.progress):
         report = check_index(folder)
-    if as_json:
+    if output.json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
         whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems}
         print_json({**whole, "generations": generations, "leftovers": _names(report.leftovers)})
@@ -342,12 +296,9 @@ def check(folder: options.IndexFolder, progress: options.Progress = True, as_jso
 
 
 @app.command("repair")
+@command
 def repair(
-    folder: options.IndexFolder,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = "0s",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER, *, dry_run: bool = options.DRY_RUN, wait: float = options.WAIT, output: options.Output
 ) -> None:
     """Repair a damaged index: keep everything that is intact, and list what is lost.
 
@@ -357,9 +308,9 @@ def repair(
     """
     from quiver.retrieval.index import repair_index
 
-    with progress_bar("repairing", 1, enabled=progress):
-        report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
-    if as_json:
+    with progress_bar("repairing", 1, enabled=output.progress):
+        report = repair_index(folder, dry_run=dry_run, wait=wait)
+    if output.json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
         return
     for line in _repaired(folder, report):
@@ -395,11 +346,13 @@ def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
 
 
 @app.command("info")
+@command
 def info(
-    folder: options.IndexFolder,
-    generation: options.Generation = None,
-    verify: options.Verify = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    *,
+    generation: int | None = options.GENERATION,
+    verify: bool = options.VERIFY,
+    json: bool = options.JSON,
 ) -> None:
     """Show the size, settings, model, fields and presets of an index.
 
@@ -407,17 +360,18 @@ def info(
     """
     from quiver.retrieval.index import open_index
 
-    _describe(open_index(folder, generation=generation, verify=verify), as_json)
+    _describe(open_index(folder, generation=generation, verify=verify), json)
 
 
 @app.command("export")
+@command
 def export(
-    folder: options.IndexFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")],
-    vectors: Annotated[Literal["npy", "safetensors"], typer.Option("--vectors", help="File format of the vectors.")] = "npy",
-    verify: options.Verify = True,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    *,
+    out: Path = option(..., "Folder to write; must be new or empty.", "-o"),
+    vectors: Literal["npy", "safetensors"] = option("npy", "File format of the vectors in --out."),
+    verify: bool = options.VERIFY,
+    output: options.Output,
 ) -> None:
     """Export documents as JSON Lines and vectors as arrays in the same order, for the clients of other stores.
 
@@ -428,8 +382,8 @@ def export(
     from quiver.retrieval.index import open_index
     from quiver.retrieval.index.export import export_index
 
-    described = export_index(open_index(folder, verify=verify), out, vectors=vectors, progress=progress)
-    if as_json:
+    described = export_index(open_index(folder, verify=verify), out, vectors=vectors, progress=output.progress)
+    if output.json:
         print_json({"folder": str(out), **described})
         return
     vectors_there = f", {described['arrays']['vectors'][0]:,} vectors" if described["arrays"] else ""

@@ -1,20 +1,340 @@
-"""Options and arguments that several commands share, each declared once: a name has one meaning and one help text everywhere.
+"""Options that several commands share, each declared once: a name has one meaning and one help text everywhere.
 
-Use them as annotations, such as ``overwrite: options.Overwrite = False``. Nothing here imports torch, faiss or numba.
+A group is a dataclass of options (see `quiver.cli.groups`): a command has them all by a parameter of its type. Other options are constants,
+the defaults of parameters. Nothing here imports torch, faiss or numba.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
+from quiver.cli.groups import GROUPS, argument, group, option
 from quiver.encoder.errors import InputError
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.records import Dtype as WeightsDtype
+from quiver.retrieval.records import SourceOptions
+from quiver.retrieval.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from quiver.retrieval.data.source import SourceOptions
+    from quiver.retrieval.index import Index
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.bm25 import BM25
+    from quiver.retrieval.models.colbert import ColBERT
+    from quiver.retrieval.models.onnx_model import OnnxModel
+    from quiver.retrieval.records import Executor
 
+_LEAST_MEMORY = 16 << 20
+
+
+def parse_memory(text: str) -> int:
+    """Parse the memory for building an index, such as ``2GB``, in bytes.
+
+    Raises:
+        InputError: It is not a size, or less than 16 MB (a number whose unit was forgotten).
+    """
+    size = parse_size(text)
+    if size < _LEAST_MEMORY:
+        raise InputError(f"--memory {text} is {size:,} bytes; building an index needs at least 16 MB: write 500MB or 2GB")
+    return size
+
+
+def parse_names(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``FIELD=NAME,FIELD=NAME``: field -> name that it is read by.
+
+    Raises:
+        InputError: A part has another form.
+
+    Example:
+        >>> parse_names(["search=query,sku=document", "clicks=grade"])
+        {'search': 'query', 'sku': 'document', 'clicks': 'grade'}
+    """
+    parts = [part.partition("=") for text in texts for part in text.split(",")]
+    if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
+        raise InputError(f"--rename {wrong!r}: expected FIELD=NAME,FIELD=NAME such as search=query,sku=document")
+    return {field.strip(): name.strip() for field, _, name in parts}
+
+
+# Arguments.
+INDEX_FOLDER = argument("Index folder.")
+SOURCE = argument(
+    "Corpus: a folder of files (Markdown, text, HTML, PDF, office and e-mail files, e-books, notebooks, source code); a table"
+    " (.jsonl, .json, .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl);"
+    " hub://OWNER/NAME/CONFIG:SPLIT; ir:NAME (ir_datasets); or - for JSON lines from standard input.",
+    metavar="SOURCE",
+)
+RESULTS_FOLDER = argument("Results folder of quiver evaluate.")
+RESULTS_FOLDERS = argument("Results folders of quiver evaluate.")
+COLLECTION_NAMES = argument("Collections, groups or families: beir/scifact, beir/cqadupstack, beir. Default: all.", ())
+OVERRIDES = argument("Recipe settings to change, written section.setting=value.", ())
+
+# Options.
+PACKAGES = option((), "Further installed package to take functions from. Repeatable.", "--package")
+REVISION = option(None, "Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
+MODEL_DTYPE = option(
+    None,
+    "Dtype of the model's weights. int8 is for CPUs: about 2x faster than float32 on those with VNNI, 1.5x on others. Default: bfloat16 on"
+    " a GPU (float16 on a GPU without it), float32 on a CPU.",
+    "--dtype",
+)
+DEVICE = option(None, "Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
+BATCH_TOKENS = option(
+    None,
+    "Tokens that the model encodes at once. Default: 4,096 on a CPU; on a GPU what half of its free memory holds, up to 65,536.",
+    min=1,
+)
+USE_TITLE = option(True, "Do not prepend the title to the text of each document.", " /--no-title", show_default=False)
+STORE_TEXT = option(
+    True,
+    "Do not store the texts in the index. It then shows no texts, and cannot be refreshed, grouped or fused with BM25.",
+    " /--no-text",
+    show_default=False,
+)
+DOCUMENT_IDS = option(None, "File of document ids, one per line: delete or search these documents.", "--ids")
+ENGINE = option("auto", "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.")
+EXACT_ENGINE = ENGINE.with_default("exact")
+MEMORY = option("2GB", "Memory for building the index, in addition to the model, such as 2GB.", parse=parse_memory)
+WAIT = option("0s", "Time to wait until another process has finished writing to the index, such as 30s or 5m.", parse=parse_duration)
+VERIFY = option(True, "Verify the checksum of each block of an index when it is first read.", "--verify/--no-verify")
+GENERATION = option(None, "Number of the index generation to open. Default: the newest.")
+EFFORT = option(
+    None,
+    "Search effort: exact (exhaustive), balanced (fastest search parameters with a measured recall of 0.95), fast (0.90), or search"
+    " parameters such as nprobe=8,k_factor=2. Default: balanced.",
+    autocompletion=lambda: ["exact", "balanced", "fast"],
+)
+SPLIT = option("test", "Split of the relevance judgements: train, dev or test.")
+QUERY_FILE = option(
+    None, "File of queries with the fields id and text: .jsonl, .json, .csv, .tsv (also without a header), .parquet or .arrow.", "--queries"
+)
+RENAME = option(
+    (),
+    "Fields of --queries and --qrels that have other names than query_id, query, document and grade: FIELD=NAME, FIELD=NAME, such as"
+    " answer_file=document. Repeatable.",
+    parse=parse_names,
+)
+SEARCHED_INDEX = option(None, "Index of the documents, searched with its own model instead of encoding them.", "--index")
+ADDRESS = option(None, "Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto. Default: start Ray on this machine.")
+MODEL_OUT = option(..., "Model folder to write.", "--out", "-o")
+RUN_OUT = option(
+    None, "Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run.", "--out", "-o"
+)
+RESUME = option(False, "Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
+OVERWRITE = option(False, "Overwrite the output if it exists.")
+DRY_RUN = option(False, "Only report what would be done.")
+SEED = option(0, "Random seed.", min=0)
+REPORT_TITLE = option("", "Title of the report. Default: one that says what it reports.")
+PROGRESS = option(True, "Show progress on standard error: bars on a terminal, elsewhere a line a minute.", "--progress/--no-progress")
+JSON = option(False, "Print JSON instead of tables.", "--json")
+
+# Groups.
+GROUPS[SourceOptions] = {
+    "id": option(None, "Field of a table that holds the id. Default: _id, id, doc_id, docid or document_id, or a running number."),
+    "title": option(None, "Field of a table that holds the title. Default: title."),
+    "text": option(
+        (),
+        "Field of a table that holds the text. Repeatable: the texts are joined. Default: text, contents, content, body, passage or"
+        " document.",
+    ),
+    "lists": option(
+        (),
+        "Field of a table whose texts hold several values, such as tags separated by commas, semicolons or vertical bars. Repeatable.",
+        "--list",
+    ),
+    "columns": option(
+        None,
+        "Column names of a CSV or TSV file without a header, such as id,text.",
+        parse=lambda names: [name.strip() for name in names.split(",")] if names else [],
+    ),
+    "passages": option(
+        None,
+        "Where texts are cut: headings, functions, tokens:256 (maximum of a passage), overlap:32 (tokens), separated by commas; or whole."
+        " Default: headings,functions for files; tables are not cut.",
+    ),
+    "include": option(
+        (), "Files of a folder to read, such as '*.md' or 'docs/**'; hidden ones and node_modules must be named. Repeatable."
+    ),
+    "exclude": option((), "Files or folders to leave out, such as tests or '*.min.js'. Repeatable."),
+}
+GROUPS[ModelOptions] = {
+    "query_length": option(None, "Maximum tokens of a query of a ColBERT model. Default: the model's.", min=1),
+    "document_length": option(None, "Maximum tokens of a document; of a bi-encoder's queries too. Default: the model's.", min=1),
+    "query_prompt": option(None, "Text put before every query, such as 'query: '. Default: the model's."),
+    "document_prompt": option(None, "Text put before every document, such as 'passage: '. Default: the model's."),
+    "truncate_dim": option(None, "Width to which the vectors of a bi-encoder are cut (Matryoshka). Default: the full width.", min=1),
+}
+
+
+@dataclass(frozen=True)
+@group
+class Output:
+    """What is printed."""
+
+    progress: bool = PROGRESS
+    json: bool = JSON
+
+
+@dataclass(frozen=True)
+@group
+class IndexModel:
+    """The model that searches an index."""
+
+    model: str | None = option(
+        None,
+        "Folder or hub id of the model, or folder of its ONNX export, which searches without PyTorch. Default: the model that built the"
+        " index.",
+        "-m",
+    )
+    device: str | None = DEVICE
+
+    def load(self, index: Index, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
+        """Load it.
+
+        Raises:
+            InputError: It cannot be loaded, or does not fit the index.
+        """
+        from quiver.retrieval.models.index_model import load_index_model
+
+        return load_index_model(index.manifest.model, self.model, device=self.device, batch_tokens=batch_tokens)
+
+
+@dataclass(frozen=True)
+@group
+class Encoding:
+    """How texts are encoded, and where."""
+
+    dtype: WeightsDtype | None = MODEL_DTYPE
+    device: str | None = DEVICE
+    devices: Sequence[str] | None = option(
+        None,
+        "Devices to encode on, with one worker process each: GPU numbers such as 0,1, or cpu,cpu for two CPU workers. Queries are encoded"
+        " on the first.",
+        parse=lambda text: parse_devices(text),
+    )
+    batch_tokens: int | None = BATCH_TOKENS
+    executor: str = option("local", "Where texts are encoded: local (this machine) or ray (a Ray cluster).")
+    workers: int | None = option(None, "Number of worker processes. Default: local: this process only; ray: as many as fit.", min=1)
+    address: str | None = ADDRESS
+
+    @property
+    def first_device(self) -> str | None:
+        """Device of the model in this process, which encodes the queries."""
+        return self.devices[0] if self.devices else self.device
+
+    def open_executor(self) -> Executor:
+        """Make the executor.
+
+        Raises:
+            InputError: Options exclude each other, the executor is unknown, Ray is not installed, or nothing answers at the address.
+        """
+        if self.executor not in ("local", "ray"):
+            raise InputError(f"unknown executor {self.executor!r}; choose one of local, ray")
+        if self.devices is not None:
+            others = {
+                "--executor ray": self.executor == "ray",
+                "--workers": self.workers,
+                "--address": self.address,
+                "--device": self.device,
+            }
+            if given := [name for name, value in others.items() if value]:
+                raise InputError(f"--devices starts one worker per device and excludes {given[0]}; remove one of the two")
+        elif self.device is not None and (self.executor == "ray" or self.workers not in (None, 1)):
+            raise InputError("--device is for encoding without workers; pass --devices 0,1 for workers on the GPUs 0 and 1, or remove it")
+        if self.executor == "ray":
+            from quiver.retrieval.cluster.ray_backend import RayCluster
+
+            return RayCluster(self.workers, self.address)
+        if self.address is not None:
+            raise InputError("--address is the address of a Ray cluster; add --executor ray, or remove --address")
+        if self.devices is None and self.workers in (None, 1):
+            from quiver.retrieval.records import IN_PROCESS
+
+            return IN_PROCESS
+        from quiver.retrieval.cluster import LocalProcesses
+
+        return LocalProcesses(self.devices or self.workers or 0)
+
+
+@dataclass(frozen=True)
+@group
+class VectorCache:
+    """Where vectors are kept for a later run."""
+
+    cache: Path | None = option(None, "Cache folder for vectors. Default: the user's cache folder (quiver cache info shows it).")
+    no_cache: bool = option(False, "Do not cache vectors.")
+
+    def folder(self) -> Path | None:
+        """The folder; None for no cache, or where the user's cannot be written.
+
+        Raises:
+            InputError: Both options were given.
+        """
+        from quiver.retrieval.cache import VECTORS, folder_if_writable
+
+        if self.no_cache and self.cache is not None:
+            raise InputError("--cache and --no-cache exclude each other; pass only one of them")
+        return None if self.no_cache else self.cache or folder_if_writable(VECTORS)
+
+
+@dataclass(frozen=True)
+@group
+class Combination:
+    """Fusion, re-ranking and grouping of rankings."""
+
+    fuse: tuple[str, ...] = option(
+        (), "Ranking to fuse with: bm25, or another index of the same documents; in evaluate also a model or a run. Repeatable."
+    )
+    fusion: Literal["rrf", "weighted"] | None = option(None, "Fusion by reciprocal ranks (rrf) or by scores (weighted). Default: rrf.")
+    weights: str | None = option(
+        None, "Fusion weights, such as 1,0.5: that of the index or model, then one per --fuse. A weight of 0 skips that ranking."
+    )
+    normalize: Literal["min-max", "z-score"] | None = option(None, "Normalization of scores for --fusion weighted. Default: min-max.")
+    rerank: str | None = option(None, "Re-rank the candidates with a ColBERT model, or with the index of one.")
+    candidates: int | None = option(None, "Candidates that each ranking contributes to fusion and re-ranking. Default: 100.", min=1)
+    group_by: str | None = option(
+        None,
+        "Group passages by this field of the index, such as file: its values are ranked, each by its best passage, and -k counts values.",
+    )
+
+
+@dataclass(frozen=True)
+@group
+class Training:
+    """How a model is trained."""
+
+    dtype: Literal["float32", "bfloat16"] | None = option(
+        None,
+        "Dtype of the forward and backward pass (bfloat16: autocast); weights and optimizer state are float32. Default: training.dtype of"
+        " the recipe, by default bfloat16 on a GPU (float32 on a GPU without it), float32 on a CPU.",
+    )
+    device: str | None = DEVICE
+
+    def overrides(self, given: Sequence[str]) -> list[str]:
+        """Overrides of a recipe, and the dtype of the option."""
+        return [*given, *([] if self.dtype is None else [f"training.dtype={self.dtype}"])]
+
+
+def parse_devices(text: str) -> list[str]:
+    """Parse ``--devices``: names of devices, separated by commas; a number is that of a GPU.
+
+    Raises:
+        InputError: A device has another name, or this machine does not have it.
+
+    Example:
+        >>> parse_devices("cpu, cpu")
+        ['cpu', 'cpu']
+    """
+    from quiver.retrieval.models.loading import check_device
+
+    names = [name.strip() for name in text.split(",")]
+    return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]
+
+
+# The options of commands that have no groups yet.
 # Arguments.
 IndexFolder: TypeAlias = Annotated[Path, typer.Argument(help="Index folder.")]
 CorpusSource: TypeAlias = Annotated[
@@ -37,7 +357,7 @@ Packages: TypeAlias = Annotated[
 Overrides: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Recipe settings to change, written section.setting=value.")]
 
 # Models.
-IndexModel: TypeAlias = Annotated[
+OldIndexModel: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--model",
@@ -164,8 +484,8 @@ Cache: TypeAlias = Annotated[
 NoCache: TypeAlias = Annotated[bool, typer.Option("--no-cache", help="Do not cache vectors.")]
 
 # Indexes.
-ENGINE = "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16."
-Engine: TypeAlias = Annotated[str, typer.Option("--engine", help=ENGINE)]
+_ENGINE = "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16."
+Engine: TypeAlias = Annotated[str, typer.Option("--engine", help=_ENGINE)]
 BuildMemory: TypeAlias = Annotated[
     str, typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
 ]
@@ -178,12 +498,12 @@ Generation: TypeAlias = Annotated[
 Wait: TypeAlias = Annotated[
     str, typer.Option("--wait", help="Time to wait until another process has finished writing to the index, such as 30s or 5m.")
 ]
-EFFORT = "exact (exhaustive), balanced (fastest search parameters with a measured recall of 0.95), fast (0.90), or search parameters"
+_EFFORT = "exact (exhaustive), balanced (fastest search parameters with a measured recall of 0.95), fast (0.90), or search parameters"
 Effort: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--effort",
-        help=f"Search effort: {EFFORT} such as nprobe=8,k_factor=2. Default: balanced.",
+        help=f"Search effort: {_EFFORT} such as nprobe=8,k_factor=2. Default: balanced.",
         autocompletion=lambda: ["exact", "balanced", "fast"],
     ),
 ]

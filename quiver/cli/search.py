@@ -76,7 +76,7 @@ def search(
     candidates: options.Candidates = None,
     group_by: options.GroupBy = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
-    model: options.IndexModel = None,
+    model: options.OldIndexModel = None,
     device: options.Device = None,
     generation: options.Generation = None,
     verify: options.Verify = True,

@@ -50,7 +50,7 @@ def serve(
     indexes: Indexes,
     fuse: Fuse = None,
     rerank: Rerank = None,
-    model: options.IndexModel = None,
+    model: options.OldIndexModel = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8080,
@@ -186,7 +186,7 @@ def mcp(
     indexes: Indexes,
     fuse: Fuse = None,
     rerank: Rerank = None,
-    model: options.IndexModel = None,
+    model: options.OldIndexModel = None,
     device: options.Device = None,
     verify: options.Verify = True,
 ) -> None:

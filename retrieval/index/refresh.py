@@ -24,7 +24,6 @@ from quiver.retrieval.data.source import (
     DEFAULTS,
     STANDARD_INPUT,
     Corpus,
-    SourceOptions,
     emptied_corpus,
     has_no_path,
     is_beir,
@@ -37,7 +36,7 @@ from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
 from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, rows_by_value, write_sources
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, SourceOptions
 
 logger = logging.getLogger(__name__)
 

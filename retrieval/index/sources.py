@@ -22,10 +22,11 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
-from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
+from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.data.tables import GivenDocuments
 from quiver.retrieval.index.files import Disk, put_file
 from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.records import SourceOptions
 
 logger = logging.getLogger(__name__)
 
