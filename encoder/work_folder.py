@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ SEAL = "seal.json"
 SETTINGS = "plan.json"
 _SCHEMA = "quiver-work/1"
 _PART = ".part"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 # Errors that mean that a file is missing or damaged. Others, such as too many open files, may be temporary.
 _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
@@ -113,6 +115,13 @@ def _lock_holder(file: Path) -> str:
         return file.read_text(encoding="utf-8").strip() or "another process"
     except (OSError, UnicodeDecodeError):
         return "another process"
+
+
+def remove_temporary(folder: Path, disk: Disk = REAL) -> None:
+    """Remove the temporary files of `quiver.encoder.files.replacing` that killed processes have left; only while no other process works."""
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            disk.unlink(path)
 
 
 # Settings of a resumed job.
@@ -365,6 +374,7 @@ class WorkFolder:
     def __init__(self, path: Path, disk: Disk = REAL) -> None:
         self.path = path
         self._disk = disk
+        self._doomed = path.with_name(f"{path.name}-removed")
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Record settings of the job, or compare them with the recorded ones.
@@ -405,6 +415,17 @@ class WorkFolder:
         logger.warning("%s: damaged; computing this part again", path)
         return None
 
+    def read(self, name: str) -> bytes:
+        """Return the result of a part.
+
+        Raises:
+            InputError: It is missing or damaged.
+        """
+        content = self.find(name)
+        if content is None:
+            raise InputError(f"{self.path}: the part {name} is missing or damaged; run the command again")
+        return content
+
     def names(self) -> list[str]:
         """Names of the parts with a result, sorted."""
         return sorted(path.name.removesuffix(_PART) for path in self.path.glob(f"*{_PART}"))
@@ -419,12 +440,16 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove the folder: first its name, so that half of it is never resumed."""
-        doomed = self.path.with_name(f"{self.path.name}-removed")
-        if doomed.exists():
-            remove_tree(doomed, self._disk)
         if self.path.exists():
-            self._disk.rename(self.path, doomed)
-            remove_tree(doomed, self._disk)
+            self.remove_leftovers()
+            self._disk.rename(self.path, self._doomed)
+        self.remove_leftovers()
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process has left beside the folder: half of a removed one, and temporary files of the result."""
+        if self._doomed.exists():
+            remove_tree(self._doomed, self._disk)
+        remove_temporary(self.path.parent, self._disk)
 
     def is_resumable(self) -> bool:
         """Whether a job made the folder: it has the settings of one, or nothing because the job was killed before it wrote them."""
@@ -435,7 +460,7 @@ class WorkFolder:
         except InputError:
             return False
         return str(found).partition("/")[0] == _SCHEMA.partition("/")[0] or all(
-            path.name in ("lock", f"{SETTINGS}.tmp") for path in self.path.iterdir()
+            path.name == f"{SETTINGS}.tmp" for path in self.path.iterdir()
         )
 
 
@@ -465,6 +490,7 @@ def open_work(
         if (work.path.exists() or work.path.is_symlink()) and not work.is_resumable():
             raise InputError(f"{out}: holds {name}, which is not from an unfinished run; choose another --out")
         with writable(out):
+            work.remove_leftovers()
             if overwrite:
                 work.remove()
             if not work.path.exists():

@@ -36,7 +36,7 @@ from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.recipe_file import AUTO, WITHOUT_WEIGHT
-from quiver.encoder.work_folder import OtherVersionError, SealedFolders, describe_changes, exclusive_lock, setting_changes
+from quiver.encoder.work_folder import OtherVersionError, SealedFolders, describe_changes, exclusive_lock, remove_temporary, setting_changes
 
 logger = logging.getLogger(__name__)
 
@@ -276,8 +276,7 @@ def remove_leftovers(out: Path) -> None:
     """Delete files that a complete run no longer needs; a session that was killed at its end may have left them."""
     for left in (out / DATA, out / START, *out.glob(".replaced-*")):
         shutil.rmtree(left, ignore_errors=True)
-    for half_written in (path for name in (RECIPE, BEGUN, RECORD, LOG) for path in out.glob(f".{name}.*.tmp")):
-        half_written.unlink()
+    remove_temporary(out)
 
 
 def remove_run(out: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,7 @@ from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models import bm25
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.training.mining.job_folder import open_job
+from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
 
@@ -498,6 +499,7 @@ def mine_negatives(
     """
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
+    started = time.perf_counter()
     settings = {
         "system": system.fingerprint,
         "index": None if system.index is None else system.index.manifest.codec.engine,
@@ -506,19 +508,19 @@ def mine_negatives(
     }
     with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         with progress_bar("reading", 1, enabled=progress):
-            data = read_mining_data(source, work.fresh("texts"), index=system.index)
-        work.agree(data=data.sha256)
+            data = read_mining_data(source, work.scratch("texts"), index=system.index)
+        work.agree({"data": data.sha256})
         depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
         parts = _parts(depths, data.searchable)
-        missing = [number for number in range(len(parts)) if not work.has(number)]
+        missing = [number for number in range(len(parts)) if work.find(part_name(number)) is None]
         if missing:
             searching = _searcher(data, system, len(depths), progress=progress)
             with searching as searcher, progress_bar("mining", len(depths), enabled=progress) as advance:
                 miner = _Miner(data, searcher, rules, output.suspects, advance)
                 advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
                 for number in missing:
-                    work.write(number, miner.mine(parts[number], int(depths[parts[number]].max())))
-        found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(number).splitlines())
+                    work.save(part_name(number), miner.mine(parts[number], int(depths[parts[number]].max())))
+        found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(part_name(number)).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         if not output.ids:
             _remove_texts(out)
@@ -535,7 +537,8 @@ def mine_negatives(
             },
             "result": result,
         }
-        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "faiss-cpu"))
+        packages = ("quiver-retrieval", "torch", "numpy", "faiss-cpu")
+        return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
 
 
 def _remove_texts(out: Path) -> None:

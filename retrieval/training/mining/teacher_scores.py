@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import json
 import platform
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -37,6 +38,7 @@ from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.encoder.work_folder import WorkFolder
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
 from quiver.retrieval.models.loading import check_device, check_is_model, default_device, is_cross_encoder, load_model
@@ -45,7 +47,7 @@ from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, To
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
 from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
-from quiver.retrieval.training.mining.job_folder import JobFolder, open_job
+from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection
 
@@ -622,18 +624,19 @@ def score_rows(
     if normalize not in NORMALIZATIONS:
         raise InputError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
+    started = time.perf_counter()
     # Without the weights: scores are saved before weighting, so that a run can resume with other weights.
     settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
     with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         with progress_bar("reading", 1, enabled=progress):
-            data = read_scoring_data(section, work.fresh("texts"))
-        work.agree(data=data.sha256)
+            data = read_scoring_data(section, work.scratch("texts"))
+        work.agree({"data": data.sha256})
         parts = _parts(data.ends)
         pairs = int(data.ends[-1])
         sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
         for position, member in enumerate(members):
             first = position * len(parts)  # each teacher's parts follow those of the previous one
-            missing = {number: part for number, part in enumerate(parts) if not work.has(first + number)}
+            missing = {number: part for number, part in enumerate(parts) if work.find(part_name(first + number)) is None}
             if not missing:
                 continue
             with member.scorer(data, cache=cache, progress=progress) as score:
@@ -641,12 +644,13 @@ def score_rows(
                 with progress_bar(label, pairs, enabled=progress) as advance:
                     advance(pairs - sum(sizes[number] for number in missing))
                     for number, scores in score(missing, advance):
-                        work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
+                        work.save(part_name(first + number), _checked(scores, section, parts[number], data.ends).tobytes())
         scores = _row_scores(work, parts, data.ends, teacher, members=len(members))
         with progress_bar("writing", len(data), enabled=progress) as advance:
             result = _write(section, data, scores, out, NORMALIZATIONS[normalize], advance)
         content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
-        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "sentence-transformers"))
+        packages = ("quiver-retrieval", "torch", "numpy", "sentence-transformers")
+        return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
 
 
 def _named_fields(section: DataSection) -> dict[str, Any]:
@@ -686,12 +690,12 @@ def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, end
 
 
 def _row_scores(
-    work: JobFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
+    work: WorkFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
 ) -> Iterator[NDArray[np.float64]]:
     """Scores of each row, in order."""
     for number, part in enumerate(parts):
         inner = ends[part.start + 1 : part.stop] - ends[part.start]
-        kept = [np.frombuffer(work.read(position * len(parts) + number), "<f4") for position in range(members)]
+        kept = [np.frombuffer(work.read(part_name(position * len(parts) + number)), "<f4") for position in range(members)]
         for scores in zip(*(np.split(one, inner) for one in kept), strict=True):
             together = teacher.together(scores) if isinstance(teacher, Ensemble) else scores[0].astype(np.float64)
             if not np.abs(together).max() <= np.finfo(np.float32).max:

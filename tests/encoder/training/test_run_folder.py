@@ -359,7 +359,7 @@ def test_leftovers_of_a_killed_complete_run_are_removed(tmp_path: Path) -> None:
     for left in (DATA, START, ".replaced-abc"):
         (out / left).mkdir()
         (out / left / "rest").touch()
-    (out / f".{RECORD}.123.tmp").touch()
+    (out / f".{RECORD}.{'ab' * 16}.tmp").touch()
     remove_leftovers(out)
     assert contents(out) == whole
     assert sorted(path.name for path in out.iterdir()) == sorted([BEGUN, RECIPE, RECORD, MODEL, LOG, CHECKPOINTS, "notes.txt"])

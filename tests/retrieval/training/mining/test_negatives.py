@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import random
-import signal
-import subprocess
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
+from quiver.encoder.work_folder import WorkFolder
 from quiver.eval.rankers import bm25_run
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.index import BuildOptions, build_index
@@ -30,7 +28,7 @@ from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
-from quiver.retrieval.training.mining.job_folder import WORK, JobFolder, open_job
+from quiver.retrieval.training.mining.job_folder import WORK, finish_job, open_job
 from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
@@ -47,7 +45,6 @@ from quiver.retrieval.training.mining.negatives import (
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
 from quiver.retrieval.training.recipe import DataSection
-from tests.processes import imported_python
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -548,52 +545,15 @@ def test_a_list_of_positives_is_one_row_each(word_sum: Any, tmp_path: Path) -> N
     assert rows[0]["negatives"] == ["w4 w5"]
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from conftest import WordSum
-from quiver.retrieval.training.mining import job_folder, negatives
-negatives.QUERIES_PER_PART = (7, 7)
-plain = job_folder.JobFolder.write
-def killing(self, part, content):
-    if part == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    plain(self, part, content)
-job_folder.JobFolder.write = killing
-negatives.mine_negatives(
-    negatives.PairSource(({path!r},), positive_field="pos"), negatives.MiningSystem(WordSum(), None, Path({cache!r})), Path({out!r}),
-    rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
-)
-"""
-
-
-def test_a_killed_run_resumes_with_the_same_result(word_sum: Any, tmp_path: Path, small_parts: None) -> None:
-    path, _ = pairs_file(tmp_path)
-    tests, killed, whole = Path(__file__).resolve().parents[2], tmp_path / "killed", tmp_path / "whole"
-    code = CHILD.format(tests=str(tests), path=str(path), cache=str(tmp_path / "cache"), out=str(killed))
-    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list((killed / WORK).glob("*.part"))) == 4
-    assert not (killed / "train.jsonl.gz").exists()
-    source, rules = PairSource((str(path),), positive_field="pos"), Rules(negatives=3, choice="random")
-    mine_negatives(source, MiningSystem(word_sum, cache=tmp_path / "cache"), killed, rules=rules, output=Output())
-    assert not word_sum.calls  # every text was encoded by the process that was killed
-    mine_negatives(source, MiningSystem(word_sum), whole, rules=rules, output=Output())
-    for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
-    assert not (killed / WORK).exists()
-
-
 def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
     """A run that fails once some parts are written."""
 
     class StopError(Exception):
         pass
 
-    written, plain = 0, JobFolder.write
+    written, plain = 0, WorkFolder.save
 
-    def write(self: JobFolder, part: int, content: bytes) -> None:
+    def write(self: WorkFolder, part: str, content: bytes) -> None:
         nonlocal written
         written += 1
         if written > after:
@@ -601,7 +561,7 @@ def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.Monke
         plain(self, part, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JobFolder, "write", write)
+        patch.setattr(WorkFolder, "save", write)
         with pytest.raises(StopError):
             mine_negatives(source, MiningSystem(model), out, rules=Rules(), output=Output())
 
@@ -612,16 +572,16 @@ def test_parts_of_another_job_are_not_used(
     path, _ = pairs_file(tmp_path)
     source, out = PairSource((str(path),), positive_field="pos"), tmp_path / "out"
     stopped(source, word_sum, out, monkeypatch, after=3)
-    with pytest.raises(InputError, match="holds an unfinished run with another rules"):
+    with pytest.raises(InputError, match=r"holds an unfinished run with other settings: rules\.negatives was 7, is 3;"):
         mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(negatives=3), output=Output())
     index = build_index(write_lines(tmp_path / "corpus.jsonl", [{"_id": "d", "text": "w1"}]), word_sum, tmp_path / "index")
-    with pytest.raises(InputError, match=r"holds an unfinished run with another index \(None then, exact-dense now\)"):
+    with pytest.raises(InputError, match=r'other settings: index was null, is "exact-dense";'):
         mine_negatives(source, MiningSystem(word_sum, index), out, rules=Rules(), output=Output())
-    with pytest.raises(InputError, match="holds an unfinished run with another system"):
+    with pytest.raises(InputError, match="other settings: system was"):
         mine_negatives(source, MiningSystem(other_word_sum), out, rules=Rules(), output=Output())
     content = path.read_bytes()
     write_lines(path, [{"query": "w1", "pos": "w2"}])
-    with pytest.raises(InputError, match="holds an unfinished run with another data"):
+    with pytest.raises(InputError, match="other settings: data was"):
         mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(), output=Output())
     path.write_bytes(content)
     word_sum.card = replace(word_sum.card, source="elsewhere")  # where a model lies does not matter
@@ -633,25 +593,8 @@ def test_parts_of_another_job_are_not_used(
     assert max(len(row["negatives"]) for row in read_lines(out / "train.jsonl.gz")) == 2
 
 
-def test_a_damaged_part_is_computed_again(
-    word_sum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, _ = pairs_file(tmp_path)
-    source = PairSource((str(path),), positive_field="pos")
-    mine_negatives(source, MiningSystem(word_sum), tmp_path / "whole", rules=Rules(), output=Output())
-    stopped(source, word_sum, tmp_path / "out", monkeypatch, after=3)
-    part = tmp_path / "out" / WORK / "000001.part"
-    content = bytearray(part.read_bytes())
-    content[90] ^= 1
-    part.write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output())
-    assert "000001.part: damaged" in caplog.text
-    assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
-
-
 @contextmanager
-def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[JobFolder]:
+def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[WorkFolder]:
     with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
         yield work
 
@@ -670,34 +613,18 @@ def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
         assert (foreign / name).read_text() == '{"schema": "another"}'
     busy = tmp_path / "busy"
     with opened(busy, a=1) as work:
-        work.write(0, b"part")
+        work.save("000000", b"part")
         # The lock of another file handle is in the way as that of another process is.
         with (
-            pytest.raises(InputError, match="another process is using this folder; wait for it, or choose another --out"),
+            pytest.raises(InputError, match=r"busy: process .* is working there; wait for it, or choose another --out"),
             opened(busy, overwrite=True, a=1),
         ):
             pass
-        assert work.read(0) == b"part"
-        work.finish({}, command=None, packages=())
+        assert work.read("000000") == b"part"
+        finish_job(work, "r.json", "quiver-sample/1", {}, seconds=0, command=None, packages=())
     assert [path.name for path in busy.iterdir()] == ["r.json"]
     with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
         pass
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("content", [{"notes.md": "mine"}, {"plan.json": "{}"}, {"lock": "not empty"}, {"000000.part": "x"}])
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_foreign_work_folder_is_not_touched(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
-    folder = tmp_path / WORK
-    folder.mkdir()
-    for name, text in content.items():
-        (folder / name).write_text(text)
-    if finished:
-        (tmp_path / "r.json").write_text('{"schema": "quiver-sample/1"}')
-    refused = pytest.raises(InputError, match=rf"{tmp_path}: holds {WORK}, which is not from an unfinished run")
-    with refused, opened(tmp_path, overwrite=overwrite):
-        pytest.fail("the job began")
-    assert {path.name: path.read_text() for path in folder.iterdir()} == content
 
 
 def test_an_empty_folder_named_like_the_work_folder_is_refused(tmp_path: Path, word_sum: Any) -> None:
@@ -719,16 +646,6 @@ def test_an_empty_folder_named_like_the_work_folder_is_refused(tmp_path: Path, w
     )
     assert (out / "work" / "thesis.tex").read_text() == "years"
     assert not (out / WORK).exists()
-
-
-def test_a_job_killed_before_its_plan_starts_over(tmp_path: Path) -> None:
-    (tmp_path / "out" / WORK).mkdir(parents=True)
-    (tmp_path / "out" / WORK / "lock").touch()
-    with opened(tmp_path / "out", a=1) as work:
-        work.write(0, b"part")
-    assert work.has(0)
-    with pytest.raises(InputError, match="holds an unfinished run with another a"), opened(tmp_path / "out", a=2):
-        pass
 
 
 def test_texts_are_numbered_once(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +26,6 @@ from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ran
 from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
 from quiver.retrieval.training.mining.texts import BeirSource
 from quiver.retrieval.training.recipe import DataSection
-from tests.processes import imported_python
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -201,7 +198,7 @@ def test_several_teachers_resume_where_they_were_stopped(word_sum: Any, word_by_
     kept = len([*(tmp_path / "out" / WORK).glob("*.part")])
     word_sum.calls.clear()
     assert kept > 4
-    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
+    with pytest.raises(InputError, match="other settings: teacher was"):
         score_rows(section(path), Ensemble([VectorTeacher(word_by_word), first], [1, 2]), tmp_path / "out")
     with pytest.raises(InputError, match="scores overflow float32; run the command again with smaller weights"):
         score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1e308, 2]), tmp_path / "out")
@@ -385,25 +382,6 @@ def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> N
         assert len(teacher["scores"]) == 6
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.training.mining import job_folder, teacher_scores
-from quiver.retrieval.training.recipe import DataSection
-from quiver.retrieval.training.mining.teacher_scores import VectorTeacher
-teacher_scores.PAIRS_PER_PART = 10
-plain = job_folder.JobFolder.write
-def killing(self, part, content):
-    if part == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    plain(self, part, content)
-job_folder.JobFolder.write = killing
-section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
-teacher_scores.score_rows(section, VectorTeacher(BiEncoder({model!r})), Path({out!r}), cache=Path({cache!r}))
-"""
-
-
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=32)
@@ -415,23 +393,6 @@ def tiny_model(tmp_path: Path) -> Path:
         init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
     ).save_pretrained(folder)
     return folder
-
-
-def test_a_killed_run_resumes_with_the_same_result(tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", ROWS)
-    killed, whole, cache = tmp_path / "killed", tmp_path / "whole", tmp_path / "cache"
-    code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
-    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list((killed / WORK).glob("*.part"))) == 3
-    assert not (killed / "train.jsonl.gz").exists()
-    teacher = load_teacher(str(tiny_model))
-    with pytest.raises(InputError, match="holds an unfinished run with another normalize"):
-        score_rows(section(path), teacher, killed, cache=cache, normalize="min-max")
-    score_rows(section(path), teacher, killed, cache=cache)
-    score_rows(section(path), teacher, whole)
-    assert (killed / "train.jsonl.gz").read_bytes() == (whole / "train.jsonl.gz").read_bytes()
-    assert not (killed / WORK).exists()
 
 
 @pytest.fixture
@@ -635,7 +596,7 @@ def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: 
         score_rows(section(path), Stopping(), out)
     torch.nn.init.constant_(model.classifier.bias, 9.0)
     torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
+    with pytest.raises(InputError, match="other settings: teacher was"):
         score_rows(section(path), load_teacher(str(cross_encoder)), out)
 
 

@@ -1,0 +1,242 @@
+"""The contract of resumable jobs, over every user of `quiver.encoder.work_folder`: killed at each write, on a full disk, two at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from quiver.encoder import InputError
+from quiver.encoder.errors import full_disk as is_full_disk
+from quiver.encoder.training.run_folder import RECORD, Checkpoints, RunIdentity, finish_run, lock_run, new_run, unfinished_model
+from quiver.encoder.work_folder import SealedFolders, WorkFolder, exclusive_lock, open_work
+from quiver.retrieval.training.data.prepare import prepare_rows
+from quiver.retrieval.training.mining import negatives, teacher_scores
+from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
+from quiver.retrieval.training.mining.texts import PairSource
+from quiver.retrieval.training.recipe import DataSection
+
+EachDeath = Callable[..., Iterator[None]]
+ROWS = [{"query": f"word{n} query", "positive": f"word{n} answer", "negatives": [f"word{n + 1} answer"]} for n in range(12)]
+
+
+class User(NamedTuple):
+    """A job that uses the module.
+
+    Attributes:
+        run: Does the job in a folder, or resumes it there; what is complete is left alone.
+        lock: Lock file that it holds while it works, inside the folder; empty if it waits for others.
+    """
+
+    run: Callable[[Path], object]
+    lock: str = ""
+
+
+def parts(out: Path) -> None:
+    if (out / "result").exists() and not (out / ".work").exists():
+        WorkFolder(out / ".work").remove_leftovers()
+        return
+    with open_work(out, ".work", {"seed": 1}, doing="counting there") as work:
+        for name in ("a", "b", "c"):
+            if work.find(name) is None:
+                work.save(name, name.encode() * 1000)
+        (out / "result.tmp").write_bytes(b"".join(work.read(name) for name in work.names()))
+        (out / "result.tmp").replace(out / "result")
+        work.remove()
+
+
+def sealed(out: Path) -> None:
+    folders = SealedFolders(out, "test/1")
+    for name in ("a", "b"):
+        if folders.finished(name, "making it again") is None:
+            with folders.writing(name) as part:
+                (part.folder / "file").write_text(name * 1000)
+    folders.remove_unfinished()
+
+
+def checkpoints(out: Path) -> None:
+    found = Checkpoints(out)
+    if found.newest() is None:
+        save(found, 4)
+    if found.newest() == 4:
+        save(found, 8)
+    found.keep([8])
+
+
+def save(found: Checkpoints, step: int) -> None:
+    with found.writing(step) as folder:
+        (folder / "model.bin").write_bytes(b"weights of %d" % step)
+
+
+def training(out: Path) -> None:
+    identity = RunIdentity({"seed": 1}, {"processes": 1}, {"device": "cpu"})
+    if (out / RECORD).exists():
+        return
+    with lock_run(out):
+        if not (out / "begun.json").exists():
+            with new_run(out):
+                identity.write(out)
+                save(Checkpoints(out / "checkpoints"), 1)
+        if Checkpoints(out / "checkpoints").newest() is None:
+            identity.write(out)
+            save(Checkpoints(out / "checkpoints"), 1)
+        shutil.rmtree(unfinished_model(out), ignore_errors=True)
+        unfinished_model(out).mkdir()
+        (unfinished_model(out) / "weights").write_bytes(b"weights")
+        finish_run(out, {"schema": "quiver-run/1", "recipe": {"seed": 1}})
+
+
+def rows(out: Path) -> None:
+    source = out.parent / "rows.jsonl"
+    if not source.exists():
+        source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        os.utime(source, (1, 1))
+    section = DataSection(train=(str(source),), document_fields=("positive",))
+    assert len(list(prepare_rows(section, out, seed=1))) == len(ROWS)
+
+
+def pairs(out: Path) -> Path:
+    source = out.parent / "pairs.jsonl"
+    if not source.exists():
+        source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return source
+
+
+def finished(job: Callable[[], object]) -> None:
+    """Do a job that refuses a finished result."""
+    try:
+        job()
+    except InputError as error:
+        if "holds a finished result" not in str(error):
+            raise
+
+
+def mining(out: Path) -> None:
+    source, rules = PairSource((str(pairs(out)),), positive_field="positive"), Rules(negatives=1, ranks=Ranks(1, 5), margins=())
+    finished(lambda: mine_negatives(source, MiningSystem(None), out, rules=rules, output=Output()))
+
+
+class LengthTeacher:
+    """Scores a pair by the number of its query."""
+
+    def __init__(self) -> None:
+        self.description = {"kind": "test", "source": "test", "fingerprint": "ab"}
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Path | None, progress: bool) -> Iterator[Any]:
+        def score(parts: Any, advance: Any) -> Iterator[Any]:
+            for number, part in parts.items():
+                yield number, data.pairs(part)[1].astype(np.float32)
+
+        yield score
+
+
+def scores(out: Path) -> None:
+    section = DataSection(train=(str(pairs(out)),), document_fields=("positive", "negatives"))
+    finished(lambda: teacher_scores.score_rows(section, LengthTeacher(), out))
+
+
+USERS = {
+    "parts": User(parts, ".work.lock"),
+    "sealed folders": User(sealed),
+    "checkpoints": User(checkpoints),
+    "training run": User(training, ".lock"),
+    "prepared rows": User(rows),
+    "mining": User(mining, ".quiver-work.lock"),
+    "teacher scores": User(scores, ".quiver-work.lock"),
+}
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negatives, "QUERIES_PER_PART", (5, 5))
+    monkeypatch.setattr(teacher_scores, "PAIRS_PER_PART", 8)
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Files of a folder; records without what differs from run to run."""
+    changing = ('"date"', '"seconds"', '"platform"')
+    return {
+        path.relative_to(out).as_posix(): b"\n".join(
+            line for line in path.read_bytes().splitlines() if not line.strip().startswith(tuple(map(str.encode, changing)))
+        )
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and not path.name.endswith(".lock")
+    }
+
+
+@pytest.fixture(params=USERS)
+def user(request: pytest.FixtureRequest) -> User:
+    return USERS[request.param]
+
+
+def check_deaths(user: User, tmp_path: Path, each_death: EachDeath, *, sample: bool) -> None:
+    out = tmp_path / "out"
+    user.run(out)
+    expected = content(out)
+    kills = 0
+    for _ in each_death(lambda: shutil.rmtree(out), lambda: user.run(out), sample=sample):
+        kills += 1
+        user.run(out)
+        assert content(out) == expected, "resumed, nothing is missing, different or left over"
+    assert kills > 8
+
+
+def test_a_job_killed_at_some_of_its_writes_gives_the_same_result(user: User, tmp_path: Path, each_death: EachDeath) -> None:
+    check_deaths(user, tmp_path, each_death, sample=True)
+
+
+@pytest.mark.exhaustive
+def test_a_job_killed_at_any_of_its_writes_gives_the_same_result(user: User, tmp_path: Path, each_death: EachDeath) -> None:
+    check_deaths(user, tmp_path, each_death, sample=False)
+
+
+def test_a_job_on_a_full_disk_ends_in_one_line_and_resumes(
+    user: User, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    out = tmp_path / "out"
+    user.run(out)
+    expected = content(out)
+    shutil.rmtree(out)
+    for size in (0, 30):
+        with pytest.raises((InputError, OSError)) as raised, full_disk(size):
+            user.run(out)
+        assert is_full_disk(raised.value) is not None
+        assert "\n" not in str(raised.value)
+    user.run(out)
+    assert content(out) == expected
+
+
+def test_a_read_only_folder_is_one_line(user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = tmp_path / "out", Path.mkdir
+    out.mkdir()
+    user.run(tmp_path / "sources")  # writes what the job reads
+
+    def read_only(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.is_relative_to(out) and not path.exists():
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises((InputError, OSError), match="Read-only file system"):
+        user.run(out)
+
+
+LOCKED = {name: user for name, user in USERS.items() if user.lock}
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_a_second_process_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    user, out = LOCKED[name], tmp_path / "out"
+    line = rf"{out}: process {os.getpid()} on .*; wait for it, or choose another --out"
+    with exclusive_lock(out / user.lock, "working there", remedy=""), pytest.raises(InputError, match=line):
+        user.run(out)
+    user.run(out)
