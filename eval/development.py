@@ -31,11 +31,7 @@ DEPTH = 10
 
 @dataclass(frozen=True)
 class DevelopmentScorer:
-    """Scores models on collections that have already been read.
-
-    Attributes:
-        collections: Pairs of benchmark and collection, at least one; the benchmark's policy applies.
-    """
+    """Scores models on collections that have already been read."""
 
     collections: tuple[tuple[Benchmark, Collection], ...]
 
@@ -43,9 +39,6 @@ class DevelopmentScorer:
         """nDCG@10 as a fraction; with several collections, the mean over data sets, where a group such as CQADupStack counts once.
 
         The model is unchanged afterwards: dropout is switched off during scoring only, and no random number is drawn.
-
-        Raises:
-            InputError: The model returns vectors that are not finite.
         """
         with _evaluating((model.encoder, model.projections)):
             parts = [self._part(model, benchmark, collection) for benchmark, collection in self.collections]
@@ -60,16 +53,7 @@ class DevelopmentScorer:
 
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
-    """Read and check the development collections of a recipe.
-
-    Args:
-        section: The recipe's ``development`` section: a BEIR folder or registered name, and the split.
-        progress: Show a progress bar while a published collection is downloaded.
-
-    Raises:
-        InputError: The collection or split does not exist or cannot be downloaded, a file is malformed (names file and line), or no
-            document is judged relevant.
-    """
+    """Read and check the development collections of a recipe."""
     try:
         benchmarks = resolve(section.data, section.split, progress=progress)
     except InputError as error:

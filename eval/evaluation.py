@@ -268,12 +268,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
 
 
 class _Attempts:
-    """Tries each collection. One that fails does not stop the others, unless it is the only one, or all fail.
-
-    Attributes:
-        collections: Number of collections, those that failed included.
-        failed: The collections that failed.
-    """
+    """Tries each collection. One that fails does not stop the others, unless it is the only one, or all fail."""
 
     def __init__(self) -> None:
         self.collections = 0
@@ -285,11 +280,7 @@ class _Attempts:
         self.failed.append(failed)
 
     def each(self, step: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        """Results of a step for benchmarks or read collections, without those for which it fails.
-
-        Raises:
-            InputError: There is only one collection, or all have failed.
-        """
+        """Results of a step for benchmarks or read collections, without those for which it fails."""
         results = []
         for item in items:
             try:
@@ -328,11 +319,7 @@ def _names(collection_name: str | Sequence[str]) -> list[str]:
 
 
 def require_baselines(names: Sequence[str]) -> None:
-    """Check before anything is encoded that all baselines can be scored.
-
-    Raises:
-        InputError: A baseline is unknown.
-    """
+    """Check before anything is encoded that all baselines can be scored."""
     if unknown := [name for name in names if name not in BASELINES]:
         raise InputError(f"unknown baseline {unknown[0]!r}; known: {', '.join(BASELINES)}")
 
@@ -482,14 +469,7 @@ def _resolved(
 
 @dataclass(frozen=True)
 class _Checked:
-    """A collection that has been read completely once; its documents are read from their files again when needed.
-
-    Attributes:
-        benchmark: Benchmark of the collection.
-        collection: The collection.
-        sha256: Checksum of documents, queries and judgements.
-        seconds: Time for reading and checking.
-    """
+    """A collection that has been read completely once; its documents are read from their files again when needed."""
 
     benchmark: Benchmark
     collection: Collection
@@ -542,7 +522,7 @@ def _stage(out: str | Path | None, system: System, settings: _Settings, *, overw
         yield None
         return
     # Versions are part of the plan: scores may differ between versions, and results.json states only one.
-    plan = {"schema": SCHEMA, "system": asdict(system), "settings": asdict(settings), "versions": dict(provenance(None).versions)}
+    plan = {"results": SCHEMA, "system": asdict(system), "settings": asdict(settings), "versions": dict(provenance(None).versions)}
     with results_folder(Path(out), plan, overwrite=overwrite) as stage:
         yield stage
 
@@ -568,7 +548,7 @@ class _Evaluation:
             other = max(0.0, time.perf_counter() - started - sum(result.seconds.values()))
             done = replace(result, seconds={**result.seconds, "check": checked.seconds, "other": other})
             if self.stage is not None:
-                self.stage.keep(done)
+                self.stage.save(done)
         logger.info("%s: %s %.2f over %d queries", key, HEADLINE, 100 * done.measures[HEADLINE], done.queries)
         return done
 
@@ -702,13 +682,6 @@ def worst_queries(
     """The queries with the lowest nDCG@10, lowest first; ties are ordered by id.
 
     The corpus is read a second time for the texts of the documents shown.
-
-    Args:
-        collection: Queries, judgements and documents.
-        policy: Decides whether titles are part of the texts.
-        run: Scores of the retrieved documents per query.
-        scores: Measures per query.
-        explain: Computes token matches; for ColBERT models only.
     """
     headline = {query: values[HEADLINE] for query, values in scores.per_query.items()}
     cases = [_case(query, collection.qrels[query], run) for query in sorted(headline, key=lambda query: (headline[query], query))[:QUERIES]]

@@ -113,12 +113,7 @@ FAMILIES: Mapping[str, Callable[[Found, int | None], float]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure: a family and a cut-off rank.
-
-    Attributes:
-        family: A key of ``FAMILIES``.
-        cut: Only the first ``cut`` documents count; None is the whole run, as for MAP.
-    """
+    """One measure: a family and a cut-off rank."""
 
     family: str
     cut: int | None
@@ -141,9 +136,6 @@ class Measure:
 def parse_measure(name: str) -> Measure:
     """Parse the name of a measure, ``family@cut``; only ``map`` is allowed without a cut.
 
-    Raises:
-        InputError: The family is unknown, or the cut is missing or not a positive number.
-
     Example:
         >>> parse_measure("recall@100")
         Measure(family='recall', cut=100)
@@ -164,12 +156,7 @@ MEASURES: Mapping[str, Measure] = {name: parse_measure(name) for name in DEFAULT
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a run, as fractions at full precision.
-
-    Attributes:
-        per_query: Query id -> measure name -> value, for every judged query in the order of the judgements.
-        means: Measure name -> mean over the judged queries.
-    """
+    """Scores of a run, as fractions at full precision."""
 
     per_query: dict[str, dict[str, float]]
     means: dict[str, float]
@@ -217,10 +204,6 @@ def judged_at(qrels: Qrels, run: Run, k: int = 10) -> float:
 
     Returns:
         The mean over the judged queries, a fraction.
-
-    Raises:
-        InputError: There are no judgements, or the run of a judged query holds NaN.
-        ValueError: k < 1.
 
     Source: ``Judged@k`` of ir_measures, https://ir-measur.es. It has the same rules but orders equal scores by id, ascending.
 
@@ -325,13 +308,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over data sets.
-
-    Attributes:
-        value: The average; None if the score of a data set is missing.
-        known: Number of data sets with a score.
-        members: Number of data sets in the average.
-    """
+    """An average over data sets."""
 
     value: float | None
     known: int
@@ -392,10 +369,6 @@ def data_sets(parts: Iterable[Part]) -> dict[str, float | None]:
 def average(scores: Mapping[str, float | None], members: Sequence[str]) -> Average:
     """Unweighted mean over the named data sets; its value is None if the score of one of them is missing.
 
-    Args:
-        scores: Data set -> score.
-        members: Names of the data sets to average.
-
     Example:
         >>> average({"a": 0.5, "b": None}, ["a", "b"])
         Average(value=None, known=1, members=2)
@@ -453,9 +426,6 @@ def bootstrap_interval(values: ArrayLike, *, level: float = LEVEL, resamples: in
         resamples: Number of samples drawn with replacement.
         seed: Random seed of the draws.
 
-    Raises:
-        ValueError: ``values`` is empty or holds a value that is not finite, or an option is out of range.
-
     Example:
         >>> bootstrap_interval([0.5, 0.5, 0.5])
         Interval(low=0.5, high=0.5, level=0.95, resamples=10000)
@@ -472,16 +442,6 @@ def stratified_interval(
     seed: int = 0,
 ) -> Interval:
     """Percentile bootstrap interval of a weighted mean of the parts' means; queries are resampled within their part.
-
-    Args:
-        parts: Scores of each part.
-        weights: Weights of the parts, with sum 1; None gives all parts the same weight.
-        level: Confidence level, 0 < level < 1.
-        resamples: Number of samples drawn with replacement.
-        seed: Random seed of the draws.
-
-    Raises:
-        ValueError: There are no parts, a part is empty, a value is not finite, or an option is out of range.
 
     Example:
         >>> stratified_interval([[0.0, 0.0, 0.0], [1.0]], weights=[0.25, 0.75])
@@ -544,9 +504,6 @@ def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed:
     Returns:
         p, 0 < p <= 1; 1 if all differences are zero.
 
-    Raises:
-        ValueError: ``differences`` is empty or holds a value that is not finite, or ``permutations`` < 1.
-
     Example:
         Of the eight sums of +-1, +-2 and +-3, two are as far from 0 as 6.
 
@@ -559,14 +516,6 @@ def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed:
 
 def sign_flips(tests: Sequence[ArrayLike], *, permutations: int = PERMUTATIONS, seed: int = 0) -> list[float]:
     """The p values of `sign_flip` for several tests. The seed gives all of them the same random signs, so these are drawn once for many.
-
-    Args:
-        tests: Differences of each test; their numbers may differ.
-        permutations: Maximum number of sign assignments.
-        seed: Random seed of the draws.
-
-    Raises:
-        ValueError: As `sign_flip`.
 
     Example:
         >>> sign_flips([[1.0, 2.0, 3.0], [0.0, 0.0], [1.0, 1.0]])
@@ -640,9 +589,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     A corrected p is below alpha exactly if Holm's test at level alpha rejects. The probability of at least one false rejection is at most
     alpha, whatever the dependence between the tests.
 
-    Raises:
-        ValueError: A value is not between 0 and 1.
-
     Example:
         >>> holm([0.04, 0.01, 0.03])
         [0.06, 0.03, 0.06]
@@ -659,14 +605,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Change:
-    """Scores of two systems on one query.
-
-    Attributes:
-        part: Part that the query belongs to; in a report, a collection with its split.
-        query: Id of the query.
-        first: Score of the first system.
-        second: Score of the second system.
-    """
+    """Scores of two systems on one query."""
 
     part: str
     query: str
@@ -711,15 +650,6 @@ class PairedComparison:
 def compare_queries(first: Mapping[str, float], second: Mapping[str, float], *, changed: int = CHANGED, seed: int = 0) -> PairedComparison:
     """Compare two systems by their scores on the queries of one collection.
 
-    Args:
-        first: Query id -> score of the first system.
-        second: Query id -> score of the second system.
-        changed: Maximum number of queries to list in each direction.
-        seed: Random seed of the interval and the test.
-
-    Raises:
-        ValueError: The systems have different queries or none, or a score is not finite.
-
     Example:
         >>> result = compare_queries({"q1": 0.5, "q2": 0.5, "q3": 1.0}, {"q1": 0.75, "q2": 1.0, "q3": 1.0})
         >>> result.difference, result.p, (result.wins, result.ties, result.losses)
@@ -746,9 +676,6 @@ def compare_parts(
         weights: Weights of the parts, in the order of ``first``, with sum 1; None gives all parts the same weight.
         changed: Maximum number of queries to list in each direction.
         seed: Random seed of the interval and the test.
-
-    Raises:
-        ValueError: The systems have different parts or queries, there are none, or a score is not finite.
     """
     (compared,) = compare_pairs([(first, second)], weights=weights, changed=changed, seed=seed)
     return compared
@@ -761,17 +688,7 @@ Scored: TypeAlias = Mapping[str, Mapping[str, float]]
 def compare_pairs(
     pairs: Sequence[tuple[Scored, Scored]], *, weights: Sequence[float] | None = None, changed: int = CHANGED, seed: int = 0
 ) -> list[PairedComparison]:
-    """The results of `compare_parts` for several pairs, such as those of one measure each, in little more time than one of them takes.
-
-    Args:
-        pairs: Scores of the first and of the second system, all of them on the same parts and queries.
-        weights: As for `compare_parts`.
-        changed: As for `compare_parts`.
-        seed: As for `compare_parts`.
-
-    Raises:
-        ValueError: As `compare_parts`, there are no pairs, or two pairs have different parts or queries.
-    """
+    """The results of `compare_parts` for several pairs, such as those of one measure each, in little more time than one of them takes."""
     if not pairs:
         raise ValueError("there is nothing to compare: pairs is empty")
     queries = {part: list(scores) for part, scores in pairs[0][0].items()}
@@ -823,17 +740,6 @@ def paired_tests(
     pairs: Sequence[tuple[Sequence[ArrayLike], Sequence[ArrayLike]]], *, weights: Sequence[float] | None = None, seed: int = 0
 ) -> list[tuple[float, float]]:
     """The difference and p of `compare_pairs`, without the intervals, which take most of its time.
-
-    Args:
-        pairs: Scores of the first and of the second system, one array per part, each with the same queries in the same order.
-        weights: Weights of the parts, with sum 1; None gives all parts the same weight.
-        seed: Random seed of the tests.
-
-    Returns:
-        For each pair the second mean minus the first, and the p value of the two-sided sign-flip test of difference 0.
-
-    Raises:
-        ValueError: The systems have different numbers of parts or queries, there are none, or a score is not finite.
 
     Example:
         >>> paired_tests([([[0.5, 0.5]], [[0.75, 1.0]])])

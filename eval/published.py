@@ -48,14 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """An encoder's row of a table.
-
-    Attributes:
-        model: Name in the paper.
-        size: ``base`` or ``large``.
-        scores: Column -> points, in the order of the columns.
-        average: Published average; None if the table has none.
-    """
+    """An encoder's row of a table."""
 
     model: str
     size: Size
@@ -70,14 +63,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class BeirTable:
-    """Table 7 or 8.
-
-    Attributes:
-        number: Number in the paper.
-        what: Subject of the table.
-        columns: Columns in the paper's order.
-        rows: Rows in the paper's order.
-    """
+    """Table 7 or 8."""
 
     number: int
     what: str
@@ -203,12 +189,7 @@ AVERAGES_OFF_BY_ROUNDING: frozenset[tuple[int, str]] = frozenset(
 
 @dataclass(frozen=True)
 class LearningRates:
-    """A row of Table 9: peak learning rates.
-
-    Attributes:
-        single_vector: Learning rate of the single-vector model.
-        multi_vector: Learning rate of the ColBERT model.
-    """
+    """A row of Table 9: peak learning rates."""
 
     single_vector: float
     multi_vector: float
@@ -288,13 +269,7 @@ TABLE_5: tuple[PublishedRow, ...] = (
 
 @dataclass(frozen=True)
 class HyperParameters:
-    """Fine-tuning settings of one model on one GLUE task, a cell of Table 6.
-
-    Attributes:
-        learning_rate: Peak learning rate.
-        weight_decay: Weight decay, in the convention of the release's optimiser.
-        epochs: Maximum number of epochs; runs were stopped early.
-    """
+    """Fine-tuning settings of one model on one GLUE task, a cell of Table 6."""
 
     learning_rate: float
     weight_decay: float
@@ -331,14 +306,7 @@ EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
 
 @dataclass(frozen=True)
 class SetStatistics:
-    """Statistics of one set of documents, a row of Table 10; lengths are in tokens.
-
-    Attributes:
-        documents: Number of sequences.
-        tokens: Total tokens.
-        shortest: Tokens of the shortest sequence.
-        longest: Tokens of the longest sequence.
-    """
+    """Statistics of one set of documents, a row of Table 10; lengths are in tokens."""
 
     documents: int
     tokens: int
@@ -357,12 +325,7 @@ TABLE_10: Mapping[str, SetStatistics] = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """Runtime of one model on one set of documents, a cell of Table 11.
-
-    Attributes:
-        seconds: Mean of ten runs.
-        deviation: Standard deviation of these runs.
-    """
+    """Runtime of one model on one set of documents, a cell of Table 11."""
 
     seconds: float
     deviation: float
@@ -370,15 +333,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class EncoderEfficiency:
-    """Speed and memory of one model, a row of Tables 2 and 11; sets with a dash in the tables are missing.
-
-    Attributes:
-        model: Name in the paper.
-        size: ``base`` or ``large``.
-        largest_batch: Tokens per document -> documents in the largest batch that fits into 24 GB.
-        kilotokens: Set -> thousands of tokens per second (Table 2), without padding.
-        runtimes: Set -> seconds for the whole set (Table 11).
-    """
+    """Speed and memory of one model, a row of Tables 2 and 11; sets with a dash in the tables are missing."""
 
     model: str
     size: Literal["base", "large"]

@@ -46,13 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """A question to search for; it is not part of the collection.
-
-    Attributes:
-        text: The question.
-        right: Qualified names of the functions that answer it.
-        lesson: Why the shipped model answers it wrongly; empty if it answers it.
-    """
+    """A question to search for; it is not part of the collection."""
 
     text: str
     right: tuple[str, ...]
@@ -106,19 +100,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """Outcome of a quickstart.
-
-    Attributes:
-        train_pairs: Number of training pairs.
-        test_queries: Number of test queries, docstrings of packages that training never sees.
-        functions: Number of indexed functions, those of the training pairs included.
-        untrained: Results of the random model.
-        trained: Results of the same model after training, and of BM25.
-        answers: Text of a question -> functions found.
-        seconds: Stage -> wall-clock time.
-        report: The HTML report; the Markdown report is beside it.
-        next_commands: Commands to try next, with what they do.
-    """
+    """Outcome of a quickstart."""
 
     train_pairs: int
     test_queries: int
@@ -286,9 +268,6 @@ def next_commands(out: Path) -> dict[str, str]:
     """Commands that work in the folder of a finished quickstart, in the working directory of the call: what it does -> command.
 
     A command whose extra is not installed says how to install it first.
-
-    Args:
-        out: Output folder of the quickstart.
     """
     files = Path(json.__file__).parent
     has_service = all(importlib.util.find_spec(name) is not None for name in SERVICE)

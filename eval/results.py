@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -27,14 +26,14 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from filelock import FileLock, Timeout
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
+from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.schema import RECORD, Field, parse_record
+from quiver.encoder.work_folder import SETTINGS, WorkFolder, open_work, writable
 from quiver.eval.metrics import DEFAULT, Interval, Part, average, data_sets
 from quiver.retrieval.display import html_table, short_names, text_table
 from quiver.retrieval.records import Document, Dtype, ModelCard, Query
@@ -74,12 +73,7 @@ class Provenance:
 
 
 def provenance(command: str | None, *, packages: Mapping[str, Sequence[str]] = PACKAGES) -> Provenance:
-    """Provenance of a result that this process has computed.
-
-    Args:
-        command: Command line to record, if any.
-        packages: Name in the report -> distributions that provide the package; the first installed one is recorded.
-    """
+    """Provenance of a result that this process has computed."""
     accelerators = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
     return Provenance(
         command=command,
@@ -120,12 +114,7 @@ class DataChecksum:
         self._count += 1
 
     def hexdigest(self, queries: Iterable[Query], qrels: Mapping[str, Mapping[str, int]]) -> str:
-        """SHA-256 of the documents added so far, the queries and the judgements, in hexadecimal.
-
-        Args:
-            queries: The queries of the split.
-            qrels: Query id -> document id -> grade.
-        """
+        """SHA-256 of the documents added so far, the queries and the judgements, in hexadecimal."""
         query_hashes = [_row_hash(query) for query in queries]
         judgement_hashes = [_row_hash((query, document, grade)) for query, grades in qrels.items() for document, grade in grades.items()]
         kinds = ((self._count, self._sum), (len(query_hashes), sum(query_hashes)), (len(judgement_hashes), sum(judgement_hashes)))
@@ -232,12 +221,7 @@ def short_sources(systems: Sequence[System], names: Sequence[str] = ()) -> list[
 
 @dataclass(frozen=True, config=RECORD)
 class FileReference:
-    """A file beside ``results.json``.
-
-    Attributes:
-        file: Path relative to the results folder, with forward slashes.
-        sha256: Checksum of its bytes.
-    """
+    """A file beside ``results.json``."""
 
     file: str
     sha256: str
@@ -245,12 +229,7 @@ class FileReference:
 
 @dataclass(frozen=True, config=RECORD)
 class Truncated:
-    """Number of texts that lost tokens because they exceed the model's maximum length.
-
-    Attributes:
-        documents: Number of truncated documents; None if it is not known, as of a run.
-        queries: Number of truncated queries; None if it is not known.
-    """
+    """Number of texts that lost tokens because they exceed the model's maximum length."""
 
     documents: Count | None
     queries: Count | None
@@ -299,13 +278,7 @@ def index_name(index: IndexUsed) -> str:
 
 @dataclass(frozen=True, config=RECORD)
 class TokenMatch:
-    """Best match of one query token in a document: one term of the MaxSim sum.
-
-    Attributes:
-        query_token: The query token as text.
-        document_token: The document token with the highest similarity, as text.
-        similarity: Similarity of the two tokens, -1 to 1.
-    """
+    """Best match of one query token in a document: one term of the MaxSim sum."""
 
     query_token: str
     document_token: str
@@ -482,25 +455,13 @@ class CollectionResult:
         return self.part().key
 
     def part(self, value: float | None = None) -> Part:
-        """The collection as input to ``quiver.eval.metrics``.
-
-        Args:
-            value: Score to average; None if only the grouping matters, or if there is no score.
-        """
+        """The collection as input to ``quiver.eval.metrics``."""
         return Part(self.name, self.split, self.group, self.group_size, value)
 
 
 @dataclass(frozen=True, config=RECORD)
 class FailedCollection:
-    """A collection that could not be evaluated, beside others that were. Averages that it belongs to are blank.
-
-    Attributes:
-        name: Name of the collection, or what was given in its place.
-        split: Split of the judgements; empty if it is not known.
-        group: See `CollectionResult`.
-        group_size: See `CollectionResult`.
-        reason: What is wrong, and what to do.
-    """
+    """A collection that could not be evaluated, beside others that were. Averages that it belongs to are blank."""
 
     name: str
     split: str
@@ -520,10 +481,6 @@ class FailedCollection:
 
 class ScoreTable:
     """Scores in points (hundredths), shown as a table in a terminal and in a notebook.
-
-    Args:
-        header: Names of the columns.
-        rows: Their cells.
 
     Example:
         >>> from quiver.eval.results import ScoreTable
@@ -698,9 +655,6 @@ class Results:
     def parts(self, measure: str) -> list[Part]:
         """The collections as input to ``quiver.eval.metrics``.
 
-        Args:
-            measure: Name of a measure; a collection without it, or that failed, has the value None.
-
         Example:
             >>> from quiver import build_index, evaluate
             >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
@@ -854,19 +808,12 @@ FILE = "results.json"
 REPORTS = ("report.md", "report.html")
 """Reports that ``quiver evaluate`` writes beside the results."""
 
-# Results are written to a hidden folder inside the target before they are published.
 _STAGE = ".unfinished"
-_PLAN = "plan.json"
-_FINISHED = "finished"
-_LOCK = "lock"
+"""Work folder inside the folder of results."""
 
 
 def write_results(results: Results, folder: Path) -> Path:
-    """Write ``results.json`` into an existing folder, atomically; the files that it names must exist already.
-
-    Returns:
-        Path of the written file.
-    """
+    """Write ``results.json`` into an existing folder, atomically; the files that it names must exist already."""
     content = {"schema": SCHEMA, HEADLINE: results.headline, **asdict(results)}
     write_json(folder / FILE, content)
     return folder / FILE
@@ -908,21 +855,12 @@ def read_results(folder: str | Path) -> Results:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
     for collection in results.collections:
         for reference in _references(collection):
-            _check(Path(folder), reference)
+            _check_file(Path(folder), reference)
     return results
 
 
 def read_versioned(path: Path, schema: str, *, command: str) -> dict[str, Any]:
-    """Read a JSON file whose field ``schema`` names its format and version; the field is removed.
-
-    Args:
-        path: File to read.
-        schema: Expected value of the field.
-        command: Command that writes such files, named in the error.
-
-    Raises:
-        InputError: The file is missing, damaged, or written by another program or version.
-    """
+    """Read a JSON file whose field ``schema`` names its format and version; the field is removed."""
     content = read_json(path)
     found = content.pop("schema", None)
     if found != schema:
@@ -938,32 +876,24 @@ class Stage:
         unfinished: Whether some collections failed: the stage is kept, so that the next evaluation scores only these.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, work: WorkFolder) -> None:
+        self.folder = work.path
         self.unfinished = False
-        self._finished = folder / _FINISHED
+        self._work = work
 
-    def keep(self, result: CollectionResult) -> None:
+    def save(self, result: CollectionResult) -> None:
         """Record a collection as finished, so that a resumed evaluation does not score it again."""
-        write_json(self._finished / f"{result.key}.json", asdict(result))
+        self._work.save(result.key, json.dumps(asdict(result), allow_nan=False).encode())
 
     def finished(self, key: str, conditions: Mapping[str, object]) -> CollectionResult | None:
-        """The result of a collection that an interrupted evaluation with the same plan has finished.
-
-        Args:
-            key: Collection and split.
-            conditions: Field -> value that the result must have to be reused, such as the data checksum and the policy.
-
-        Returns:
-            The result, or None if there is none, its files are damaged, or ``conditions`` do not hold.
-        """
-        path = self._finished / f"{key}.json"
-        if not path.is_file():
+        """The result of a collection that an interrupted evaluation with the same plan has finished."""
+        content = self._work.find(key)
+        if content is None:
             return None
         try:
-            result = parse_record(CollectionResult, read_json(path), source=str(path))
+            result = parse_record(CollectionResult, json.loads(content), source=f"{self.folder}: {key}")
             for reference in _references(result):
-                _check(self.folder, reference)
+                _check_file(self.folder, reference)
         except InputError as error:
             logger.warning("cannot reuse the finished result of %s (%s); scoring it again", key, error)
             return None
@@ -972,23 +902,19 @@ class Stage:
             logger.warning("the finished result of %s has a different %s; scoring it again", key, ", ".join(changed))
         return None if changed else result
 
-    def any_finished(self) -> bool:
-        """Whether at least one collection is finished."""
-        return any(self._finished.glob("*.json"))
-
 
 @contextmanager
 def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool = False) -> Iterator[Stage]:
-    """A private folder to write results into; its files move to ``folder`` when the block ends without an error.
+    """A private folder to write results into; its files are put into ``folder`` when the block ends without an error.
 
-    An old ``results.json`` is removed first and the new one is moved last. A process killed at any point leaves the old results, the new
+    An old ``results.json`` is removed first and the new one is put last. A process killed at any point leaves the old results, the new
     ones or none, never a mixture. Other files in the folder are kept. If the block ends with an error or the process is killed, finished
     collections stay in ``.unfinished`` for the next evaluation with an equal plan; so they do if `Stage.unfinished` is set.
 
     Args:
         folder: Folder for the results.
         plan: All settings that decide the results, except the data, as JSON; an evaluation with another plan starts from the beginning.
-        overwrite: Replace existing results.
+        overwrite: Replace existing results, and discard an interrupted evaluation with another plan.
 
     Yields:
         The stage to write into.
@@ -998,110 +924,28 @@ def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool 
             folder cannot be written.
     """
     refuse_existing(folder, overwrite=overwrite)
-    created = not folder.exists()
-    stage = Stage(folder / _STAGE)
-    done = False
-    try:
-        with _locked(stage.folder):
-            try:
-                _prepare(stage, plan, overwrite=overwrite)
-                yield stage
-                _publish(stage.folder, folder)
-                done = True
-            finally:
-                if (done and not stage.unfinished) or not stage.any_finished():
-                    _remove(stage.folder)
-    finally:
-        if created and folder.exists() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the stage, creating its folder first; the operating system releases the lock if the process ends."""
-    lock = FileLock(root / _LOCK)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(f"{root.parent}: another evaluation is writing here; wait for it, or name another folder") from error
-    except OSError as error:
-        raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
-    try:
-        if not (root / _LOCK).exists():  # another evaluation removed its stage between the two steps
-            raise InputError(f"{root.parent}: another evaluation was writing here until just now; run the command again")
-        yield
-    finally:
-        lock.release()
-
-
-def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> None:
-    """Resume a stage with the same plan, otherwise start a new one; finished collections of another plan need ``overwrite``."""
-    content = json.dumps(plan, indent=2, sort_keys=True)
-    path = stage.folder / _PLAN
-    before = path.read_text(encoding="utf-8") if path.is_file() else None
-    if before == content:
-        logger.info("%s: resuming an interrupted evaluation", stage.folder.parent)
-        _take_back(stage.folder)
-        return
-    if before is not None and stage.any_finished() and not overwrite:
-        raise InputError(
-            f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
-            "own command, choose another folder, or discard it with --overwrite (overwrite=True in Python)"
-        )
-    try:
-        for entry in stage.folder.iterdir():
-            if entry.name != _LOCK:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        (stage.folder / _FINISHED).mkdir()
-    except OSError as error:
-        raise InputError(f"{stage.folder.parent}: cannot be written ({error.strerror})") from error
-    write_text(path, content)
-
-
-def _take_back(stage: Path) -> None:
-    """Move the files of results that lack collections back to their stage, where the finished collections name them."""
-    folder = stage.parent
-    if not _lacks_collections(folder):
-        return
-    files = _named_files(folder)
-    for path in (folder / FILE, *(folder / name for name in REPORTS)):
-        path.unlink(missing_ok=True)
-    sync_folder(folder)
-    for path in files:
-        target = stage / path.relative_to(folder)
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
+    begun = WorkFolder(folder / _STAGE)
+    settings = begun.path / SETTINGS
+    resumes = settings.is_file() and json.loads(json.dumps(plan)).items() <= read_json(settings).items()
+    if resumes:
+        logger.info("%s: resuming an interrupted evaluation", folder)
+    discard = not resumes and begun.path.is_dir() and (overwrite or not begun.names())
+    with open_work(folder, _STAGE, plan, doing="evaluating there", overwrite=discard) as work:
+        stage = Stage(work)
+        yield stage
+        with writable(folder):
+            _publish_results(stage, folder)
+            if not stage.unfinished:
+                work.remove()
 
 
 def _lacks_collections(folder: Path) -> bool:
     """Whether a folder holds results of which some collections failed, and the stage to go on with."""
-    return (folder / _STAGE / _PLAN).is_file() and (folder / FILE).is_file() and bool(read_json(folder / FILE).get("failed"))
-
-
-def _differing(before: str, plan: Mapping[str, object]) -> str:
-    """Names of the entries of a plan that differ from an older plan."""
-    try:
-        old = json.loads(before)
-    except ValueError:
-        return "settings"
-    new = json.loads(json.dumps(plan))
-    return ", ".join(name for name in new if not isinstance(old, dict) or old.get(name) != new[name])
-
-
-def _remove(root: Path) -> None:
-    """Remove a stage; renaming it first ensures that another evaluation never sees a half-deleted folder."""
-    gone = root.with_name(f"{root.name}-{uuid.uuid4().hex[:12]}")
-    root.rename(gone)
-    shutil.rmtree(gone)
+    return (folder / _STAGE / SETTINGS).is_file() and (folder / FILE).is_file() and bool(read_json(folder / FILE).get("failed"))
 
 
 def refuse_existing(folder: Path, *, overwrite: bool) -> None:
-    """Check early that results can be written to ``folder``.
-
-    Raises:
-        InputError: ``folder`` is not a folder, or it holds results already, ``overwrite`` is off, and no collection of them failed.
-    """
+    """Check early that results can be written to ``folder``."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite and not _lacks_collections(folder):
@@ -1110,18 +954,19 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def _publish(stage: Path, folder: Path) -> None:
+def _publish_results(stage: Stage, folder: Path) -> None:
     old = _named_files(folder)
     (folder / FILE).unlink(missing_ok=True)
     sync_folder(folder)
     # Remove files that only the old results name, and the old reports; they would otherwise stay beside the new results.
     for path in (*old, *(folder / name for name in REPORTS)):
         path.unlink(missing_ok=True)
-    own = {stage / _PLAN, stage / _LOCK, *(stage / _FINISHED).iterdir()}
-    files = sorted((path for path in stage.rglob("*") if path.is_file() and path not in own), key=lambda path: (path.name == FILE, path))
-    for path in files:
-        target = folder / path.relative_to(stage)
+    files = [path for path in stage.folder.rglob("*") if path.is_file() and path.parent != stage.folder]
+    for path in (*sorted(files), stage.folder / FILE):
+        target = folder / path.relative_to(stage.folder)
         target.parent.mkdir(exist_ok=True)
+        if stage.unfinished:  # the next evaluation needs the files of finished collections
+            path = Path(shutil.copy2(path, stage.folder / "copy"))
         path.replace(target)
         sync_folder(target.parent)
 
@@ -1148,7 +993,7 @@ def evaluate_again(folder: str | Path, *, overwrite: bool = False) -> str:
     return f"quiver evaluate --model MODEL --data COLLECTION --out {folder}{' --overwrite' if overwrite else ''}"
 
 
-def _check(folder: Path, reference: FileReference) -> None:
+def _check_file(folder: Path, reference: FileReference) -> None:
     path = folder / reference.file
     if not path.is_file():
         raise InputError(

@@ -76,14 +76,7 @@ class DenseRetriever:
         show_progress_bar: bool = False,
         convert_to_tensor: bool = False,
     ) -> DenseVectors:
-        """Encode queries to (B, d) float32.
-
-        Args:
-            queries: B texts.
-            batch_size: Ignored; Quiver forms batches by tokens.
-            show_progress_bar: Show progress.
-            convert_to_tensor: Ignored; BEIR converts arrays itself.
-        """
+        """Encode queries to (B, d) float32."""
         del batch_size, convert_to_tensor
         return self._model.encode_texts(list(queries), "query", progress=show_progress_bar).vectors
 
@@ -127,17 +120,7 @@ class IndexRetriever:
     def search(
         self, corpus: Mapping[str, Mapping[str, str]], queries: Mapping[str, str], top_k: int, score_function: str | None = None
     ) -> dict[str, dict[str, float]]:
-        """Return the best documents of every query, best first.
-
-        Args:
-            corpus: Document id -> ``text`` and optional ``title``.
-            queries: Query id -> text.
-            top_k: Documents per query, after the one with the query's own id is dropped.
-            score_function: Ignored.
-
-        Raises:
-            InputError: There are no documents, or the index cannot be built for this model.
-        """
+        """Return the best documents of every query, best first."""
         del score_function
         wanted = [Query(key, text) for key, text in queries.items()]
         with open_embedding_store(self._cache) as store:
@@ -224,20 +207,7 @@ class QuiverSearch:
         num_proc: int | None = None,
         **reserved: Any,
     ) -> None:
-        """Encode a corpus, which MTEB searches next.
-
-        Args:
-            corpus: Rows with ``id``, ``text`` and optional ``title``; read once, in order.
-            task_metadata: Names the task in errors.
-            hf_split: Ignored.
-            hf_subset: Ignored.
-            encode_kwargs: ``show_progress_bar`` is used; Quiver forms batches by tokens.
-            num_proc: Ignored.
-            **reserved: Ignored; for later arguments of MTEB.
-
-        Raises:
-            InputError: The documents have no text, as in image tasks.
-        """
+        """Encode a corpus, which MTEB searches next."""
         del hf_split, hf_subset, num_proc, reserved
         self._stack.close()
         if "text" not in corpus.column_names:
@@ -259,27 +229,7 @@ class QuiverSearch:
         num_proc: int | None = None,
         **reserved: Any,
     ) -> RetrievalOutputType:
-        """Return the best documents of every query, and release the corpus.
-
-        Args:
-            queries: Rows with ``id``, ``text`` and optional ``instruction``.
-            task_metadata: Ignored.
-            hf_split: Ignored.
-            hf_subset: Ignored.
-            top_k: Documents per query.
-            encode_kwargs: As for ``index``.
-            top_ranked: Candidates of a re-ranking task, query id -> document ids: only these are scored, and a query without candidates
-                gets no documents.
-            num_proc: Ignored.
-            **reserved: Ignored; for later arguments of MTEB.
-
-        Returns:
-            Query id -> document id -> score, for every query.
-
-        Raises:
-            InputError: A candidate is not in the corpus, or the index cannot be built.
-            ValueError: No corpus was indexed since the last search.
-        """
+        """Return the best documents of every query, and release the corpus."""
         del task_metadata, hf_split, hf_subset, num_proc, reserved
         if self._corpus is None:
             raise ValueError("index a corpus before searching; each search releases it")
@@ -293,10 +243,6 @@ class QuiverSearch:
 
 def mteb_query_text(row: Mapping[str, Any]) -> str:
     """Return the text of an MTEB query, joined as MTEB joins it for its own models.
-
-    Args:
-        row: ``text`` is a string, or the turns of a conversation: strings, or mappings with ``role`` and ``content``. ``instruction``
-            is appended to a text and prepended to a conversation.
 
     Example:
         >>> mteb_query_text({"text": "bird wings", "instruction": "Find pictures."})

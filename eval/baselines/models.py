@@ -78,16 +78,7 @@ class SentenceTransformersModel:
         return torch.device(self._model.device)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        """Encode texts with the library's ``encode_query`` or ``encode_document``.
-
-        Args:
-            texts: B texts.
-            role: Selects the prompt.
-            progress: Show the library's progress bar.
-
-        Returns:
-            (B, d) float32 vectors in input order, and token counts.
-        """
+        """Encode texts with the library's ``encode_query`` or ``encode_document``."""
         tokens = _count_sentence_transformers(self._model, texts, role, self._lengths[role])
         vectors = _encode(self._model, texts, role, progress) if texts else np.empty((0, self.card.dim))
         return DenseEncoding(np.asarray(vectors, np.float32), tokens)
@@ -127,16 +118,7 @@ class MultiVectorModel:
         return torch.device(self._model.device)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Encode texts with the library's ``encode_query`` or ``encode_document``.
-
-        Args:
-            texts: B texts.
-            role: Selects prompt, length, query expansion and mask.
-            progress: Show the library's progress bar.
-
-        Returns:
-            B arrays (n_i, d) float32 in input order, and token counts.
-        """
+        """Encode texts with the library's ``encode_query`` or ``encode_document``."""
         tokens = _count_sentence_transformers(self._model, texts, role, self._lengths[role])
         vectors = _encode(self._model, texts, role, progress) if texts else []
         return TokenEncoding([np.asarray(matrix, np.float32) for matrix in vectors], tokens)
@@ -192,16 +174,7 @@ class PyLateModel:
         return torch.device(self._model.device)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Encode texts with PyLate's ``encode``.
-
-        Args:
-            texts: B texts.
-            role: Selects prefix, length, query expansion and skiplist.
-            progress: Show the library's progress bar.
-
-        Returns:
-            B arrays (n_i, d) float32 in input order, and token counts.
-        """
+        """Encode texts with PyLate's ``encode``."""
         lower_case = bool(getattr(self._model[0], "do_lower_case", False))
         inserted = bool(self._prefixes[role])
         tokens = _count_tokens(

@@ -20,9 +20,9 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
-from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offline
+from quiver.eval.datasets.cache import Cache, CachedCollection, Record
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
-from quiver.eval.datasets.sources import Source
+from quiver.eval.datasets.sources import Source, is_offline
 from quiver.eval.metrics import Part
 from quiver.retrieval.data.corpus import (
     GRADES,
@@ -68,9 +68,6 @@ def registry() -> Mapping[str, Entry]:
 def find(name: str) -> tuple[Entry, ...]:
     """Entries with a name: one for ``beir/scifact``, the forums for ``beir/cqadupstack``, the whole family for ``beir``.
 
-    Returns:
-        The entries, or an empty tuple if the name is unknown.
-
     Example:
         >>> [entry.name for entry in find("beir/scifact")], len(find("beir/cqadupstack")), find("beir/sci")
         (['scifact'], 12, ())
@@ -80,11 +77,7 @@ def find(name: str) -> tuple[Entry, ...]:
 
 
 def require(name: str) -> tuple[Entry, ...]:
-    """Entries with a name, which must exist.
-
-    Raises:
-        InputError: The name is unknown; suggests similar names.
-    """
+    """Entries with a name, which must exist."""
     entries = find(name)
     if not entries:
         raise InputError(f"unknown collection {name!r}; {near(name)}")
@@ -140,14 +133,9 @@ def _names() -> list[str]:
 
 @dataclass(frozen=True)
 class Policy:
-    """Rules for ranking and scoring a collection.
+    """Rules for ranking and scoring a collection."""
 
-    Attributes:
-        exclude_self: Drop the document whose id equals the query's id before the run is cut.
-        use_title: Include titles in the text of the documents.
-    """
-
-    exclude_self: bool = False
+    exclude_self: bool = False  # drop the document whose id equals the query's id before the run is cut
     use_title: bool = True
 
 
@@ -171,21 +159,13 @@ class CollectionReader(Protocol):
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``.
-
-    Attributes:
-        folder: The folder; None for a collection of ``queries`` and ``qrels`` alone, which has no corpus.
-        split: Name of the judgements.
-        queries: File of queries instead of the folder's.
-        qrels: File of judgements instead of the folder's.
-        rename: Field of these files -> name that it is read by.
-    """
+    """A BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``."""
 
     folder: Path | None
     split: str
-    queries: Path | None = None
-    qrels: Path | None = None
-    rename: Mapping[str, str] = field(default_factory=dict)
+    queries: Path | None = None  # file instead of the folder's
+    qrels: Path | None = None  # file instead of the folder's
+    rename: Mapping[str, str] = field(default_factory=dict)  # field of these files -> name that it is read by
 
     def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Read and check the collection.
@@ -230,13 +210,7 @@ def _has_known_field(file: Path) -> bool:
 
 @dataclass(frozen=True)
 class GivenQuestions:
-    """Queries and judgements in memory, without a corpus.
-
-    Attributes:
-        queries: Query id -> text; or rows as `quiver.retrieval.data.corpus.read_queries` reads them: a data frame, a data set or mappings.
-        qrels: Query id -> document id -> grade, or the ids of the relevant documents; or rows as `read_qrels` reads them.
-        rename: Field of rows -> name that it is read by.
-    """
+    """Queries and judgements in memory, without a corpus."""
 
     queries: Any
     qrels: Any
@@ -305,15 +279,7 @@ _NEEDS_CORPUS = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One split of a collection, with the policy for scoring it.
-
-    Attributes:
-        name: Name in tables and files.
-        split: Split of the relevance judgements; empty for `of_files`.
-        policy: Rules for ranking and scoring.
-        metadata: Licence, revision, sizes and group.
-        source: Reader of the collection.
-    """
+    """One split of a collection, with the policy for scoring it."""
 
     name: str
     split: str
@@ -338,16 +304,6 @@ class Benchmark:
         A folder with the name of a BEIR collection (``msmarco``, ``cqadupstack/android``; case does not matter) is assumed to hold that
         collection. It gets the collection's name, policy, licence and group, and the split of the published results. Its revision stays
         unknown. A folder with any other name has no metadata, and its name is that of `quiver.retrieval.data.corpus.telling_name`.
-
-        Args:
-            folder: Folder with ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``. The name is taken from this path;
-                symbolic links are not followed.
-            split: Split of the judgements. None: the split of the published results if the folder has it, otherwise ``test``.
-            name: Name to use instead of the folder's.
-            policy: Policy to use instead of the collection's.
-            queries: File of queries to use instead of the folder's.
-            qrels: File of judgements to use instead of the folder's; the split has its name.
-            rename: Field of these files -> name that it is read by.
         """
         files = queries, qrels, rename
         split = split if qrels is None else stem(qrels)
@@ -399,21 +355,7 @@ class Benchmark:
 def resolve(
     data: str | Path, split: str | None = None, *, offline: bool = False, cache: Path | None = None, progress: bool = False
 ) -> list[Benchmark]:
-    """The benchmarks of a folder or of a registered name; a named collection that is not in the cache is downloaded first.
-
-    Args:
-        data: A local BEIR folder, or a registered name: one collection (``beir/scifact``), a group (``beir/cqadupstack``) or a family
-            (``beir``). A folder with a registered name takes precedence if it holds a corpus.
-        split: Split of the judgements. None: the split of the published results, or ``test`` for a folder whose name is not that of a
-            published collection.
-        offline: Download nothing.
-        cache: Folder of the downloaded collections. Default: ``$QUIVER_CACHE/collections`` or a folder in the user's cache folder.
-        progress: Show a progress bar while downloading.
-
-    Raises:
-        InputError: The folder, name or split does not exist, or the split is empty; or collections are missing and must not or cannot be
-            downloaded (names all of them, and the command that downloads them).
-    """
+    """The benchmarks of a folder or of a registered name; a named collection that is not in the cache is downloaded first."""
     if split is not None and not split.strip():
         raise InputError("the split is empty; name one, such as test, or omit it")
     folder, entries = expand_home(data), find(str(data))

@@ -41,25 +41,13 @@ from quiver.retrieval.data.corpus import FieldNames
 
 @dataclass(frozen=True)
 class Entry:
-    """One published collection.
-
-    Attributes:
-        key: Name to type: family, optional group, and name, such as ``beir/cqadupstack/android``.
-        name: Name in tables and files; unique.
-        split: Split of the published results.
-        splits: All splits.
-        sources: Name -> source; the first one is the default for downloads.
-        metadata: Licence, sizes and group; the revision is that of the first source.
-        exclude_self: Drop the document with the query's own id.
-        use_title: Include titles in the text of the documents.
-        note: Remark for readers who compare results.
-    """
+    """One published collection."""
 
     key: str
     name: str
-    split: str
+    split: str  # of the published results
     splits: tuple[str, ...]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Source]  # the first one is the default for downloads
     metadata: Metadata
     exclude_self: bool = False
     use_title: bool = True
@@ -189,15 +177,7 @@ def beir_tables(unit: str, name: str, splits: tuple[str, ...]) -> HubTables:
 
 
 def mteb_tables(unit: str, repository: str, revision: str, splits: tuple[str, ...], prefix: str = "") -> HubTables:
-    """Tables of an mteb repository: configs ``corpus``, ``queries`` and, for the judgements, ``default`` or ``qrels``.
-
-    Args:
-        unit: Path in the cache.
-        repository: ``owner/name`` of the dataset.
-        revision: Commit.
-        splits: Splits of the judgements, the benchmark's default split first.
-        prefix: Prefix of the config names if the repository holds several data sets, such as ``python-``.
-    """
+    """Tables of an mteb repository: configs ``corpus``, ``queries`` and, for the judgements, ``default`` or ``qrels``."""
     corpus, queries, qrels = f"{prefix}corpus", f"{prefix}queries", f"{prefix}qrels"
     return HubTables(
         unit,

@@ -12,25 +12,34 @@ https://huggingface.co/docs/hub/datasets-manual-configuration for ``configs``.
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import http.client
 import importlib
+import logging
 import os
 import re
 import shutil
+import stat
+import zipfile
+import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Protocol
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import pyarrow
 import pyarrow.parquet as parquet
 import yaml
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError, download_errors, first_line
 from quiver.encoder.files import read_json_lines
-from quiver.encoder.progress import progress_bar, shows_bars
-from quiver.eval.datasets.cache import check_room, download, reason, unpack
+from quiver.encoder.progress import Advance, progress_bar, shows_bars
 from quiver.retrieval.data.corpus import (
     BEIR_FIELDS,
     Collection,
@@ -49,6 +58,8 @@ from quiver.retrieval.data.corpus import (
 )
 from quiver.retrieval.records import Document, Query
 
+logger = logging.getLogger(__name__)
+
 QUERY_COLUMNS = ("query-id", "query_id")
 """Column names for the query id in a table of judgements: ``query-id`` in mteb, BEIR and NanoBEIR, ``query_id`` in CoIR."""
 
@@ -63,18 +74,7 @@ _BATCH = 256
 
 
 def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
-    """Read the rows of a table, in the order of its files.
-
-    Args:
-        files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` files.
-        columns: Columns to read from Parquet; missing ones are ignored.
-
-    Yields:
-        EntryPosition and content of each row.
-
-    Raises:
-        InputError: A file is missing, empty, damaged or has another extension.
-    """
+    """Read the rows of a table, in the order of its files."""
     for file in files:
         if file.suffix == ".parquet":
             yield from _parquet_rows(file, columns)
@@ -86,35 +86,19 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[E
 
 
 def table_documents(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Document]]:
-    """Read the documents of a table, each with its file and row.
-
-    Raises:
-        InputError: See `read_rows`; or a row is not a document (names file and row).
-    """
+    """Read the documents of a table, each with its file and row."""
     for position, row in read_rows(files, (*columns.id, columns.text, columns.title)):
         yield position, to_document(position, row, columns)
 
 
 def table_queries(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Query]]:
-    """Read the queries of a table, with their places.
-
-    Raises:
-        InputError: See `read_rows`; or a row is not a query (names file and row).
-    """
+    """Read the queries of a table, with their places."""
     for position, row in read_rows(files, (*columns.id, columns.text)):
         yield position, to_query(position, row, columns)
 
 
 def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[Judgement]:
-    """Read the judgements of a table, or of ``.tsv`` files in BEIR's or TREC's format.
-
-    Args:
-        files: Files of the table.
-        graded: False if the table has no grades and lists relevant documents only, as in NanoBEIR; each grade is then 1.
-
-    Raises:
-        InputError: A file cannot be read, or a row is not a judgement (names file and row).
-    """
+    """Read the judgements of a table, or of ``.tsv`` files in BEIR's or TREC's format."""
     for file in files:
         if file.name.endswith((".tsv", ".tsv.gz")):
             yield from read_judgements(file)
@@ -146,6 +130,141 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[EntryPos
         raise InputError(f"{file}: damaged Parquet after row {number} ({first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
+
+
+ATTEMPTS = 5
+"""Maximum number of connection attempts per call; each resumes where the previous one broke off."""
+
+_BLOCK = 1 << 20
+_TIMEOUT = 30.0  # seconds without receiving a byte
+
+
+def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
+    """Download a file; it gets its final name only when it is complete and its checksum is right.
+
+    Received bytes are kept beside the target as ``.part``. They remain if the connection breaks or the process is killed, and the next
+    call resumes from there.
+
+    Raises:
+        InputError: The server cannot be reached or lacks the file, the connection broke repeatedly, the disk is full, or the checksum is
+            wrong (then the received bytes are deleted).
+    """
+    part = target.with_name(f"{target.name}.part")
+    advance(_size(part))
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            if _receive(url, part, advance):
+                break
+            logger.info("%s: the connection broke at %d bytes (attempt %d)", url, _size(part), attempt)
+        else:
+            raise InputError(
+                f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; run the same command again to resume"
+            )
+    except OSError as error:
+        raise reason(error, url, part.parent) from error
+    found = _md5(part)
+    if found != md5:
+        part.unlink()
+        raise InputError(f"{url}: corrupt download: md5 is {found}, expected {md5}. The file was deleted; download it again")
+    part.replace(target)
+
+
+def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
+    """Unpack a zip archive into a folder."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = [(member, folder / _member_path(archive, member)) for member in opened.infolist() if not member.is_dir()]
+            total = sum(member.file_size for member, _ in members)
+            check_room(folder, total)
+            with progress_bar(f"{archive.name}: unpacking (bytes)", total, enabled=progress) as advance:
+                for member, path in members:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with opened.open(member) as source, path.open("xb") as target:
+                        while block := source.read(_BLOCK):
+                            target.write(block)
+                            advance(len(block))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        archive.unlink(missing_ok=True)
+        raise InputError(f"{archive.name}: not a valid zip archive ({error}); download it again") from error
+    except OSError as error:
+        raise reason(error, archive.name, folder) from error
+
+
+def check_room(folder: Path, wanted: int) -> None:
+    """Check that a disk has enough free space."""
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        raise InputError(f"{folder}: {wanted / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; set QUIVER_CACHE to a larger disk")
+
+
+def reason(error: Exception, source: str, folder: Path) -> InputError:
+    """Convert a download failure to an error with a one-line explanation."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return InputError(f"{folder}: the disk is full; make room, or set QUIVER_CACHE to a larger disk, and run the same command again")
+    if isinstance(error, HTTPError):
+        return InputError(f"{source}: the server answered {error.code} {error.reason}")
+    if isinstance(error, PermissionError):
+        return InputError(f"{folder}: cannot be written (no permission); set QUIVER_CACHE to another folder")
+    cause = error.reason if isinstance(error, URLError) else error
+    return InputError(
+        f"{source}: download failed ({first_line(cause)}); check the network, or download on another machine and copy the cache"
+    )
+
+
+def _receive(url: str, part: Path, advance: Advance) -> bool:
+    """Receive bytes over one connection; return whether the file is complete afterwards."""
+    have = _size(part)
+    headers = {"User-Agent": f"quiver/{installed_version('quiver-retrieval') or '0'}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        with urlopen(Request(url, headers=headers), timeout=_TIMEOUT) as response:
+            if response.status != http.client.PARTIAL_CONTENT and have:
+                advance(-have)  # the server ignored the range and sends the whole file again
+                have = 0
+            total = _whole_size(response.headers, have)
+            with part.open("ab" if have else "wb") as file:
+                while block := response.read(_BLOCK):
+                    file.write(block)
+                    advance(len(block))
+    except HTTPError as error:
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return True  # no bytes are left to send; the checksum decides whether the file is right
+        raise
+    except (http.client.HTTPException, ConnectionError, TimeoutError):
+        return False
+    return total is None or _size(part) >= total
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _whole_size(headers: http.client.HTTPMessage, have: int) -> int | None:
+    """Size of the complete file; it must be known because http.client does not report a body that was cut off."""
+    length = headers.get("Content-Length")
+    return have + int(length) if length is not None else None
+
+
+def _member_path(archive: Path, member: zipfile.ZipInfo) -> Path:
+    name = PurePosixPath(member.filename)
+    linked = stat.S_ISLNK(member.external_attr >> 16)
+    if name.is_absolute() or ".." in name.parts or "\\" in member.filename or ":" in member.filename or linked:
+        raise InputError(f"{archive.name}: member {member.filename!r} would be written outside the target folder; nothing was unpacked")
+    return Path(*name.parts)
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)  # the publishers provide md5 checksums
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids network access by ``HF_HUB_OFFLINE``."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 CARD = "README.md"
@@ -195,9 +314,6 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
         card: Text of the repository's card; empty if there is none.
         names: All files of the repository, as paths relative to its root.
         required: Raise an error if the table has no files.
-
-    Raises:
-        InputError: The table has no files, or files of an unsupported kind.
     """
     patterns = [_declared(table, card), *([pattern] for pattern in _with_other_names(table))]
     found = next(filter(None, ([name for name in sorted(names) if _matches_any(name, each)] for each in patterns)), [])
@@ -266,21 +382,7 @@ Choose = Callable[[str, Sequence[str]], Sequence[str]]
 
 
 def fetch_files(repository: str, revision: str | None, folder: Path, choose: Choose, *, progress: bool) -> str:
-    """Download the card of a repository and the files that ``choose`` selects.
-
-    Args:
-        repository: ``owner/name`` of a dataset.
-        revision: Commit or branch; None for the current main branch.
-        folder: Target folder; the files keep their names. Files left by an interrupted call are reused.
-        choose: Selects the files.
-        progress: Show the hub client's progress bars.
-
-    Returns:
-        The commit.
-
-    Raises:
-        InputError: The repository or revision does not exist, the hub cannot be reached, or the disk is full.
-    """
+    """Download the card of a repository and the files that ``choose`` selects."""
     # Imported here so that runs on cached collections do not load the client.
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -350,31 +452,15 @@ class Source(Protocol):
         """Revision that is downloaded; None for the current one."""
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Download into an existing folder, which may hold files of an interrupted attempt; return the revision.
-
-        Raises:
-            InputError: The download failed.
-        """
+        """Download into an existing folder, which may hold files of an interrupted attempt; return the revision."""
 
     def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
-        """Read and check the collection from the folder that `fetch` has filled.
-
-        Raises:
-            InputError: A file is missing or malformed; names file and line or row.
-        """
+        """Read and check the collection from the folder that `fetch` has filled."""
 
 
 @dataclass(frozen=True)
 class ZipArchive:
-    """A zip archive of folders in BEIR's layout.
-
-    Attributes:
-        unit: Path of the unpacked archive in the cache.
-        url: Address of the archive.
-        md5: Checksum of the archive.
-        bytes: Size of the archive in bytes, for the progress bar and the check of free space.
-        folder: Folder of the collection inside the archive.
-    """
+    """A zip archive of folders in BEIR's layout."""
 
     unit: str
     url: str
@@ -388,19 +474,7 @@ class ZipArchive:
         return f"md5:{self.md5}"
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Download the archive, verify its checksum and unpack it.
-
-        Args:
-            folder: Target folder; it is emptied first.
-            scratch: Folder for the archive until it is unpacked; a partial download stays there.
-            progress: Show progress bars.
-
-        Returns:
-            The revision.
-
-        Raises:
-            InputError: The download failed, or the checksum is wrong.
-        """
+        """Download the archive, verify its checksum and unpack it."""
         archive = scratch / self.url.rpartition("/")[2]
         if not archive.exists():
             check_room(scratch, self.bytes)
@@ -413,11 +487,7 @@ class ZipArchive:
         return self.revision
 
     def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
-        """Read and check the collection.
-
-        Raises:
-            InputError: A file is missing or malformed; names file and line.
-        """
+        """Read and check the collection."""
         del name  # the folder's own name is used
         return load_collection(folder / self.folder, split, duplicates=duplicates)
 
@@ -460,19 +530,7 @@ class HubTables:
         return None if None in known else "+".join(filter(None, known))
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Download the files of the three tables from the hub.
-
-        Args:
-            folder: Target folder, with a subfolder per repository. Files left by an interrupted call are reused.
-            scratch: Unused: the hub's client keeps partial downloads in ``folder``.
-            progress: Show progress bars.
-
-        Returns:
-            The commits, joined by ``+``.
-
-        Raises:
-            InputError: A repository, revision or table does not exist, or the hub cannot be reached.
-        """
+        """Download the files of the three tables from the hub."""
         del scratch
         commits = []
         for repository in self._repositories():
@@ -483,11 +541,7 @@ class HubTables:
         return "+".join(commits)
 
     def load(self, folder: Path, name: str, split: str, *, duplicates: DuplicateJudgements = "error") -> Collection:
-        """Read and check the collection.
-
-        Raises:
-            InputError: A file is missing or malformed; names file and row.
-        """
+        """Read and check the collection."""
         if split not in self.splits:
             raise InputError(f"{name}: no split '{split}'; existing splits: {', '.join(self.splits)}")
         files = {table: _local_files(folder, table.of_split(split)) for table in (self.documents, self.queries, self.judgements)}

@@ -34,14 +34,7 @@ class RawParagraph(NamedTuple):
 
 
 def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
-    """Read the paragraphs of a file, in their order.
-
-    Args:
-        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
-
-    Raises:
-        InputError: The file is missing or malformed; names the article and the paragraph.
-    """
+    """Read the paragraphs of a file, in their order."""
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
             where = f"{path}: data[{article_number}].paragraphs[{number}]"
@@ -54,11 +47,7 @@ def is_impossible(question: object) -> bool:
 
 
 def list_under(value: object, key: str, where: str) -> list[object]:
-    """The list that an object holds under a key.
-
-    Raises:
-        InputError: The key is missing or its value is not a list.
-    """
+    """The list that an object holds under a key."""
     found = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(found, list):
         raise InputError(f"{where}: not SQuAD's format, '{key}' must be a list")
@@ -66,11 +55,7 @@ def list_under(value: object, key: str, where: str) -> list[object]:
 
 
 def text_under(value: object, key: str, where: str) -> str:
-    """The text that an object holds under a key.
-
-    Raises:
-        InputError: The key is missing, or its value is not a string or is blank.
-    """
+    """The text that an object holds under a key."""
     found = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(found, str) or not found.strip():
         raise InputError(f"{where}: not SQuAD's format, '{key}' must be text")
@@ -83,13 +68,7 @@ ALL = "test"
 
 @dataclass(frozen=True)
 class Squad:
-    """A collection read from a SQuAD file.
-
-    Attributes:
-        documents: Id -> paragraph, in the order of the file.
-        queries: Id -> question.
-        answers: Question id -> id of its paragraph.
-    """
+    """A collection read from a SQuAD file."""
 
     documents: dict[str, str]
     queries: dict[str, str]
@@ -97,14 +76,7 @@ class Squad:
 
 
 def read_squad(path: Path) -> Squad:
-    """Read a file in SQuAD's JSON format, version 1 or 2; questions marked as impossible in version 2 are left out.
-
-    Args:
-        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
-
-    Raises:
-        InputError: The file is missing or malformed, or an id occurs twice (names the article and the paragraph).
-    """
+    """Read a file in SQuAD's JSON format, version 1 or 2; questions marked as impossible in version 2 are left out."""
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
     for paragraph in read_paragraphs(path):
@@ -125,20 +97,7 @@ def read_squad(path: Path) -> Squad:
 
 
 def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[str]:
-    """Write the collection as a BEIR folder.
-
-    Args:
-        squad: Collection returned by `read_squad`.
-        out: Folder to write. Its splits are written last, so an interrupted call leaves no valid collection.
-        qrels: Folder with ``<split>.tsv`` files to copy; without it the only split is `ALL`.
-
-    Returns:
-        Names of the splits.
-
-    Raises:
-        InputError: ``out`` already holds a collection or cannot be written; or a judgement of ``qrels`` names an unknown question or
-            paragraph (names its line).
-    """
+    """Write the collection as a BEIR folder."""
     splits = {ALL: [(query, document, 1) for query, document in squad.answers.items()]} if qrels is None else _judged(squad, qrels)
     documents = (Document(key, text) for key, text in squad.documents.items())
     write_beir(out, documents, (Query(key, text) for key, text in squad.queries.items()), splits)

@@ -80,13 +80,7 @@ def _characters(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Definition:
-    """Definition of the scores in one official script.
-
-    Attributes:
-        compared: Normalises a text for comparison.
-        counted: Splits a normalised text into the units that F1 counts.
-        empty_answers: Whether an empty answer means "no answer": two empty answers have F1 1, and a question may have no answer.
-    """
+    """Definition of the scores in one official script."""
 
     compared: Callable[[str], str]
     counted: Callable[[str], list[str]]
@@ -112,11 +106,6 @@ class AnswerScore:
 
 def score_answer(prediction: str, answers: Sequence[str], official: Official) -> AnswerScore:
     """Score a prediction against all right answers of a question.
-
-    Args:
-        prediction: Predicted text; empty for "no answer".
-        answers: Right answers, at least one. For squad_v2 the sequence may be empty: the question has no answer.
-        official: A key of `DEFINITIONS`.
 
     Raises:
         ValueError: ``answers`` is empty, and the definition has no unanswerable questions.
@@ -172,9 +161,6 @@ def score_answers(questions: Sequence[Question], predictions: Mapping[str, str],
     """Score every question: id -> score.
 
     A question without a prediction scores 0, as in the scripts of SQuAD 1.1 and KorQuAD; SQuAD 2.0's script leaves it out of the mean.
-
-    Raises:
-        ValueError: A question has no answer and the definition has no such questions, or a prediction belongs to no question.
     """
     if unknown := sorted(predictions.keys() - {question.id for question in questions}):
         raise ValueError(f"prediction for unknown question {unknown[0]!r}")
@@ -193,18 +179,11 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for one question.
-
-    Attributes:
-        text: Best span of the paragraph, without white space at its ends; empty for "no answer".
-        score: Start logit plus end logit of the best span.
-        no_answer: No-answer score: start logit plus end logit of the first token, minimum over the windows.
-        windows: Number of windows of the paragraph.
-    """
+    """Prediction for one question."""
 
     text: str
     score: float
-    no_answer: float
+    no_answer: float  # start logit plus end logit of the first token, minimum over the windows
     windows: int
 
 
@@ -219,21 +198,7 @@ def answer_questions(
     batch_tokens: int = BATCH_TOKENS,
     progress: bool = False,
 ) -> list[Prediction]:
-    """Predict an answer for every question.
-
-    Args:
-        model: Model to run; it is in evaluation mode during the call, and its mode is restored afterwards.
-        tokenizer: Tokenizer of the model.
-        questions: Questions with their paragraphs; their answers are ignored.
-        settings: Lengths that `quiver.eval.nlu.questions.check_settings` has accepted.
-        may_have_none: Allow "no answer" as a prediction.
-        no_answer_margin: With ``may_have_none``, predict "no answer" if its score exceeds that of the best span by more than this.
-        batch_tokens: Token budget of a batch.
-        progress: Show a progress bar on standard error.
-
-    Returns:
-        One prediction per question, in the order of the questions.
-    """
+    """Predict an answer for every question."""
     windows = list(make_windows(questions, tokenizer, settings))
     best: dict[int, Prediction] = {}
     was_training = model.training
@@ -321,18 +286,7 @@ class QaResults:
 def score_predictions(
     questions: Sequence[Question], predictions: Sequence[Prediction], tokenizer: Tokenizer, official: Official
 ) -> QaResults:
-    """Score the predictions of `quiver.eval.nlu.answers.answer_questions`.
-
-    Args:
-        questions: At least one question.
-        predictions: One prediction per question.
-        tokenizer: Tokenizer that measures the lengths.
-        official: A key of `quiver.eval.nlu.answers.DEFINITIONS`.
-
-    Raises:
-        ValueError: There are no questions, the numbers of questions and predictions differ, or a question has no answer although the
-            definition does not allow that.
-    """
+    """Score the predictions of `quiver.eval.nlu.answers.answer_questions`."""
     scores = score_answers(questions, answer_texts(questions, predictions), official)
     overall = mean_scores(list(scores.values()))
     if overall is None:
@@ -352,11 +306,7 @@ def score_predictions(
 
 
 def answer_texts(questions: Sequence[Question], predictions: Sequence[Prediction]) -> dict[str, str]:
-    """Question id -> predicted answer.
-
-    Raises:
-        ValueError: The numbers of questions and predictions differ.
-    """
+    """Question id -> predicted answer."""
     return {question.id: prediction.text for question, prediction in zip(questions, predictions, strict=True)}
 
 
@@ -375,17 +325,7 @@ def _by_length(questions: Sequence[Question], scores: Mapping[str, AnswerScore],
 
 
 def write_qa_results(folder: Path, results: QaResults, answers: Mapping[str, str], *, made_with: Mapping[str, Any]) -> None:
-    """Write results.json and predictions.json, replacing existing files.
-
-    Args:
-        folder: Target folder; created if missing.
-        results: The scores.
-        answers: Question id -> predicted answer.
-        made_with: Model, data and settings, for the record.
-
-    Raises:
-        InputError: A file cannot be written.
-    """
+    """Write results.json and predictions.json, replacing existing files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PREDICTIONS, dict(answers))
     write_json(folder / RESULTS, {"schema": SCHEMA, **made_with, **asdict(results)})

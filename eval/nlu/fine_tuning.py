@@ -125,14 +125,7 @@ class Task(Protocol[Model, Example]):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a run and the examples of each.
-
-    Attributes:
-        updates: Epochs, batch size, learning rate.
-        training: Other settings.
-        setting: Name of the recipe's section with the learning rate, for error messages.
-        examples: Number of training examples.
-    """
+    """The steps of a run and the examples of each."""
 
     updates: UpdatesSection
     training: FineTuningSection
@@ -174,14 +167,6 @@ class Schedule:
 
 def learning_rate_share(step: int, steps: int, *, warmup_ratio: float) -> float:
     """Share of the peak learning rate in a step.
-
-    Args:
-        step: From 1.
-        steps: Steps of the whole run.
-        warmup_ratio: Share of them in which the rate rises.
-
-    Returns:
-        Above 0, and 1 where the rise ends and the decay begins.
 
     Example:
         >>> [learning_rate_share(step, 6, warmup_ratio=0.3) for step in range(1, 7)]
@@ -323,20 +308,7 @@ class _TrainerTask(Generic[Model, Example]):
 
 
 def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Model]:
-    """Train until the end of the run, or until the score has not risen for ``patience`` evaluations.
-
-    Args:
-        session: Session with the task, schedule and run folder.
-        first_model: Returns the initial model of a new run; not called if training continues from a checkpoint.
-        step: Step of the checkpoint to resume, 0 for a resumed run without one; None for a new run.
-
-    Returns:
-        The progress at the end, and the model after the last step, in evaluation mode.
-
-    Raises:
-        RunStoppedError: SIGTERM or SIGINT was received; the run was saved.
-        InputError: The loss is not finite.
-    """
+    """Train until the end of the run, or until the score has not risen for ``patience`` evaluations."""
     schedule, checkpoint = session.schedule, session.checkpoints.path(step or 0)
     with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
         model: Model = (session.task.open(checkpoint) if step else first_model()).to(session.device)
@@ -411,20 +383,7 @@ class Request:
 
 
 def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
-    """Fine-tune a model, and write the model, the results and the record.
-
-    Args:
-        request: Recipe and run folder.
-        prepare: Reads the input of the run; called after the run folder has been checked.
-
-    Returns:
-        The value that ``finish`` returned; ``run.json`` holds it as ``scores``.
-
-    Raises:
-        InputError: The input is invalid; ``out`` already holds a run, or is training there; there is no run to resume, or
-            it was started with other settings or data; or the loss is not finite.
-        RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
-    """
+    """Fine-tune a model, and write the model, the results and the record."""
     if request.resume and request.overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
@@ -522,9 +481,6 @@ def encoder_folder(source: str | Path) -> Path:
     """Folder with the encoder's weights, downloaded from the Hugging Face Hub if necessary.
 
     Of a sentence-transformers model, it is the folder of its encoder.
-
-    Raises:
-        InputError: The folder or model does not exist, or Quiver does not support its modules.
     """
     folder = local_folder(source)
     return read_model_folder(folder).encoder_folder if (folder / "modules.json").is_file() else folder

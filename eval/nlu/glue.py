@@ -46,26 +46,7 @@ def train_glue(
     command: str | None = None,
     device: str | None = None,
 ) -> GlueResults:
-    """Train and score a model on each task of a recipe.
-
-    Args:
-        recipe: The recipe.
-        out: Folder of the runs; created if missing.
-        tasks: Tasks to train; by default all tasks of the recipe.
-        resume: Skip complete runs, resume unfinished ones and start the others.
-        overwrite: Replace existing runs.
-        progress: Show progress bars on standard error.
-        command: Command line to record.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
-
-    Returns:
-        The scores of all runs in the folder.
-
-    Raises:
-        InputError: ``resume`` and ``overwrite`` are both given; the recipe does not train a task; a task that starts from MNLI has no model
-            to start from; ``out`` already holds a run, or one of another recipe; or see `train_glue_task`.
-        RunStoppedError: See `train_glue_task`.
-    """
+    """Train and score a model on each task of a recipe."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     chosen = _chosen(recipe, out, tasks)
@@ -119,22 +100,7 @@ SCHEMA = "quiver-glue/1"
 
 @dataclass(frozen=True)
 class TaskRun:
-    """Summary of a task's run.
-
-    Attributes:
-        scores: Scores of the model.
-        trained_on: Number of training examples.
-        from_mnli: Whether it started from the model trained on MNLI.
-        learning_rate: Peak learning rate.
-        weight_decay: Weight decay in the recipe.
-        epochs: Epochs in the recipe.
-        batch_size: Examples per update.
-        steps: Number of updates.
-        planned_steps: Number of updates without early stopping.
-        best_step: Update with the best score; the model after it was scored.
-        seconds: Time of all sessions.
-        seed: Random seed.
-    """
+    """Summary of a task's run."""
 
     scores: TaskScores
     trained_on: int
@@ -152,14 +118,7 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class GlueResults:
-    """Scores of a model on GLUE.
-
-    Attributes:
-        name: Name of the recipe.
-        model: Initial model of all tasks that do not start from MNLI.
-        average: Average of the scores.
-        runs: Runs by task, in the order of Table 5.
-    """
+    """Scores of a model on GLUE."""
 
     name: str
     model: str
@@ -168,14 +127,7 @@ class GlueResults:
 
 
 def gather_results(folder: Path) -> GlueResults:
-    """Collect the results of a model from the records of its runs.
-
-    Args:
-        folder: Folder with one subfolder per task; incomplete runs are left out.
-
-    Raises:
-        InputError: No run is complete, a record is damaged, or the runs are of different models or recipes.
-    """
+    """Collect the results of a model from the records of its runs."""
     records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
     if not records:
         raise InputError(f"{folder}: contains no complete run of quiver glue")
@@ -205,11 +157,7 @@ def _run(record: dict[str, Any], task: TaskName, where: str) -> TaskRun:
 
 
 def write_results(folder: Path, results: GlueResults) -> None:
-    """Write results.json.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write results.json."""
     write_json(folder / RESULTS, {"schema": SCHEMA, **asdict(results)})
 
 
@@ -243,18 +191,7 @@ RUN_COLUMNS = (
 
 
 def write_glue_report(results: GlueResults, folder: Path) -> Path:
-    """Write ``report.md`` and ``report.html``, replacing existing ones.
-
-    Args:
-        results: Scores of the tasks.
-        folder: Existing output folder.
-
-    Returns:
-        The HTML file; without jinja2 and matplotlib the Markdown file.
-
-    Raises:
-        InputError: A file cannot be written.
-    """
+    """Write ``report.md`` and ``report.html``, replacing existing ones."""
     return write_folder(glue_report(results), folder)
 
 

@@ -43,23 +43,14 @@ Measure = Literal["matthews", "accuracy", "f1", "spearman", "pearson"]
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
-
-    Attributes:
-        name: Configuration on the Hugging Face Hub.
-        title: Name in tables.
-        columns: Column of the text, or columns of the two texts.
-        labels: Label names in the order of their numbers; empty if the label is a number from 0 to 5.
-        measures: GLUE's measures; the first is the score.
-        held_out: Labelled split that is scored.
-    """
+    """One task."""
 
     name: TaskName
     title: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    measures: tuple[Measure, ...]
-    held_out: str = "validation"
+    measures: tuple[Measure, ...]  # the first is the score
+    held_out: str = "validation"  # labelled split that is scored
 
     @property
     def is_regression(self) -> bool:
@@ -96,13 +87,7 @@ HIDDEN = -1
 
 @dataclass(frozen=True)
 class GlueExample:
-    """One example of a task.
-
-    Attributes:
-        index: GLUE's number of the example within its split.
-        texts: One text, or a pair of texts.
-        label: Number of the label, or the similarity.
-    """
+    """One example of a task."""
 
     index: int
     texts: tuple[str, ...]
@@ -111,30 +96,14 @@ class GlueExample:
 
 @dataclass(frozen=True)
 class GlueSplit:
-    """The examples of a split.
-
-    Attributes:
-        examples: Examples in the order of the files; at least one.
-        sha256: Checksum of texts and labels, independent of the files they came from.
-    """
+    """The examples of a split."""
 
     examples: list[GlueExample]
-    sha256: str
+    sha256: str  # of texts and labels, independent of the files
 
 
 def read_split(source: str, task: GlueTask, split: str, *, limit: int | None = None) -> GlueSplit:
-    """Read a split of a task.
-
-    Args:
-        source: ``hub://OWNER/NAME[@REVISION]``, or a folder with one subfolder per task.
-        task: The task.
-        split: ``train``, the held-out split, or any other split with labels.
-        limit: Maximum number of rows to read, from the first; None for all.
-
-    Raises:
-        InputError: The folder, file, data set or split does not exist or is damaged, or a row lacks a text or has a missing, hidden or
-            invalid label (names file and row).
-    """
+    """Read a split of a task."""
     digest, examples = hashlib.sha256(), []
     for where, row in islice(_rows(source, task, split), limit):
         example = _example(where, row, task)
@@ -289,14 +258,5 @@ MEASURES: Mapping[Measure, Callable[[ArrayLike, ArrayLike], float]] = {
 
 
 def measure(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """All measures of a task; the first is its score.
-
-    Args:
-        task: Task that names the measures.
-        predictions: Label numbers or similarities, (n,).
-        labels: Right labels or similarities, (n,).
-
-    Raises:
-        ValueError: The shapes differ or are empty.
-    """
+    """All measures of a task; the first is its score."""
     return {name: MEASURES[name](predictions, labels) for name in task.measures}

@@ -53,16 +53,6 @@ def open_glue_model(
     The output layer is always initialized anew, even if the model is a classifier already. The layers between it and the encoder are
     loaded, and initialized only if the model has none. ModernBERT's release does the same when it continues from MNLI to RTE, MRPC and
     STS-B.
-
-    Args:
-        source: Folder or hub id of an encoder with its tokenizer, with or without a head. Of a sentence-transformers model, the encoder is
-            used.
-        task: Task with the labels.
-        seed: Random seed of the new weights.
-        pooling: Pooling of the token vectors; None for that of config.json.
-
-    Raises:
-        InputError: The source is not a model, has no tokenizer, or its family does not support the pooling.
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -129,16 +119,7 @@ def _cut(ids: list[int], count: int, side: str) -> list[int]:
 
 
 def predict(model: SequenceClassifier, sequences: Sequence[Sequence[int]], *, batch_tokens: int = BATCH_TOKENS) -> Tensor:
-    """Predict labels or similarities.
-
-    Args:
-        model: Model to run; it is in evaluation mode during the call, and its mode is restored afterwards.
-        sequences: Token ids of n sequences, special tokens included.
-        batch_tokens: Token budget of a batch.
-
-    Returns:
-        Label numbers with the highest score, (n,) int64; for a model with one label the score itself, (n,) float32. On the CPU.
-    """
+    """Predict labels or similarities."""
     scores = torch.empty(len(sequences), model.num_labels)
     longest = max(map(len, sequences), default=0)
     was_training = model.training
@@ -164,15 +145,7 @@ _CHUNK = 10_000
 
 @dataclass(frozen=True)
 class TaskScores:
-    """Scores of a model on a task.
-
-    Attributes:
-        task: The task.
-        split: Split that was scored.
-        examples: Number of examples in the split.
-        score: The task's headline score, as a fraction.
-        measures: All measures of the task.
-    """
+    """Scores of a model on a task."""
 
     task: TaskName
     split: str
@@ -183,13 +156,7 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class TextExample:
-    """A tokenised text or pair of texts.
-
-    Attributes:
-        ids: Token ids, special tokens included.
-        truncated: Whether tokens were cut off.
-        source: The example.
-    """
+    """A tokenised text or pair of texts."""
 
     ids: Sequence[int]
     truncated: bool
@@ -198,14 +165,7 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TextTask:
-    """A GLUE task for `quiver.eval.nlu.fine_tuning`.
-
-    Attributes:
-        examples: Training examples.
-        held_out: Examples to score on.
-        task: Labels and measures.
-        tokenizer: Tokenizer of the model.
-    """
+    """A GLUE task for `quiver.eval.nlu.fine_tuning`."""
 
     examples: Sequence[TextExample]
     held_out: Sequence[TextExample]
@@ -249,12 +209,7 @@ class TextTask:
 
 @dataclass(frozen=True)
 class Start:
-    """Initial model of a task.
-
-    Attributes:
-        source: Folder or hub id.
-        trained_on: Task that the model was trained on; None for the recipe's model.
-    """
+    """Initial model of a task."""
 
     source: str
     trained_on: TaskName | None = None
@@ -267,18 +222,7 @@ def run_recipe(recipe: GlueRecipe, task: TaskName) -> dict[str, Any]:
 
 
 def train_glue_task(recipe: GlueRecipe, task: TaskName, start: Start, request: Request) -> TaskScores:
-    """Train a model on a task, save the best checkpoint as the model, and score it.
-
-    Args:
-        recipe: The recipe.
-        task: A task of the recipe.
-        start: Initial model.
-        request: Result of `run_recipe` and the run folder.
-
-    Raises:
-        InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
-        RunStoppedError: See `run_fine_tuning`.
-    """
+    """Train a model on a task, save the best checkpoint as the model, and score it."""
     return run_fine_tuning(request, lambda: _prepared(recipe, TASKS[task], start, request))
 
 

@@ -43,18 +43,7 @@ logger = logging.getLogger(__name__)
 def open_span_qa(
     source: str | Path, *, seed: int | None, extend: int = 1, attention_dropout: float | None = None
 ) -> tuple[SpanQA, Tokenizer]:
-    """Open a span question answering model, or an encoder with a new head.
-
-    Args:
-        source: Folder or hub id; of a sentence-transformers model, the encoder is used.
-        seed: Random seed of head weights that the folder lacks; None raises an error if any are missing.
-        extend: Factor by which the absolute positions are extended.
-        attention_dropout: Dropout of the attention weights in training; None for the model's own.
-
-    Raises:
-        InputError: The source is not a model, has no tokenizer, lacks a head, its positions cannot be extended, or the config.json of its
-            family cannot express that dropout.
-    """
+    """Open a span question answering model, or an encoder with a new head."""
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
     model = load_head(SpanQA, folder, new_head_seed=seed)
@@ -84,16 +73,7 @@ def _refuse_what_cannot_be_written(config: EncoderConfig) -> None:
 
 
 def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save a model with its tokenizer so that transformers computes the same logits.
-
-    Args:
-        model: Model to save, on any device.
-        tokenizer: Its tokenizer; its settings are changed so that transformers passes no token types.
-        folder: Target folder; created if missing.
-
-    Raises:
-        InputError: The config.json of the model's family cannot express the head.
-    """
+    """Save a model with its tokenizer so that transformers computes the same logits."""
     save_head(model, folder)
     save_tokenizer(tokenizer, folder)
 
@@ -107,13 +87,7 @@ def warn_of_token_types(model: SpanQA, tokenizer: Tokenizer, source: str) -> Non
 
 @dataclass(frozen=True)
 class QuestionSets:
-    """The questions of a recipe.
-
-    Attributes:
-        train: Training questions.
-        development: Development questions, which select the best checkpoint; may be empty.
-        test: Test questions, which are answered after training.
-    """
+    """The questions of a recipe."""
 
     train: list[Question]
     development: list[Question]
@@ -122,14 +96,7 @@ class QuestionSets:
 
 @dataclass(frozen=True)
 class SpanTask:
-    """Windows with the positions of their answers, for `quiver.eval.nlu.fine_tuning`.
-
-    Attributes:
-        examples: Training windows.
-        sets: Questions of the recipe; `score` uses the development questions.
-        tokenizer: Tokenizer of the model.
-        recipe: Window lengths and definition of the scores.
-    """
+    """Windows with the positions of their answers, for `quiver.eval.nlu.fine_tuning`."""
 
     examples: Sequence[LabelledWindow]
     sets: QuestionSets
@@ -185,21 +152,7 @@ def train_qa(
     command: str | None = None,
     device: str | None = None,
 ) -> QaResults:
-    """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores.
-
-    Args:
-        recipe: The recipe.
-        out: Run folder; created if missing.
-        resume: Resume the unfinished run in ``out``.
-        overwrite: Replace an existing run.
-        progress: Show progress bars on standard error.
-        command: Command line to record.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
-
-    Raises:
-        InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
-        RunStoppedError: See `run_fine_tuning`.
-    """
+    """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores."""
     recipe = with_training_dtype(recipe, check_device(device or default_device()), resumed=out if resume else None)
     request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command, device)
     return run_fine_tuning(request, lambda: _prepared(recipe, request))
@@ -244,11 +197,7 @@ def _checksums(data: QaDataSection) -> dict[str, str]:
 
 
 def read_sets(data: QaDataSection) -> QuestionSets:
-    """Read the training, development and test questions.
-
-    Raises:
-        InputError: A file is malformed, a question occurs in two sets, or a question has no answer although the scores do not allow that.
-    """
+    """Read the training, development and test questions."""
     train, test = _read(data.train, data.train_split, data)[: data.limit], _read(data.test, data.test_split, data)
     development = [] if data.development is None else _read(data.development, data.development_split, data)
     _check_disjoint(test, train, f"{data.test}", "test questions are also training questions")
@@ -272,11 +221,7 @@ def _read(path: str, split: str | None, data: QaDataSection) -> list[Question]:
 
 
 def check_answerable(questions: Sequence[Question], *, where: str, official: str) -> None:
-    """Check that every question has an answer.
-
-    Raises:
-        InputError: A question has none; names it.
-    """
+    """Check that every question has an answer."""
     without = next((question.id for question in questions if not question.answers), None)
     if without is not None:
         raise InputError(

@@ -49,29 +49,14 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of a file.
-
-    Attributes:
-        questions: Questions in the order of the file.
-        misplaced: Number of answers that are not at their stated position. They count in scores but are not used for training.
-    """
+    """Questions of a file."""
 
     questions: list[Question]
     misplaced: int
 
 
 def read_questions(path: Path, *, only: Collection[str] | None = None) -> QuestionSet:
-    """Read a file in SQuAD's JSON format.
-
-    Args:
-        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
-            "answer_start": ...}]}]}]}]}``; ``is_impossible`` marks a question without an answer.
-        only: Ids of the questions to return; None for all.
-
-    Raises:
-        InputError: The file is missing or malformed, a question has no answer and is not marked as impossible, an id occurs twice,
-            or an id of ``only`` is missing; names the article and the paragraph.
-    """
+    """Read a file in SQuAD's JSON format."""
     wanted = None if only is None else set(only)
     questions: dict[str, Question] = {}
     for paragraph in read_paragraphs(path):
@@ -92,14 +77,7 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
 
 
 def read_split(path: Path) -> list[str]:
-    """Read the question ids of a split, from the judgements of the same questions as a retrieval collection.
-
-    Args:
-        path: ``<split>.tsv`` file of a BEIR folder.
-
-    Raises:
-        InputError: The file is missing or malformed.
-    """
+    """Read the question ids of a split, from the judgements of the same questions as a retrieval collection."""
     return list(dict.fromkeys(judgement.query for judgement in read_judgements(path)))
 
 
@@ -185,17 +163,7 @@ class LabelledWindow:
 
 
 def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions: int) -> None:
-    """Check early that windows of these lengths are possible.
-
-    Args:
-        settings: Window lengths.
-        tokenizer: Tokenizer, whose special tokens need space too.
-        positions: Number of positions of the encoder.
-
-    Raises:
-        InputError: The windows are longer than the encoder's positions, leave too little space for an overlap beside the question and the
-            special tokens, or the overlap is shorter than the maximum answer length.
-    """
+    """Check early that windows of these lengths are possible."""
     template = tokenizer.pair_template()
     special = len(template.before) + len(template.between) + len(template.behind)
     room = settings.max_length - special - settings.max_question_length
@@ -213,16 +181,7 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
 
 
 def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[Window]:
-    """Split the paragraphs of questions into windows, in the order of the questions.
-
-    Args:
-        questions: The questions. Consecutive questions with the same paragraph share its tokenisation.
-        tokenizer: Tokenizer of the model.
-        settings: Lengths that `check_settings` has accepted.
-
-    Yields:
-        At least one window per question.
-    """
+    """Split the paragraphs of questions into windows, in the order of the questions."""
     for cut in _cuts(questions, tokenizer, settings):
         yield from cut.windows()
 
@@ -252,16 +211,7 @@ def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settin
 
 @dataclass(frozen=True)
 class _Cut:
-    """A question with its tokenised paragraph, which can be split into windows.
-
-    Attributes:
-        question: Index of the question.
-        head: Tokens before the paragraph.
-        behind: Tokens after the paragraph.
-        pieces: Tokens of the paragraph.
-        room: Maximum paragraph tokens per window.
-        overlap: Paragraph tokens shared by neighbouring windows.
-    """
+    """A question with its tokenised paragraph, which can be split into windows."""
 
     question: int
     head: list[int]

@@ -155,10 +155,6 @@ def load_glue_recipe(path: str | Path, overrides: Overrides = ()) -> GlueRecipe:
         path: A YAML file, or the name of a shipped recipe.
         overrides: Changes such as ``tasks.cola.epochs=1``, or ``tasks.qqp=`` to leave a task out; see
             `quiver.encoder.training.recipe_file.load_sections`.
-
-    Raises:
-        SchemaError: The recipe is invalid; lists all problems.
-        InputError: The recipe does not exist or cannot be read.
     """
     recipe = load_sections(path, GlueRecipe, (), kinds=GLUE_KINDS, overrides=overrides)
     problems = [] if recipe.trained else ["tasks: must name at least one task"]
@@ -258,9 +254,5 @@ def load_qa_recipe(path: str | Path, overrides: Overrides = ()) -> QaRecipe:
     Args:
         path: A YAML file, or the name of a shipped recipe.
         overrides: Changes such as ``updates.epochs=1``, see `quiver.encoder.training.recipe_file.load_sections`.
-
-    Raises:
-        SchemaError: The recipe is invalid; lists all problems.
-        InputError: The recipe does not exist or cannot be read.
     """
     return load_sections(path, QaRecipe, QA_RULES, kinds=QA_KINDS, overrides=overrides)

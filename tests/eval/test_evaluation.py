@@ -407,7 +407,9 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
-    with pytest.raises(InputError, match=r"holds an interrupted evaluation whose settings differ; .* or discard it with --overwrite"):
+    with pytest.raises(
+        InputError, match=r"holds an unfinished run with other settings: settings\.(k|engine) was .*, or --overwrite to start over"
+    ):
         evaluate(model, folder, out=out, **settings)
     # It is still there, and can be finished.
     evaluate(model, folder, out=out)
@@ -440,7 +442,7 @@ def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collectio
         def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
             code = f"from quiver.eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
             done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
-            self.refused += "another evaluation is writing here" in done.stderr
+            self.refused += "is evaluating there; wait for it" in done.stderr
             return model.encode_texts(texts, role)
 
     meanwhile = Meanwhile()

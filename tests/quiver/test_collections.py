@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quiver.eval.datasets.benchmarks import registry
-from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
+from quiver.eval.datasets.cache import RECORD, Cache, Record
 from quiver.eval.datasets.sources import Source
 
 
@@ -25,7 +25,9 @@ def quiver(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path
 def put(root: Path, source: Source, revision: str = "md5:feed") -> None:
     folder = root / "collections" / source.unit
     folder.mkdir(parents=True)
-    (folder / RECORD).write_text(json.dumps({"url": source.url, "revision": revision, "files": {}}), encoding="utf-8")
+    (folder / RECORD).write_text(
+        json.dumps({"schema": "quiver-collection/1", "url": source.url, "revision": revision, "files": {}}), encoding="utf-8"
+    )
 
 
 def test_list_shows_all_collections(quiver: Callable[..., Any], tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Pat
 
     def fetch(self: Cache, source: Source, *, progress: bool = False) -> Record:
         asked.append(source.unit)
-        return Record(source.url, "md5:feed", {"a": FetchedFile(2_000_000, "")})
+        return Record(source.url, "md5:feed", {"a": (2_000_000, "")})
 
     monkeypatch.setattr(Cache, "fetch", fetch)
     done = quiver("fetch", "beir/cqadupstack", "beir/scifact", "beir/scifact")
@@ -83,9 +85,7 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Pat
     assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
 
 
-def test_a_collection_with_a_damaged_record_counts_as_missing(
-    quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collection_with_a_damaged_record_counts_as_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
     archive = registry()["beir/cqadupstack/android"].source
     put(tmp_path, archive)
     put(tmp_path, registry()["beir/scifact"].source)
@@ -96,8 +96,6 @@ def test_a_collection_with_a_damaged_record_counts_as_missing(
     assert here == {"beir/scifact"}
     assert quiver("list", "beir").code == quiver("show", "beir/cqadupstack/android").code == 0
     assert "quiver collections fetch beir/cqadupstack" in quiver("missing", "beir/cqadupstack").out
-    assert len(caplog.messages) == 1  # twelve forums share the archive
-    assert "quiver.json: not JSON" in caplog.text
 
 
 def test_an_unknown_home_folder_is_reported_in_one_line(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import find, held, missing, near, registry, require, shortest
-from quiver.eval.datasets.cache import Cache, is_offline
+from quiver.eval.datasets.cache import Cache
 from quiver.eval.datasets.catalogue import Entry
-from quiver.eval.datasets.sources import HubTables, ZipArchive
+from quiver.eval.datasets.sources import HubTables, ZipArchive, is_offline
 from quiver.eval.metrics import Part, data_sets
 from quiver.retrieval.data.corpus import read_qrels, read_queries
 
