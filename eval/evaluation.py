@@ -48,16 +48,7 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import (
-    NO_NAMES,
-    UNFIT,
-    Collection,
-    DuplicateJudgements,
-    NamedDocuments,
-    fits_run,
-    ranked,
-    write_run,
-)
+from quiver.retrieval.data.corpus import NO_NAMES, UNFIT, Collection, DuplicateJudgements, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset

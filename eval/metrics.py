@@ -434,12 +434,7 @@ def bootstrap_interval(values: ArrayLike, *, level: float = LEVEL, resamples: in
 
 
 def stratified_interval(
-    parts: Sequence[ArrayLike],
-    *,
-    weights: Sequence[float] | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    parts: Sequence[ArrayLike], *, weights: Sequence[float] | None = None, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """Percentile bootstrap interval of a weighted mean of the parts' means; queries are resampled within their part.
 

@@ -69,12 +69,7 @@ class DenseRetriever:
         self._model = model
 
     def encode_queries(
-        self,
-        queries: Sequence[str],
-        batch_size: int = 128,
-        *,
-        show_progress_bar: bool = False,
-        convert_to_tensor: bool = False,
+        self, queries: Sequence[str], batch_size: int = 128, *, show_progress_bar: bool = False, convert_to_tensor: bool = False
     ) -> DenseVectors:
         """Encode queries to (B, d) float32."""
         del batch_size, convert_to_tensor

@@ -11,9 +11,11 @@ import math
 import re
 import unicodedata
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -139,6 +141,10 @@ def style() -> Any:
     return importlib.import_module("matplotlib").rc_context(_RC)
 
 
+def _ticks(*, integer: bool = False) -> Any:
+    return importlib.import_module("matplotlib.ticker").MaxNLocator(5, integer=integer)
+
+
 def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
     """Draw horizontal bars with their names, values and intervals."""
     with style():
@@ -148,7 +154,7 @@ def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
         for position, bar in enumerate(bars):
             _draw_bar(axes, bar, position, top)
         axes.set(xlim=(0, top), ylim=(len(bars) - 0.36, -0.56), yticks=[])
-        ticks = [tick for tick in importlib.import_module("matplotlib.ticker").MaxNLocator(5).tick_values(0, top) if tick <= top * 1.001]
+        ticks = [tick for tick in _ticks().tick_values(0, top) if tick <= top * 1.001]
         axes.set_xticks(ticks, [f"{100 * tick:g}" for tick in ticks])
         axes.get_xticklabels()[0].set_horizontalalignment("left")
         axes.grid(axis="y", visible=False)
@@ -162,7 +168,7 @@ def _draw_bar(axes: Any, bar: Bar, position: int, top: float) -> None:
     drawn = axes.barh(position + 0.08, bar.value, 0.42, color=colour, alpha=0.8)
     _describe(drawn[0], f"{bar.key.label}: {100 * bar.value:.2f}")
     lettered = f"{bar.key.letter}  " if bar.key.letter else ""
-    name = lettered + fit(visible(bar.key.label), 0.80 * WIDTH * _POINTS_PER_INCH - (20 if lettered else 4), 9)
+    name = lettered + fit(visible(bar.key.label), 34 if lettered else 38)
     axes.text(0.006 * top, position - 0.20, name, fontsize=9, va="bottom")
     axes.text(1.235 * top, position - 0.20, f"{100 * bar.value:.2f}", fontsize=9, fontweight="bold", ha="right", va="bottom")
     if bar.low is not None and bar.high is not None:
@@ -226,7 +232,7 @@ def latency_chart(
         axes.minorticks_off()
         decades = [10.0**power for power in range(round(math.log10(fastest)), round(math.log10(slowest)) + 1)]
         axes.set_xticks(decades, [f"{decade:g}" for decade in decades])
-        ticks = importlib.import_module("matplotlib.ticker").MaxNLocator(5).tick_values(low, high)
+        ticks = _ticks().tick_values(low, high)
         ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
         axes.set_yticks(ticks, [f"{round(100 * tick, 8):g}" for tick in ticks])
         axes.tick_params(length=0)
@@ -314,11 +320,10 @@ def curve_chart(curve: Curve, last_step: float, resumed: Sequence[float] = ()) -
         for step in resumed:
             if 0 < step < last_step:
                 axes.axvline(step, color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)), gid=f"resumed-{step:g}")
-        ticker = importlib.import_module("matplotlib.ticker")
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda step, _: f"{step:,.0f}"))
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{round(value, 10):g}"))
+        axes.xaxis.set_major_locator(_ticks(integer=True))
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+        axes.yaxis.set_major_locator(_ticks())
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(value, 10):g}")
         axes.set_xlim(0, 1.01 * last_step)
         if not curve.percent:
             axes.set_ylim(bottom=min(0.0, *(factor * value for value in values)))
@@ -398,28 +403,16 @@ def unit_of(highest: float) -> tuple[float, str]:
     return 1.0, ""
 
 
-def fit(text: str, width: float, size: float) -> str:
-    """Shorten a text with an ellipsis to a width in points, by a cautious estimate that needs no font.
+def fit(text: str, length: int) -> str:
+    """Shorten a text with an ellipsis to a number of average characters; wide characters count as two.
 
     Example:
-        >>> fit("short", 100, 9), fit("sentence-transformers/all-MiniLM-L6-v2", 100, 9)
+        >>> fit("short", 18), fit("sentence-transformers/all-MiniLM-L6-v2", 18)
         ('short', 'sentence-transfor…')
     """
     flat = " ".join(text.split())
-    widths = [size * _character_width(character) for character in flat]
-    if sum(widths) <= width:
-        return flat
-    kept, room = 0, width - size
-    while kept < len(flat) and widths[kept] <= room:
-        room -= widths[kept]
-        kept += 1
-    return flat[:kept].rstrip() + "…"
-
-
-def _character_width(character: str) -> float:
-    if character in "MWmw@%" or unicodedata.east_asian_width(character) in "WF":
-        return 1.05
-    return 0.35 if character in "iljtfr.,:;'|!/()[] -" else 0.68 if not character.isupper() else 0.75
+    widths = list(accumulate(2 if each in "MWmw@%" or unicodedata.east_asian_width(each) in "WF" else 1 for each in flat))
+    return flat if not flat or widths[-1] <= length else flat[: bisect_right(widths, length - 1)].rstrip() + "…"
 
 
 def visible(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -31,17 +31,8 @@ from quiver.eval.metrics import (
     paired_tests,
 )
 from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
-from quiver.eval.report.rows import (
-    AVERAGE,
-    LABELS,
-    NOT_TESTED,
-    Significance,
-    collections_by_key,
-    differently_scored,
-    points,
-    rows,
-)
-from quiver.eval.results import (
+from quiver.eval.report.rows import AVERAGE, LABELS, NOT_TESTED, Significance, collections_by_key, differently_scored, points, rows
+from quiver.eval.results import Baseline, (
     FILE,
     HEADLINE,
     CollectionResult,
@@ -118,11 +109,10 @@ class _Side:
     label: str
     folder: Path
     collections: Mapping[str, CollectionResult]
-    per_query: Mapping[str, FileReference | None]
-    measures: Mapping[str, Collection[str]]
+    scored: Mapping[str, CollectionResult | Baseline]
 
     def scores(self, key: str, measures: Sequence[str]) -> QueryScores:
-        return _read_scores(self.folder, self.path(self.per_query[key], key), self.collections[key].queries, measures)
+        return _read_scores(self.folder, self.path(self.scored[key].per_query, key), self.collections[key].queries, measures)
 
     def texts(self, key: str) -> Mapping[str, str]:
         return read_json(self.path(self.collections[key].query_texts, key))
@@ -165,7 +155,7 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         keys = [key for key in first.collections if key in second.collections]
         for key in keys:
             _check_same(first, second, key)
-        shared = {key: [name for name in DEFAULT if name in first.measures[key] and name in second.measures[key]] for key in keys}
+        shared = {key: [name for name in DEFAULT if name in first.scored[key].measures and name in second.scored[key].measures] for key in keys}
         scores = {key: (first.scores(key, shared[key]), second.scores(key, shared[key])) for key in keys}
         for key in keys:
             if scores[key][0].keys() != scores[key][1].keys():
@@ -209,24 +199,14 @@ def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_S
 
 
 def _labelled_sides(labels: Sequence[str], folders: Sequence[str | Path], results: Sequence[Results]) -> list[_Side]:
-    sides = []
-    for label, folder, result in zip(labels, folders, results, strict=True):
-        collections = {collection.key: collection for collection in result.collections}
-        references = {key: collection.per_query for key, collection in collections.items()}
-        sides.append(_Side(label, Path(folder), collections, references, {key: each.measures for key, each in collections.items()}))
-    return sides
+    given = zip(labels, folders, ({each.key: each for each in result.collections} for result in results), strict=True)
+    return [_Side(label, Path(folder), collections, collections) for label, folder, collections in given]
 
 
 def _beside(name: str, system: _Side) -> _Side:
     """The baseline of that name in the results of a system."""
     found = {key: baseline for key, collection in system.collections.items() for baseline in collection.baselines if baseline.name == name}
-    return _Side(
-        name,
-        system.folder,
-        {key: system.collections[key] for key in found},
-        {key: baseline.per_query for key, baseline in found.items()},
-        {key: baseline.measures for key, baseline in found.items()},
-    )
+    return _Side(name, system.folder, {key: system.collections[key] for key in found}, found)
 
 
 def _unpaired(first: _Side, second: _Side) -> Iterator[Unpaired]:
@@ -314,7 +294,7 @@ def significance(
     tested = [key for key in collections if all(key in found for found in homes.values())]
     if len(homes) < 2 or not tested:
         return NOT_TESTED
-    shared = {key: [name for name in DEFAULT if all(name in found[key].measures[key] for found in homes.values())] for key in tested}
+    shared = {key: [name for name in DEFAULT if all(name in found[key].scored[key].measures for found in homes.values())] for key in tested}
     scores = {label: {key: found[key].scores(key, shared[key]) for key in tested} for label, found in homes.items()}
     first = next(iter(homes))
     for label, key in ((label, key) for label in homes for key in tested):
@@ -350,8 +330,8 @@ def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[st
     systems = _labelled_sides([label for label, _ in named], folders, [result for _, result in named])
     baselines = {baseline.name: None for _, result in named for collection in result.collections for baseline in collection.baselines}
     for side in [*(_beside(name, system) for system in systems for name in baselines), *systems]:
-        for key, reference in side.per_query.items():
-            if reference is not None:
+        for key, scored in side.scored.items():
+            if scored.per_query is not None:
                 homes[side.label][key] = side
     return homes
 
@@ -459,10 +439,7 @@ def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
         rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
         made = table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")
         measured.append((system, (made,)))
-    blocks: list[Block] = [
-        *([] if latex else [Paragraph(method)]),
-        Section(LABELS[HEADLINE], tuple(_by_system(headline)), "headline"),
-    ]
+    blocks: list[Block] = [*([] if latex else [Paragraph(method)]), Section(LABELS[HEADLINE], tuple(_by_system(headline)), "headline")]
     if not latex:
         blocks.append(Section("All measures", tuple(_by_system(measured)), "measures"))
         changed = tuple(section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts))

@@ -44,8 +44,7 @@ class Task:
     exclude_self: bool = False
 
 
-_FORUMS = (
-    "android",
+_FORUMS = [
     "english",
     "gaming",
     "gis",
@@ -57,41 +56,19 @@ _FORUMS = (
     "unix",
     "webmasters",
     "wordpress",
-)
-
-_LANGUAGES: Mapping[str, str] = {
-    "ar": "ara-Arab",
-    "de": "deu-Latn",
-    "en": "eng-Latn",
-    "es": "spa-Latn",
-    "fr": "fra-Latn",
-    "hi": "hin-Deva",
-    "it": "ita-Latn",
-    "ja": "jpn-Jpan",
-    "ko": "kor-Hang",
-    "pt": "por-Latn",
-    "ru": "rus-Cyrl",
-    "th": "tha-Thai",
-    "zh": "cmn-Hans",
-}
-
+]  # and android
 _CODE = ("go", "java", "javascript", "php", "python", "ruby")
-
-_NANO: Mapping[str, str] = {
-    "arguana": "ArguAna",
-    "climate-fever": "ClimateFever",
-    "dbpedia-entity": "DBPedia",
-    "fever": "FEVER",
-    "fiqa": "FiQA2018",
-    "hotpotqa": "HotpotQA",
-    "msmarco": "MSMARCO",
-    "nfcorpus": "NFCorpus",
-    "nq": "NQ",
-    "quora": "Quora",
-    "scidocs": "SCIDOCS",
-    "scifact": "SciFact",
-    "webis-touche2020": "Touche2020",
+# fmt: off
+_LANGUAGES: Mapping[str, str] = {
+    "ar": "ara-Arab", "de": "deu-Latn", "en": "eng-Latn", "es": "spa-Latn", "fr": "fra-Latn", "hi": "hin-Deva", "it": "ita-Latn",
+    "ja": "jpn-Jpan", "ko": "kor-Hang", "pt": "por-Latn", "ru": "rus-Cyrl", "th": "tha-Thai", "zh": "cmn-Hans",
 }
+_NANO: Mapping[str, str] = {
+    "arguana": "ArguAna", "climate-fever": "ClimateFever", "dbpedia-entity": "DBPedia", "fever": "FEVER", "fiqa": "FiQA2018",
+    "hotpotqa": "HotpotQA", "msmarco": "MSMARCO", "nfcorpus": "NFCorpus", "nq": "NQ", "quora": "Quora", "scidocs": "SCIDOCS",
+    "scifact": "SciFact", "webis-touche2020": "Touche2020",
+}
+# fmt: on
 
 TASKS: Mapping[str, Task] = {
     "nfcorpus": Task("NFCorpus", "mteb/nfcorpus"),
@@ -111,11 +88,7 @@ TASKS: Mapping[str, Task] = {
     "webis-touche2020-v3": Task("Touche2020Retrieval.v3", "mteb/webis-touche2020-v3"),
     # The first of the twelve forums follows another naming scheme on the Hub.
     "cqadupstack-android": Task("CQADupstackAndroidRetrieval", "mteb/CQADupstackAndroidRetrieval"),
-    **{
-        f"cqadupstack-{forum}": Task(f"CQADupstack{forum.capitalize()}Retrieval", f"mteb/cqadupstack-{forum}")
-        for forum in _FORUMS
-        if forum != "android"
-    },
+    **{f"cqadupstack-{each}": Task(f"CQADupstack{each.capitalize()}Retrieval", f"mteb/cqadupstack-{each}") for each in _FORUMS},
     **{f"mldr-{key}": Task("MultiLongDocRetrieval", "mteb/MultiLongDocRetrieval", key, (name,)) for key, name in _LANGUAGES.items()},
     **{f"mteb-codesearchnet-{key}": Task("CodeSearchNetRetrieval", "mteb/CodeSearchNetRetrieval", key, (f"{key}-Code",)) for key in _CODE},
     **{f"nano-{key}": Task(f"Nano{name}Retrieval", f"mteb/Nano{name}Retrieval") for key, name in _NANO.items()},
@@ -126,7 +99,6 @@ AGGREGATES: Mapping[str, str] = {"cqadupstack": "CQADupstackRetrieval"}
 """Group of collections -> mteb's task for its mean."""
 
 HUB = "https://huggingface.co/datasets/"
-"""Address of data sets on the Hub."""
 
 
 def task_of(collection: CollectionResult) -> Task | None:
@@ -159,17 +131,12 @@ def _has_published_size(collection: CollectionResult) -> bool:
 
 
 NAMES: Mapping[str, str] = {
-    "ndcg@10": "ndcg_at_10",
-    "mrr@10": "mrr_at_10",
-    "recall@10": "recall_at_10",
-    "recall@100": "recall_at_100",
-    "recall@1000": "recall_at_1000",
-    "p@10": "precision_at_10",
+    each: each.replace("p@", "precision@").replace("@", "_at_")
+    for each in ("ndcg@10", "mrr@10", "recall@10", "recall@100", "recall@1000", "p@10")
 }
 """Measure -> mteb's name. MAP is not in it: mteb's is over 1,000 documents, Quiver's over the documents kept."""
 
-MAP_DEPTH = 1000
-"""Number of documents for mteb's ``map_at_1000``."""
+MAP_DEPTH = 1000  # of mteb's map_at_1000
 
 
 def without_task(results: Results) -> list[str]:
@@ -242,11 +209,8 @@ def _revision(collection: CollectionResult) -> str:
     return collection.revision or f"sha256:{collection.data_sha256}"
 
 
-TASK_TYPE = "text-retrieval"
-"""The Hub's name of the task."""
-
-DIGITS = 5
-"""Decimals of a value, as in mteb."""
+TASK_TYPE = "text-retrieval"  # the Hub's name of the task
+DIGITS = 5  # decimals of a value, as in mteb
 
 
 def render_model_index(results: Results, *, name: str | None = None) -> str:
@@ -291,7 +255,7 @@ def _entries(collection: CollectionResult) -> Iterator[EvalResult]:
                 dataset_name=collection.name if task is None else f"{task.name} ({task.subset})",
                 dataset_config=None if task is None else task.subset,
                 dataset_split=collection.split or None,
-                dataset_args={"data": _data(collection)},
+                dataset_args={"data": _revision(collection)},
                 metric_type=NAMES.get(measure, measure),
                 metric_name=label,
                 metric_value=round(collection.measures[measure], DIGITS),
@@ -309,7 +273,7 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
 
 def _entry(collection: CollectionResult, task: Task, results: Results, source_url: str | None) -> dict[str, object]:
     documents = f"{collection.documents:,} documents{collection.named_by}"
-    made = f"{LABELS[HEADLINE]}, {index_name(collection.index)}, {documents}, data {_data(collection)}"
+    made = f"{LABELS[HEADLINE]}, {index_name(collection.index)}, {documents}, data {_revision(collection)}"
     version = f"Quiver {results.provenance.versions.get('quiver', '')}".rstrip()
     entry: dict[str, object] = {
         "dataset": {"id": task.data_set, "task_id": f"{task.name}_{task.subset}_{collection.split}"},
@@ -320,10 +284,6 @@ def _entry(collection: CollectionResult, task: Task, results: Results, source_ur
     if source_url is not None:
         entry["source"] = {"url": source_url}
     return entry
-
-
-def _data(collection: CollectionResult) -> str:
-    return collection.revision or f"sha256:{collection.data_sha256}"
 
 
 CARDS: Mapping[str, Callable[[Results], str]] = {"model-index": render_model_index, "eval-results": render_eval_results}

@@ -8,7 +8,6 @@ the scores.
 
 from __future__ import annotations
 
-import importlib
 import math
 import shlex
 import statistics
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD, recipe_of
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
 from quiver.eval.report.charts import (
     PALETTE,
     WIDTH,
@@ -119,14 +118,14 @@ class TrainingRun:
     title: str
     recipe: Mapping[str, Any]
     finished: bool
-    titles: Mapping[str, str]
+    titles: Mapping[str, str]  # metric -> title of its chart and column
     curves: Mapping[str, Points]
-    development: tuple[tuple[int, float, float], ...]
-    totals: Mapping[str, Any]
-    origin: Mapping[str, Mapping[str, object]]
-    resumed: tuple[int, ...]
+    development: tuple[tuple[int, float, float], ...]  # step, nDCG@10, seconds of training until then
+    totals: Mapping[str, Any]  # of the whole run; empty until it is finished
+    origin: Mapping[str, Mapping[str, object]]  # part of the record -> name -> value: data, versions and the like
+    resumed: tuple[int, ...]  # steps
     command: str | None
-    date: str
+    date: str  # of its end; empty until then
 
     @property
     def last_step(self) -> int:
@@ -155,67 +154,37 @@ def read_run(folder: str | Path) -> TrainingRun:
         raise InputError(f"{path}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
     record = next((read_json(file) for name in (RECORD, BEGUN) if (file := path / name).is_file()), {})
     try:
-        if (recipe_of(path) or {}).get("kind") == PRETRAINING:
-            return _pretraining(path, record, finished=finished)
-        return _finished(record) if finished else _unfinished(path, record)
+        recipe = record["recipe"] if finished else read_json(path / RECIPE)
+        return _run_of(recipe, record, None if finished else read_log(path / LOG) if (path / LOG).is_file() else [])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path / RECORD if finished else path}: not the record of a run of this version ({type(error).__name__}: {error})"
         ) from error
 
 
-def _unfinished(path: Path, begun: Mapping[str, Any]) -> TrainingRun:
-    lines = read_log(path / LOG) if (path / LOG).is_file() else []
-    recipe = read_json(path / RECIPE)
+def _run_of(recipe: Mapping[str, Any], record: Mapping[str, Any], log: Sequence[Mapping[str, Any]] | None) -> TrainingRun:
+    """The run of a record, whose curves are in the log as long as it is not finished."""
+    pretraining, finished = recipe.get("kind") == PRETRAINING, log is None
+    result: Mapping[str, Any] = record["result"] if finished else {}
+    keys = (*PRETRAINING_CURVES, "tokens") if pretraining else tuple(CURVES)
+    if log is not None:
+        curves = {key: curve(log, key) for key in keys}
+    else:
+        curves = {key: result["curves"].get(key, ()) if pretraining else result[RECORDED[key]] for key in keys}
+    scored = [] if pretraining else result["development"] if log is None else [line for line in log if HEADLINE in line]
+    shown = TOTALS if not pretraining else tuple(result)
     return TrainingRun(
-        title=f"Training run: {recipe['name']}",
-        recipe=recipe,
-        finished=False,
-        titles=CURVES,
-        curves={key: curve(lines, key) for key in CURVES},
-        development=tuple((int(line["step"]), float(line[HEADLINE]), float(line["seconds"])) for line in lines if HEADLINE in line),
-        totals={},
-        origin=_origin(begun),
-        resumed=(),
-        command=begun.get("command"),
-        date="",
-    )
-
-
-def _finished(record: Mapping[str, Any]) -> TrainingRun:
-    result = record["result"]
-    return TrainingRun(
-        title=f"Training run: {record['recipe']['name']}",
-        recipe=record["recipe"],
-        finished=True,
-        titles=CURVES,
-        curves={key: [(int(step), float(value)) for step, value in result[name]] for key, name in RECORDED.items()},
-        development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in result["development"]),
-        totals={name: result[name] for name in (*TOTALS, *(name for name in ON_GPU if name in result))},
-        origin=_origin(record),
-        resumed=tuple(map(int, result["resumed_at"])),
-        command=record["command"],
-        date=record["date"],
-    )
-
-
-def _pretraining(path: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
-    keys, lines = (*PRETRAINING_CURVES, "tokens"), read_log(path / LOG) if (path / LOG).is_file() else []
-    logged = {"resumed_at": [], "curves": {key: curve(lines, key) for key in keys}}
-    result: Mapping[str, Any] = record["result"] if finished else logged
-    recipe = _by_name(record["recipe"] if finished else read_json(path / RECIPE))
-    return TrainingRun(
-        title=f"Pretraining run: {recipe['name']}",
-        recipe=recipe,
+        title=f"{'Pretraining' if pretraining else 'Training'} run: {recipe['name']}",
+        recipe=_by_name(recipe) if pretraining else recipe,
         finished=finished,
-        titles=PRETRAINING_CURVES,
-        curves={key: [(int(step), float(value)) for step, value in result["curves"].get(key, ())] for key in keys},
-        development=(),
-        totals=result if finished else {},
-        origin=_origin(record),
-        resumed=tuple(map(int, result["resumed_at"])),
-        command=record.get("command"),
-        date=record.get("date", ""),
+        titles=PRETRAINING_CURVES if pretraining else CURVES,
+        curves={key: [(int(step), float(value)) for step, value in points] for key, points in curves.items()},
+        development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in scored),
+        totals={name: result[name] for name in (*shown, *(name for name in ON_GPU if name in result))} if finished else {},
+        origin={name: _flat(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE},
+        resumed=tuple(map(int, result["resumed_at"])) if finished else (),
+        command=record["command"] if finished else record.get("command"),
+        date=record.get("date", "") if finished else "",
     )
 
 
@@ -231,10 +200,6 @@ def _by_name(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:
     mix = [f"{part['source']} x {part['times']:g}" for part in phase["mix"]]
     return {**{key: value for key, value in phase.items() if key != "name"}, "mix": mix}
-
-
-def _origin(record: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    return {name: _flat(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE}
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:
@@ -585,7 +550,7 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
             colour = PALETTE[1 + position % (len(PALETTE) - 1)]
             ordered = sorted(members, key=lambda each: _rate(each.settings))
             means = [(_rate(each.settings), 100 * (each.mean or 0.0)) for each in ordered]
-            shown = fit(visible(label), 280, 8) or None
+            shown = fit(visible(label), 48) or None
             axes.plot(*zip(*means, strict=True), color=colour, marker="o", markersize=5, linewidth=1.4, label=shown)
             seeds = [(_rate(each.settings), 100 * score) for each in ordered if len(each.scores) > 1 for score in each.scores]
             axes.plot([x for x, _ in seeds], [y for _, y in seeds], color=colour, marker="o", mfc="none", markersize=3.5, linestyle="none")
@@ -593,7 +558,7 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         axes.set_xscale("log")
         axes.minorticks_off()
         axes.set_xticks(rates, [show_value(rate) for rate in rates], rotation=30 if len(rates) > 6 else 0)
-        axes.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(5))
+        axes.locator_params(axis="y", nbins=5)
         axes.tick_params(length=0)
         axes.set_xlabel("learning rate", loc="right")
         axes.set_title("nDCG@10", loc="left", fontsize=9)

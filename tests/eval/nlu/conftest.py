@@ -73,12 +73,7 @@ def small_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
     tokenizer = Tokenizer.train([" ".join(WORDS + MARKS) + " number?"] * 3, vocab_size=384, max_length=64)
     config = EncoderConfig.modernbert(
-        vocab_size=384,
-        hidden_size=32,
-        num_heads=2,
-        intermediate_size=48,
-        layer_types=["global", "global"],
-        max_positions=64,
+        vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "global"], max_positions=64
     )
     config = replace(config, embedding_dropout=0.05)
     save_encoder(init_weights(Encoder(config), seed=1), folder)

@@ -101,12 +101,7 @@ def test_texts_are_normalized() -> None:
 def test_unanswered_questions_count_in_the_mean() -> None:
     questions = [Question(name, "?", "가나다", (Answer("가", 0),)) for name in ("q1", "q2", "q3", "q4")]
     scores = score_answers(questions, {"q1": "가", "q2": "가나", "q3": "다"}, "korquad_v1")
-    assert scores == {
-        "q1": AnswerScore(1, 1),
-        "q2": AnswerScore(0, pytest.approx(2 / 3)),
-        "q3": AnswerScore(0, 0),
-        "q4": AnswerScore(0, 0),
-    }
+    assert scores == {"q1": AnswerScore(1, 1), "q2": AnswerScore(0, pytest.approx(2 / 3)), "q3": AnswerScore(0, 0), "q4": AnswerScore(0, 0)}
     mean = mean_scores(list(scores.values()))
     assert mean is not None
     assert (mean.questions, mean.exact, mean.f1) == (4, 0.25, pytest.approx(5 / 12))

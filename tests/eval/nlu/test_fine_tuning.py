@@ -109,7 +109,7 @@ def test_a_run_saves_its_best_model(whole: Path) -> None:
     assert set(record["sha256"]) == {"train", "validation"}
     assert record["recipe"]["tasks"]["cola"]["evaluate_every"] == 4
     assert {path.name for path in whole.iterdir()} == {
-        *("begun.json", "checkpoints", "log.jsonl", "model", "predictions.json", "recipe.json", "results.json", "run.json"),
+        *("begun.json", "checkpoints", "log.jsonl", "model", "predictions.json", "recipe.json", "results.json", "run.json")
     }
 
 
@@ -241,13 +241,7 @@ def scripted(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_patience_stops_the_run_and_the_best_checkpoint_is_its_model(
-    make_glue: MakeGlue,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scores: list[float],
-    patience: int | None,
-    steps: int,
-    best: int,
+    make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: list[float], patience: int | None, steps: int, best: int
 ) -> None:
     recipe, out = make_glue("cola", updates=UPDATES, patience=patience), tmp_path / "out"
     scripted(scores, monkeypatch)

@@ -44,10 +44,6 @@ def test_predictions_and_labels_must_have_equal_lengths() -> None:
 
 def test_the_first_measure_of_a_task_is_its_score() -> None:
     first = {name: next(iter(measure(task, [0, 1, 1], [0, 1, 0]))) for name, task in TASKS.items()}
-    assert first == {
-        "cola": "matthews",
-        **dict.fromkeys(("sst2", "mrpc", "qqp", "mnli", "qnli", "rte"), "accuracy"),
-        "stsb": "spearman",
-    }
+    assert first == {"cola": "matthews", **dict.fromkeys(("sst2", "mrpc", "qqp", "mnli", "qnli", "rte"), "accuracy"), "stsb": "spearman"}
     assert measure(TASKS["qqp"], [0, 1, 1], [0, 1, 0]) == {"accuracy": 2 / 3, "f1": 2 / 3}
     assert list(measure(TASKS["stsb"], [0.0, 1.0, 2.0], [0.0, 1.0, 5.0])) == ["spearman", "pearson"]

@@ -11,18 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import (
-    Encoder,
-    EncoderConfig,
-    InputError,
-    SpanQA,
-    Tokenizer,
-    init_head,
-    init_weights,
-    preset,
-    save_encoder,
-    save_head,
-)
+from quiver.encoder import Encoder, EncoderConfig, InputError, SpanQA, Tokenizer, init_head, init_weights, preset, save_encoder, save_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
@@ -271,7 +260,4 @@ def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
     ]
     with pytest.raises(SchemaError) as caught:
         load_qa_recipe("qa_korquad_512", ["data.development_split=dev.tsv", "training.patience=2"])
-    assert caught.value.problems == [
-        "training.patience: requires data.development",
-        "data.development_split: requires data.development",
-    ]
+    assert caught.value.problems == ["training.patience: requires data.development", "data.development_split: requires data.development"]

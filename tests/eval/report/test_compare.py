@@ -242,8 +242,7 @@ def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
     barely = {query: score + (0.02 if number % 2 else -0.019) for number, (query, score) in enumerate(same.items())}
     down = {query: score - 0.1 for query, score in same.items()}
     return compare_results(
-        make_folder("alpha", {"up": same, "barely": same, "down": same}),
-        make_folder("be*ta", {"up": up, "barely": barely, "down": down}),
+        make_folder("alpha", {"up": same, "barely": same, "down": same}), make_folder("be*ta", {"up": up, "barely": barely, "down": down})
     )
 
 

@@ -78,10 +78,10 @@ def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_r
     values = dict(table(report, "### scifact (test)")[1:])
     assert (values["Documents"], values["Judged queries"], values["Judgements"], values["Licence"]) == ("5,183", "300", "339", "CC BY 4.0")
     assert table(report, "## Protocol", number=1)[1] == [
-        *("scifact.test", "alpha", "1,000", "yes", "no", "out", "1,234 (23.8%)", "7 (2.3%)", "2", "1", "12.5"),
+        *("scifact.test", "alpha", "1,000", "yes", "no", "out", "1,234 (23.8%)", "7 (2.3%)", "2", "1", "12.5")
     ]
     assert table(report, "## Indexes")[1] == [
-        *("scifact.test", "alpha", "exact (similarity cosine)", "100.00", "100.00", "3.0", "0.125", "4,321 (83.4%)"),
+        *("scifact.test", "alpha", "exact (similarity cosine)", "100.00", "100.00", "3.0", "0.125", "4,321 (83.4%)")
     ]
     assert table(report, "## Time")[1] == ["scifact.test", "alpha", "12.34", "", "", "0.56", "", "", "12.90", "0.00"]
 

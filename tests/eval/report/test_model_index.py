@@ -41,7 +41,7 @@ def test_the_hub_client_reads_the_model_index(make_scored: MakeScored, make_resu
     assert (other.dataset_type, other.dataset_name, other.dataset_config) == ("cosqa", "cosqa", None)
     assert other.dataset_args == {"data": f"sha256:{'cosqa':0<64}"}
     assert {entry.metric_type for entry in entries} == {
-        *("ndcg_at_10", "map", "mrr_at_10", "recall_at_10", "recall_at_100", "recall_at_1000", "precision_at_10"),
+        *("ndcg_at_10", "map", "mrr_at_10", "recall_at_10", "recall_at_100", "recall_at_1000", "precision_at_10")
     }
 
 

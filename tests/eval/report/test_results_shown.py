@@ -36,11 +36,7 @@ def test_a_comparison_gives_differences_where_both_have_scores(make_scored: Make
     assert compared.header == ("collection", "first", "second", "difference")
     one, other = (make_results(f"/home/me/{run}/model", make_scored("scifact", 0.6)) for run in ("one", "other"))
     assert one.compare(other).header == ("collection", "one/model", "other/model", "difference")
-    assert compared.rows == (
-        ("scifact.test", "60.0", "65.0", "+5.0"),
-        ("nfcorpus.test", "30.0", "", ""),
-        ("fiqa.test", "", "40.0", ""),
-    )
+    assert compared.rows == (("scifact.test", "60.0", "65.0", "+5.0"), ("nfcorpus.test", "30.0", "", ""), ("fiqa.test", "", "40.0", ""))
 
 
 def test_results_on_other_data_are_not_compared(make_scored: MakeCollection, make_results: MakeResults) -> None:

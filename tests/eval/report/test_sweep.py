@@ -34,10 +34,7 @@ def sweep(axes: Mapping[str, tuple[Value, ...]], *candidates: Candidate, failed:
 
 
 ONE_SEED = sweep(
-    {RATE: (1e-5, 3e-5, 8e-5)},
-    candidate({RATE: 3e-5}, 0.4567),
-    candidate({RATE: 8e-5}, 0.4321),
-    candidate({RATE: 1e-5}, 0.4001),
+    {RATE: (1e-5, 3e-5, 8e-5)}, candidate({RATE: 3e-5}, 0.4567), candidate({RATE: 8e-5}, 0.4321), candidate({RATE: 1e-5}, 0.4001)
 )
 
 

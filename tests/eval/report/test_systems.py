@@ -10,16 +10,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import Average
 from quiver.eval.report.retrieval import system_properties
-from quiver.eval.report.rows import (
-    check_data,
-    collections_by_key,
-    members,
-    points,
-    row_average,
-    row_data_sets,
-    rows,
-    system_keys,
-)
+from quiver.eval.report.rows import check_data, collections_by_key, members, points, row_average, row_data_sets, rows, system_keys
 from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, label_systems
 
 MakeScored = Callable[..., CollectionResult]
