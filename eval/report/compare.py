@@ -32,9 +32,10 @@ from quiver.eval.metrics import (
 )
 from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.rows import AVERAGE, LABELS, NOT_TESTED, Significance, collections_by_key, differently_scored, points, rows
-from quiver.eval.results import Baseline, (
+from quiver.eval.results import (
     FILE,
     HEADLINE,
+    Baseline,
     CollectionResult,
     FileReference,
     Results,
@@ -155,7 +156,8 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         keys = [key for key in first.collections if key in second.collections]
         for key in keys:
             _check_same(first, second, key)
-        shared = {key: [name for name in DEFAULT if name in first.scored[key].measures and name in second.scored[key].measures] for key in keys}
+        sides = {key: (first.scored[key].measures, second.scored[key].measures) for key in keys}
+        shared = {key: [name for name in DEFAULT if all(name in measures for measures in sides[key])] for key in keys}
         scores = {key: (first.scores(key, shared[key]), second.scores(key, shared[key])) for key in keys}
         for key in keys:
             if scores[key][0].keys() != scores[key][1].keys():
@@ -165,8 +167,8 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         if whole and len(data_sets) > 1:
             averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, shared, data_sets, 0)))
     if not compared:
-        sides = dict.fromkeys(f"{side.label} on {', '.join(side.collections)}" for pair in pairs for side in pair)
-        raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system: {'; '.join(sides)}")
+        scored = dict.fromkeys(f"{side.label} on {', '.join(side.collections)}" for pair in pairs for side in pair)
+        raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system: {'; '.join(scored)}")
     pairings = _corrected(compared)
     return Comparison(
         baseline=pairs[0][0].label,
