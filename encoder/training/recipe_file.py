@@ -247,6 +247,8 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
             shipped = f"; {path.stem} alone names the shipped recipe" if path.stem in names else ""
             raise InputError(f"{path}: there is no such file{shipped}")
         return path
+    if (renamed := str(path).replace("_", "-")) in names:
+        raise InputError(f"the recipe {str(path)!r} is now called {renamed!r}")
     if close := difflib.get_close_matches(str(path), names):
         raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
     raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {', '.join(names)}")

@@ -73,9 +73,7 @@ def build(
     executor = encoding.open_executor()
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
-    loaded = load_index_model(
-        model, dtype=encoding.dtype, device=encoding.first_device, batch_tokens=encoding.batch_tokens, options=settings
-    )
+    loaded = load_index_model(model, **encoding.model_arguments(), options=settings)
     begun = time.monotonic()
     index = build_index(
         open_corpus(source, given, tokens_of(loaded)),

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("quiver.cli.train:train", "Train a retriever from a recipe."),
     "pretrain": ("quiver.cli.train:pretrain", "Pretrain an encoder by masked language modelling."),
     "sweep": ("quiver.cli.train:sweep", "Train a recipe with several settings and select the best."),
+    "recipes": ("quiver.cli.train:recipes", "List the recipes that are shipped."),
     "validate": ("quiver.cli.train:validate", "Check recipes without training, and list all their problems."),
     "average-checkpoints": ("quiver.cli.train:average_checkpoints", "Average the weights of models of the same architecture."),
     "mine": ("quiver.cli.train:mine", "Mine hard negatives with a model, an index or BM25."),

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from quiver.cli import options
+from quiver.cli.groups import argument, command, group, option
 from quiver.cli.output import command_line, help_alone, print_json, print_table, say
-from quiver.cli.train import report_stopped, with_dtype
+from quiver.cli.train import report_stopped
 from quiver.encoder.errors import InputError
+from quiver.retrieval.records import Dtype
 
 if TYPE_CHECKING:
     from quiver.eval.nlu.answers import QaResults, Scores
     from quiver.eval.nlu.glue import GlueResults
-
-qa_app = typer.Typer(
-    help="Train and evaluate models that answer questions with spans of a text.", invoke_without_command=True, callback=help_alone
-)
 
 
 class Task(str, Enum):
@@ -36,23 +34,28 @@ class Task(str, Enum):
     RTE = "rte"
 
 
+qa_app = typer.Typer(
+    help="Train and evaluate models that answer questions with spans of a text.", invoke_without_command=True, callback=help_alone
+)
+
+
+@command
 def glue(
-    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: glue_base, glue_large.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
-    overrides: options.Overrides = None,
-    dtype: options.TrainingDtype = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    recipe: str = argument("Recipe file, or the name of a shipped recipe: glue-base, glue-large."),
+    overrides: tuple[str, ...] = options.OVERRIDES,
+    *,
+    out: Path = option(..., "Folder to write: a folder per task, results.json, report.md, report.html.", "-o"),
+    training: options.Training,
+    resume: bool = options.RESUME,
+    overwrite: bool = options.OVERWRITE,
+    task: tuple[Task, ...] = option((), "Task to train. Repeatable. Default: all tasks."),
+    output: options.Output,
 ) -> None:
     """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
 
     SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
-    Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
+    Example: quiver glue glue-base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.nlu.glue import train_glue, write_glue_report
@@ -60,17 +63,21 @@ def glue(
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
-    resolved = load_glue_recipe(recipe, with_dtype(overrides, dtype))
-    requested = {each.value for each in task or []}
-    chosen = [name for name in TASKS if name in requested]
     try:
         results = train_glue(
-            resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device
+            load_glue_recipe(recipe, training.overrides(overrides)),
+            out,
+            tasks=[name for name in TASKS if name in {each.value for each in task}],
+            resume=resume,
+            overwrite=overwrite,
+            progress=output.progress,
+            command=command_line(),
+            device=training.device,
         )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     report = write_glue_report(results, out)
-    if as_json:
+    if output.json:
         print_json(asdict(results))
         return
     _print_glue(results, out)
@@ -92,66 +99,73 @@ def _print_glue(results: GlueResults, out: Path) -> None:
 
 
 @qa_app.command("train")
+@command
 def qa_train(
-    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: qa_korquad_512, qa_korquad_1024.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
-    overrides: options.Overrides = None,
-    dtype: options.TrainingDtype = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    recipe: str = argument("Recipe file, or the name of a shipped recipe: qa-korquad-512, qa-korquad-1024."),
+    overrides: tuple[str, ...] = options.OVERRIDES,
+    *,
+    out: Path = option(..., "Folder to write: model/, run.json, results.json, predictions.json, ...", "-o"),
+    training: options.Training,
+    resume: bool = options.RESUME,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
 
     SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
-    Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
+    Example: quiver qa train qa-korquad-512 --out runs/qa-512 model.init=klue/bert-base
     """
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    resolved = load_qa_recipe(recipe, with_dtype(overrides, dtype))
     try:
-        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device)
+        results = train_qa(
+            load_qa_recipe(recipe, training.overrides(overrides)),
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            progress=output.progress,
+            command=command_line(),
+            device=training.device,
+        )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
-    if as_json:
+    if output.json:
         print_json({"model": str(out / MODEL), **asdict(results)})
         return
     _print_qa(results, str(out))
     say(f"model: {out / MODEL}")
 
 
+@dataclass(frozen=True)
+@group
+class _Windows:
+    """How long texts are read: fields of `quiver.eval.nlu.questions.WindowSettings`."""
+
+    max_length: int | None = option(None, "Length of a window, in tokens. Default: the number of positions of the model.")
+    overlap: int = option(128, "Overlap of consecutive windows, in tokens.")
+    max_question_length: int = option(64, "Length that questions are truncated to, in tokens.")
+    max_answer_length: int = option(30, "Length of the longest answer, in tokens; at most --overlap.")
+
+
 @qa_app.command("evaluate")
+@command
 def qa_evaluate(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a model that answers with spans.")],
-    data: Annotated[Path, typer.Option("--data", "-d", help="Questions in SQuAD's JSON format: SQuAD 1.1 and 2.0, KorQuAD 1.0.")],
-    official: Annotated[
-        Literal["squad_v1", "squad_v2", "korquad_v1"],
-        typer.Option("--official", help="Official evaluation script that defines the scores."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: results.json, predictions.json.")],
-    only: Annotated[
-        Path | None, typer.Option("--only", help="Relevance judgements (.tsv): evaluate only their questions. Default: all questions.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Length of a window, in tokens. Default: the number of positions of the model.")
-    ] = None,
-    overlap: Annotated[int, typer.Option("--overlap", help="Overlap of consecutive windows, in tokens.")] = 128,
-    max_question_length: Annotated[int, typer.Option(help="Length that questions are truncated to, in tokens.")] = 64,
-    max_answer_length: Annotated[int, typer.Option(help="Length of the longest answer, in tokens; at most --overlap.")] = 30,
-    no_answer_margin: Annotated[
-        float, typer.Option(help="For squad_v2: margin by which the no-answer score must exceed the score of the best span.")
-    ] = 0.0,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    model: str = option(..., "Folder or hub id of a model that answers with spans.", "-m"),
+    data: Path = option(..., "Questions in SQuAD's JSON format: SQuAD 1.1 and 2.0, KorQuAD 1.0.", "-d"),
+    official: Literal["squad_v1", "squad_v2", "korquad_v1"] = option(..., "Official evaluation script that defines the scores."),
+    out: Path = option(..., "Folder to write: results.json, predictions.json.", "-o"),
+    only: Path | None = option(None, "Relevance judgements (.tsv): evaluate only their questions. Default: all questions."),
+    *,
+    windows: _Windows,
+    no_answer_margin: float = option(0.0, "For squad_v2: margin by which the no-answer score must exceed the score of the best span."),
+    dtype: Dtype | None = options.MODEL_DTYPE,
+    device: str | None = options.DEVICE,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Evaluate a model by exact match and F1, as the official evaluation script defines them.
 
@@ -179,16 +193,11 @@ def qa_evaluate(
     opened = opened.to(device, getattr(torch, dtype))
     warn_of_token_types(opened, tokenizer, model)
     positions = opened.encoder.config.max_positions
-    lengths = {
-        "max_length": positions if max_length is None else max_length,
-        "overlap": overlap,
-        "max_question_length": max_question_length,
-        "max_answer_length": max_answer_length,
-    }
+    lengths = asdict(windows) | {"max_length": positions if windows.max_length is None else windows.max_length}
     settings = parse_options(WindowSettings, lengths, source="options")
     check_settings(settings, tokenizer, positions=positions)
     predictions = answer_questions(
-        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=progress
+        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=output.progress
     )
     results = score_predictions(questions, predictions, tokenizer, official)
     made_with = {
@@ -199,7 +208,7 @@ def qa_evaluate(
         "settings": settings.model_dump(),
     }
     write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
-    if as_json:
+    if output.json:
         print_json(asdict(results))
         return
     _print_qa(results, model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -107,7 +107,7 @@ EFFORT = option(
     " parameters such as nprobe=8,k_factor=2. Default: balanced.",
     autocompletion=lambda: ["exact", "balanced", "fast"],
 )
-SPLIT = option("test", "Split of the relevance judgements: train, dev or test.")
+SPLIT = option("train", "Split of the relevance judgements: train, dev or test.")
 QUERY_FILE = option(
     None, "File of queries with the fields id and text: .jsonl, .json, .csv, .tsv (also without a header), .parquet or .arrow.", "--queries"
 )
@@ -119,6 +119,7 @@ RENAME = option(
 )
 SEARCHED_INDEX = option(None, "Index of the documents, searched with its own model instead of encoding them.", "--index")
 ADDRESS = option(None, "Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto. Default: start Ray on this machine.")
+OUT = option(..., "Folder to write.", "-o")
 MODEL_OUT = option(..., "Model folder to write.", "--out", "-o")
 RUN_OUT = option(
     None, "Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run.", "--out", "-o"
@@ -224,6 +225,10 @@ class Encoding:
     def first_device(self) -> str | None:
         """Device of the model in this process, which encodes the queries."""
         return self.devices[0] if self.devices else self.device
+
+    def model_arguments(self) -> dict[str, Any]:
+        """What the loaders of models take of it, by name."""
+        return {"dtype": self.dtype, "device": self.first_device, "batch_tokens": self.batch_tokens}
 
     def open_executor(self) -> Executor:
         """Make the executor.

@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import (
-    command_line,
-    place_encoding,
-    print_json,
-    print_table,
-    say,
-    say_error,
-    vector_cache,
-)
+from quiver.cli.groups import argument, command, option
+from quiver.cli.output import command_line, print_json, print_table, say, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
+from quiver.retrieval.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from quiver.encoder.pretraining.recipe import PretrainingRecipe
-    from quiver.retrieval.index import Index
-    from quiver.retrieval.models.options import ModelOptions
-    from quiver.retrieval.records import Dtype, Executor
     from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
-    from quiver.retrieval.training.mining.texts import BeirSource, PairSource
     from quiver.retrieval.training.recipe import Recipe
     from quiver.retrieval.training.sweep import Sweep
 
 _NO_OUT = "--out names the run folder; add --out FOLDER, or --dry-run to write nothing"
-
-DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
-"""Default fields of the documents of a row, by format: as ``quiver mine`` writes them."""
 
 
 def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
@@ -54,22 +40,17 @@ def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False)
     raise typer.Exit(1) from stopped
 
 
-def with_dtype(overrides: Sequence[str] | None, dtype: str | None) -> list[str]:
-    """Overrides of a recipe, and the dtype of the option."""
-    return [*(overrides or []), *([] if dtype is None else [f"training.dtype={dtype}"])]
-
-
+@command
 def train(
-    recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
-    out: options.RunOut = None,
-    overrides: options.Overrides = None,
-    dtype: options.TrainingDtype = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    dry_run: options.DryRun = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    recipe: str = argument("Recipe file (.yaml, .json), or the name of a shipped recipe."),
+    overrides: tuple[str, ...] = options.OVERRIDES,
+    *,
+    out: Path | None = options.RUN_OUT,
+    training: options.Training,
+    resume: bool = options.RESUME,
+    overwrite: bool = options.OVERWRITE,
+    dry_run: bool = options.DRY_RUN,
+    output: options.Output,
 ) -> None:
     """Train a retriever from a recipe.
 
@@ -83,43 +64,50 @@ def train(
 
     quiver train quickstart --dry-run training.batch_size=128
     """
-    from quiver.eval import training
+    from quiver.eval.training import train as run_recipe
     from quiver.retrieval.training.recipe import load_recipe
     from quiver.retrieval.training.run import RunStoppedError
 
-    resolved = load_recipe(recipe, with_dtype(overrides, dtype))
+    resolved = load_recipe(recipe, training.overrides(overrides))
     if dry_run:
         _check_dry_run(out, resume=resume, overwrite=overwrite)
-        _dry_run(resolved, device=device, progress=progress, as_json=as_json)
+        _dry_run(resolved, training.device, output)
         return
     if out is None:
         raise InputError(_NO_OUT)
     try:
-        record = training.train(resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device)
+        record = run_recipe(
+            resolved,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            progress=output.progress,
+            command=command_line(),
+            device=training.device,
+        )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
-        print_json(record) if as_json else _print_run(record, out)
+        print_json(record) if output.json else _print_run(record, out)
 
 
-def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: bool) -> None:
+def _dry_run(recipe: Recipe, device: str | None, output: options.Output) -> None:
     """Check all that `train` needs, and print what it would do."""
     from quiver.eval.development import development_scorer
     from quiver.retrieval.training.dry_run import dry_run
 
     if recipe.development is not None:
-        development_scorer(recipe.development, progress=progress)  # reads the collection
-    say_next = None if as_json else partial(typer.echo, err=True)
-    found = dry_run(recipe, device=device, progress=progress, say=say_next)
-    if as_json:
+        development_scorer(recipe.development, progress=output.progress)  # reads the collection
+    say_next = None if output.json else partial(typer.echo, err=True)
+    found = dry_run(recipe, device=device, progress=output.progress, say=say_next)
+    if output.json:
         print_json(_dry_run_json(found))
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
-    notes = _row_notes(found.documents_per_row, found.skipped, found.not_relevant, found.rows_short, found.rows_cut)
-    notes += [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
+    notes = [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
     rows = [
-        ("rows", f"{found.rows:,}" + (f" ({'; '.join(notes)})" if notes else "")),
+        ("rows", _describe_rows(vars(found), notes)),
         ("documents per row", f"{found.documents_per_row:,}"),
         ("rows per update", f"{found.batch['effective']:,}"),
         ("negatives per query", f"{found.batch['negatives_per_query']:,}"),
@@ -132,15 +120,16 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
     print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
 
 
-def _row_notes(documents: int, skipped: int, not_relevant: int, short: int, cut: int) -> list[str]:
-    """What is said of rows that are not as the others."""
+def _describe_rows(data: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+    """The number of training rows, and the numbers of those that are not as the others."""
     counts = {
-        "skipped": skipped,
-        "left out by their label": not_relevant,
-        f"with fewer than {documents:,} documents": short,
-        f"with more than {documents:,} documents": cut,
+        "skipped": data["skipped"],
+        "left out by their label": data["not_relevant"],
+        f"with fewer than {data['documents_per_row']:,} documents": data["rows_short"],
+        f"with more than {data['documents_per_row']:,} documents": data["rows_cut"],
     }
-    return [f"{count:,} {what}" for what, count in counts.items() if count]
+    notes = [*(f"{count:,} {what}" for what, count in counts.items() if count), *notes]
+    return f"{data['rows']:,}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) -> None:
@@ -174,9 +163,8 @@ def _print_run(record: dict[str, Any], out: Path) -> None:
     from quiver.encoder.training.run_folder import REPORTS
 
     result, data, batch = record["result"], record["data"], record["batch"]
-    notes = _row_notes(data["documents_per_row"], data["skipped"], data["not_relevant"], data["rows_short"], data["rows_cut"])
     rows = [
-        ("rows", f"{data['rows']:,}" + (f" ({'; '.join(notes)})" if notes else "")),
+        ("rows", _describe_rows(data)),
         ("rows per update", f"{batch['effective']:,}"),
         ("negatives per query", f"{batch['negatives_per_query']:,}"),
         ("updates", f"{result['steps']:,}"),
@@ -190,19 +178,17 @@ def _print_run(record: dict[str, Any], out: Path) -> None:
     say(f"report: {next(path for name in reversed(REPORTS) if (path := out / name).exists())}")
 
 
+@command
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: pretrain_small, pretrain_base, ...")],
-    out: options.RunOut = None,
-    overrides: options.Overrides = None,
-    dtype: options.TrainingDtype = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
-    dry_run: options.DryRun = False,
-    prepare: Annotated[
-        bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
-    ] = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    recipe: str = argument("Recipe file, or the name of a shipped recipe: pretrain-small, pretrain-base, ..."),
+    overrides: tuple[str, ...] = options.OVERRIDES,
+    *,
+    out: Path | None = options.RUN_OUT,
+    training: options.Training,
+    resume: bool = options.RESUME,
+    dry_run: bool = options.DRY_RUN,
+    prepare: bool = option(False, "Only train the tokenizer and tokenize the corpus, in one process; --resume then trains."),
+    output: options.Output,
 ) -> None:
     """Pretrain an encoder by masked language modelling, in one or more phases.
 
@@ -213,9 +199,9 @@ def pretrain(
     For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ... Tokenize a large corpus with --prepare first, without
     torchrun.
 
-    Examples: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
+    Examples: quiver pretrain pretrain-small --out runs/small phases.0.tokens=500000
 
-    quiver pretrain pretrain_small --dry-run phases.0.tokens=500000
+    quiver pretrain pretrain-small --dry-run phases.0.tokens=500000
     """
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
@@ -224,13 +210,13 @@ def pretrain(
     from quiver.eval.report.training import write_training_report
     from quiver.retrieval.models.loading import check_device
 
-    device = None if device is None else check_device(device)
-    resolved = load_pretraining_recipe(recipe, with_dtype(overrides, dtype))
+    device = None if training.device is None else check_device(training.device)
+    resolved = load_pretraining_recipe(recipe, training.overrides(overrides))
     if dry_run:
         if prepare:
             raise InputError("--dry-run writes nothing, and --prepare writes the corpus; remove one of the two")
         _check_dry_run(out, resume=resume, overwrite=None)
-        _dry_run_pretraining(resolved, device=device, progress=progress, as_json=as_json)
+        _dry_run_pretraining(resolved, device, output)
         return
     if out is None:
         raise InputError(_NO_OUT)
@@ -239,20 +225,20 @@ def pretrain(
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
         return
     try:
-        record = run_recipe(resolved, out, resume=resume, progress=progress, command=command_line(), device=device)
+        record = run_recipe(resolved, out, resume=resume, progress=output.progress, command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
         report = write_training_report(out)
-        print_json(record) if as_json else _print_pretraining(record, out, report)
+        print_json(record) if output.json else _print_pretraining(record, out, report)
 
 
-def _dry_run_pretraining(recipe: PretrainingRecipe, *, device: str | None, progress: bool, as_json: bool) -> None:
+def _dry_run_pretraining(recipe: PretrainingRecipe, device: str | None, output: options.Output) -> None:
     """Check all that `pretrain` needs, and print what it would do."""
     from quiver.retrieval.training.dry_run import dry_run_pretraining
 
-    found = dry_run_pretraining(recipe, device=device, progress=progress)
-    if as_json:
+    found = dry_run_pretraining(recipe, device=device, progress=output.progress)
+    if output.json:
         print_json({**_dry_run_json(found), "phases": [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]})
         return
     more = "" if found.exact else "more than "
@@ -297,20 +283,17 @@ def _print_pretraining(record: dict[str, Any], out: Path, report: Path) -> None:
     say(f"report: {report}")
 
 
+@command
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe; it needs a development section.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one folder per run, sweep.json, sweep.md and sweep.svg.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates."
-        ),
-    ] = None,
-    dtype: options.TrainingDtype = None,
-    device: options.Device = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    recipe: str = argument("Recipe file, or the name of a shipped recipe; it needs a development section."),
+    settings: tuple[str, ...] = argument(
+        "section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates.", ()
+    ),
+    *,
+    out: Path = option(..., "Folder to write: one folder per run, sweep.json, sweep.md and sweep.svg.", "-o"),
+    training: options.Training,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Train a recipe with every combination of some settings and select the best on its development collection.
 
@@ -327,26 +310,33 @@ def sweep(
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
-    grid = make_grid(recipe, with_dtype(settings, dtype))
+    grid = make_grid(recipe, training.overrides(settings))
     development = grid.runs[0].recipe.development
     if development is None:  # make_grid requires one
         raise ValueError("the runs of a sweep have a development section")
-    scorer = development_scorer(development, progress=progress)
+    scorer = development_scorer(development, progress=output.progress)
 
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         training_run.train(
-            recipe, out, resume=resume, progress=progress, command=command_line(), scorer=scorer, data_folder=data_folder, device=device
+            recipe,
+            out,
+            resume=resume,
+            progress=output.progress,
+            command=command_line(),
+            scorer=scorer,
+            data_folder=data_folder,
+            device=training.device,
         )
 
     def write_report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)
 
-    report = (lambda line: typer.echo(line, err=True)) if progress else lambda line: None
+    report = (lambda line: typer.echo(line, err=True)) if output.progress else lambda line: None
     try:
         found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), report=report, changed=write_report)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=True, overwrite=overwrite)
-    if as_json:
+    if output.json:
         say((out / RECORD).read_text(encoding="utf-8").rstrip())
     else:
         _print_sweep(found, out)
@@ -380,15 +370,12 @@ def _print_sweep(sweep: Sweep, out: Path) -> None:
     say(f"report: {out / 'sweep.md'}")
 
 
+@command
 def validate(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPES...",
-            help="Recipe files, names of shipped recipes, and settings to change in all of them: section.setting=value.",
-        ),
-    ],
-    as_json: options.Json = False,
+    recipes: tuple[str, ...] = argument(
+        "Recipe files, names of shipped recipes, and settings to change in all of them: section.setting=value.", metavar="RECIPES..."
+    ),
+    json: bool = options.JSON,
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
@@ -410,12 +397,38 @@ def validate(
             _load_recipe(name, overrides)
         except InputError as error:
             problems[name] = str(error)
-    if as_json:
+    if json:
         print_json({"checked": len(names), "problems": problems})
     if problems:
         raise InputError("\n".join(problems.values()))
-    if not as_json:
+    if not json:
         say(f"{len(names)} recipe{'s' if len(names) != 1 else ''} checked, no problems")
+
+
+@command
+def recipes(json: bool = options.JSON) -> None:
+    """List the recipes that are shipped, with the command that runs each.
+
+    Example: quiver recipes
+    """
+    from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
+    from quiver.encoder.training.recipe_file import find_recipe, parse_yaml, shipped_recipes
+    from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS
+
+    runs = {"pretrain": PRETRAINING_KINDS, "glue": GLUE_KINDS, "qa train": QA_KINDS}
+    rows = []
+    for name in shipped_recipes():
+        content, _ = parse_yaml(find_recipe(name).read_text(encoding="utf-8"))
+        run = next((verb for verb, kinds in runs.items() if content["kind"] in kinds), "train")
+        rows.append({"name": name, "command": f"quiver {run} {name}", "kind": content["kind"], "description": content["description"]})
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        f"{len(rows)} recipes",
+        ("recipe", "run with", "description"),
+        [(row["name"], row["command"].rsplit(" ", 1)[0], row["description"]) for row in rows],
+    )
 
 
 def _load_recipe(name: str, overrides: Sequence[str]) -> object:
@@ -434,11 +447,13 @@ def _load_recipe(name: str, overrides: Sequence[str]) -> object:
     return load_qa_recipe(name, overrides) if kind in QA_KINDS else load_recipe(name, overrides)
 
 
+@command
 def average_checkpoints(
-    models: Annotated[list[str], typer.Argument(help="Model folders or hub ids; a checkpoint of a run is a model folder.")],
-    out: options.ModelOut,
-    overwrite: options.Overwrite = False,
-    as_json: options.Json = False,
+    models: tuple[str, ...] = argument("Model folders or hub ids; a checkpoint of a run is a model folder."),
+    *,
+    out: Path = options.MODEL_OUT,
+    overwrite: bool = options.OVERWRITE,
+    json: bool = options.JSON,
 ) -> None:
     """Average the weights of models that have the same architecture, tokenizer and settings.
 
@@ -447,68 +462,44 @@ def average_checkpoints(
     from quiver.retrieval.training.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
-    if as_json:
+    if json:
         print_json({"out": str(out), "models": models, "fingerprint": card.fingerprint})
     else:
         say(f"model: {out}, the mean of {len(models)} models")
 
 
+@command
 def mine(
-    data: Annotated[
-        list[str],
-        typer.Argument(help="BEIR folder; or files of pairs (.jsonl, .csv, .tsv, .parquet), folders of such files, or hub:// sources."),
-    ],
-    out: options.Out,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index."),
-    ] = None,
-    index: options.SearchedIndex = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder.")
-    ] = None,
-    split: options.Split = "train",
-    query_field: Annotated[str, typer.Option(help="Name of the field with the query of a pair.")] = "query",
-    positive_field: Annotated[
-        str, typer.Option(help="Name of the field with the positive of a pair, or a list of positives.")
-    ] = "positive",
-    negatives: Annotated[int, typer.Option("--negatives", "-n", min=1, help="Number of hard negatives per query.")] = 7,
-    ranks: Annotated[
-        str, typer.Option(help="Range of ranks to take negatives from; positives and duplicates of them are not ranked.")
-    ] = "1-200",
-    choose: Annotated[Literal["top", "random"], typer.Option(help="Take the best candidates within --ranks, or random ones.")] = "top",
-    margins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--margin",
-            help="Upper limit on the score of a negative: perc-pos=SHARE of the positive's score, margin-pos=DISTANCE below it, or"
-            " max-score=VALUE; none for no limit. Repeatable. Default: perc-pos=0.95.",
-        ),
-    ] = None,
-    seed: options.Seed = 42,
-    form: Annotated[
-        Literal["texts", "ids"], typer.Option("--format", help="Form of the rows: texts, or ids with the texts in separate files.")
-    ] = "texts",
-    suspects: Annotated[int, typer.Option(min=0, help="Number of suspected false negatives to list per query.")] = 5,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of queries to mine for, from the first. Default: all.")] = None,
-    title: options.Title = True,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    devices: options.Devices = None,
-    batch_tokens: options.BatchTokens = None,
-    query_length: options.QueryLength = None,
-    document_length: options.DocumentLength = None,
-    query_prompt: options.QueryPrompt = None,
-    document_prompt: options.DocumentPrompt = None,
-    truncate_dim: options.TruncateDim = None,
-    cache: options.Cache = None,
-    no_cache: options.NoCache = False,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    address: options.Address = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    data: tuple[str, ...] = argument(
+        "BEIR folder; or files of pairs (.jsonl, .csv, .tsv, .parquet), folders of such files, or hub:// sources."
+    ),
+    *,
+    out: Path = options.OUT,
+    model: str | None = option(None, "Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index.", "-m"),
+    index: Path | None = options.SEARCHED_INDEX,
+    corpus: Path | None = option(None, "Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder."),
+    split: str = options.SPLIT,
+    query_field: str = option("query", "Name of the field with the query of a pair."),
+    positive_field: str = option("positive", "Name of the field with the positive of a pair, or a list of positives."),
+    negatives: int = option(7, "Number of hard negatives per query.", "-n", min=1),
+    ranks: str = option("1-200", "Range of ranks to take negatives from; positives and duplicates of them are not ranked."),
+    choose: Literal["top", "random"] = option("top", "Take the best candidates within --ranks, or random ones."),
+    margins: tuple[str, ...] = option(
+        (),
+        "Upper limit on the score of a negative: perc-pos=SHARE of the positive's score, margin-pos=DISTANCE below it, or max-score=VALUE;"
+        " none for no limit. Repeatable. Default: perc-pos=0.95.",
+        "--margin",
+    ),
+    seed: int = options.SEED.with_default(42),
+    form: Literal["texts", "ids"] = option("texts", "Form of the rows: texts, or ids with the texts in separate files.", "--format"),
+    suspects: int = option(5, "Number of suspected false negatives to list per query.", min=0),
+    limit: int | None = option(None, "Number of queries to mine for, from the first. Default: all.", min=1),
+    use_title: bool = options.USE_TITLE,
+    encoding: options.Encoding,
+    settings: ModelOptions,
+    cache: options.VectorCache,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Mine hard negatives with a model, an index or BM25. Repeat the command to resume an interrupted run.
 
@@ -516,83 +507,66 @@ def mine(
 
     quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
     """
-    from quiver.retrieval.index import open_index
-    from quiver.retrieval.models import bm25
-    from quiver.retrieval.models.options import ModelOptions
+    from quiver.encoder.files import expand_home
+    from quiver.retrieval.models.bm25 import NAME
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
+    from quiver.retrieval.training.mining.texts import BeirSource, PairSource
 
     rules = Rules(
         negatives=negatives,
         ranks=parse_ranks(ranks),
-        margins=(PERC_POS,) if margins is None else parse_margins(margins),
+        margins=parse_margins(margins) if margins else (PERC_POS,),
         choice=choose,
         seed=seed,
     )
-    source = _pairs(data, split=split, query_field=query_field, positive_field=positive_field, corpus=corpus, use_title=title)
-    opened = None if index is None else open_index(index)
-    if opened is not None and corpus is not None:
+    folder = expand_home(data[0])
+    if len(data) == 1 and (folder / "qrels").is_dir():
+        if corpus is not None:
+            raise InputError(f"{folder}: a BEIR folder has a corpus of its own; --corpus is only for pairs")
+        source: BeirSource | PairSource = BeirSource(folder, split, use_title)
+    else:
+        source = PairSource(data, query_field, positive_field, corpus, use_title)
+    if index is not None and corpus is not None:
         raise InputError("--index and --corpus exclude each other: the index already holds the documents")
-    if model == bm25.NAME and (executor, workers, address, devices) != ("local", None, None, None):
-        raise InputError(
-            f"--executor, --workers, --address and --devices distribute encoding, and {bm25.NAME} encodes nothing; remove them"
-        )
-    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
-    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
+    if model == NAME and (encoding.executor, encoding.workers, encoding.address, encoding.devices) != ("local", None, None, None):
+        raise InputError(f"--executor, --workers, --address and --devices distribute encoding, and {NAME} encodes nothing; remove them")
     record = mine_negatives(
         source,
-        _searched(model, opened, dtype, here, batch_tokens, settings, vector_cache(cache, no_cache), encoding),
+        _open_system(model, index, encoding, settings, cache.folder()),
         out,
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
         overwrite=overwrite,
-        progress=progress,
+        progress=output.progress,
         command=command_line(),
     )
-    if as_json:
+    if output.json:
         print_json(record)
         return
     _print_mined(record, out, negatives, ids=form == "ids")
 
 
-def _pairs(
-    data: list[str], *, split: str, query_field: str, positive_field: str, corpus: Path | None, use_title: bool
-) -> BeirSource | PairSource:
-    from quiver.encoder.files import expand_home
-    from quiver.retrieval.training.mining.texts import BeirSource, PairSource
-
-    folder = expand_home(data[0])
-    if len(data) > 1 or not (folder / "qrels").is_dir():
-        return PairSource(tuple(data), query_field, positive_field, corpus, use_title)
-    if corpus is not None:
-        raise InputError(f"{folder}: a BEIR folder has a corpus of its own; --corpus is only for pairs")
-    return BeirSource(folder, split, use_title)
-
-
-def _searched(
-    model: str | None,
-    index: Index | None,
-    dtype: Dtype | None,
-    device: str | None,
-    batch_tokens: int | None,
-    options: ModelOptions,
-    cache: Path | None,
-    executor: Executor,
+def _open_system(
+    model: str | None, folder: Path | None, encoding: options.Encoding, settings: ModelOptions, cache: Path | None
 ) -> MiningSystem:
-    from quiver.retrieval.models import bm25
+    """Open what searches for negatives: a model, an index with its own model, or BM25."""
+    from quiver.retrieval.index import open_index
+    from quiver.retrieval.models.bm25 import BM25, NAME
     from quiver.retrieval.models.index_model import load_index_model
-    from quiver.retrieval.models.options import FOLDERS_SETTINGS
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model is None and index is None:
-        raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
-    built, source = (str(model), None) if index is None or model == bm25.NAME else (index.manifest.model, model)
-    if not isinstance(built, str) and built.kind != bm25.NAME:
-        if dtype is not None:
+    if model is None and folder is None:
+        raise InputError(f"pass --model (a folder, a hub id or {NAME}) or --index")
+    index = None if folder is None else open_index(folder)
+    built, source = (str(model), None) if index is None or model == NAME else (index.manifest.model, model)
+    if not isinstance(built, str) and built.kind != NAME:
+        if encoding.dtype is not None:
             raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
-        if options != FOLDERS_SETTINGS:
+        if settings != ModelOptions():
             raise InputError("lengths, prompts and --truncate-dim: the model of an index has those of the index; remove the options")
-    loaded = load_index_model(built, source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
-    return MiningSystem(None if isinstance(loaded, bm25.BM25) else loaded, index, cache, executor)
+    executor = encoding.open_executor()
+    loaded = load_index_model(built, source, **encoding.model_arguments(), options=settings)
+    return MiningSystem(None if isinstance(loaded, BM25) else loaded, index, cache, executor)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
@@ -624,63 +598,38 @@ def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool
     say("\n".join(["data:", *(f"  {name}: {value}" for name, value in fields.items())]))
 
 
+@command
 def teacher_scores(
-    data: Annotated[
-        list[str], typer.Argument(help="Training rows: .jsonl, .csv, .tsv or .parquet files, folders of such files, or hub:// sources.")
-    ],
-    teachers: Annotated[
-        list[str],
-        typer.Option(
-            "--teacher", "-t", help="Teacher model: folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable."
-        ),
-    ],
-    out: options.Out,
-    form: Annotated[
-        Literal["texts", "ids"], typer.Option("--format", help="Format of the rows: texts, or ids of texts in --queries and --documents.")
-    ] = "texts",
-    query_field: Annotated[
-        str | None, typer.Option(help="Name of the field with the query. Default: query; with --format ids query_id.")
-    ] = None,
-    document_fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--document-field",
-            help="Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids: document_ids.",
-        ),
-    ] = None,
-    queries: Annotated[str | None, typer.Option("--queries", help="Source of the query texts, with --format ids.")] = None,
-    documents: Annotated[str | None, typer.Option("--documents", help="Source of the document texts, with --format ids.")] = None,
-    query_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --queries.")] = "query_id",
-    document_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --documents.")] = "document_id",
-    text_field: Annotated[str, typer.Option(help="Name of the field with the text in --queries and --documents.")] = "text",
-    weights: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--weight",
-            help="Weight of a teacher's scores in their sum; one --weight per --teacher. Default: the mean of the teachers' scores, each"
-            " scaled to 0..1 within a row.",
-        ),
-    ] = None,
-    normalize: Annotated[
-        Literal["none", "min-max"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or min-max to 0..1.")
-    ] = "none",
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    devices: options.Devices = None,
-    batch_tokens: options.BatchTokens = None,
-    query_length: options.QueryLength = None,
-    document_length: options.DocumentLength = None,
-    query_prompt: options.QueryPrompt = None,
-    document_prompt: options.DocumentPrompt = None,
-    truncate_dim: options.TruncateDim = None,
-    cache: options.Cache = None,
-    no_cache: options.NoCache = False,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    address: options.Address = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    data: tuple[str, ...] = argument("Training rows: .jsonl, .csv, .tsv or .parquet files, folders of such files, or hub:// sources."),
+    *,
+    teachers: tuple[str, ...] = option(
+        ..., "Teacher model: folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable.", "--teacher", "-t"
+    ),
+    out: Path = options.OUT,
+    form: Literal["texts", "ids"] = option("texts", "Format of the rows: texts, or ids of texts in --queries and --documents.", "--format"),
+    query_field: str | None = option(None, "Name of the field with the query. Default: query; with --format ids query_id."),
+    document_fields: tuple[str, ...] = option(
+        (),
+        "Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids: document_ids.",
+        "--document-field",
+    ),
+    queries: str | None = option(None, "Source of the query texts, with --format ids."),
+    documents: str | None = option(None, "Source of the document texts, with --format ids."),
+    query_id_field: str = option("query_id", "Name of the field with the id in --queries."),
+    document_id_field: str = option("document_id", "Name of the field with the id in --documents."),
+    text_field: str = option("text", "Name of the field with the text in --queries and --documents."),
+    weights: tuple[float, ...] = option(
+        (),
+        "Weight of a teacher's scores in their sum; one --weight per --teacher. Default: the mean of the teachers' scores, each scaled to"
+        " 0..1 within a row.",
+        "--weight",
+    ),
+    normalize: Literal["none", "min-max"] = option("none", "Normalization of the scores of a row: none, or min-max to 0..1."),
+    encoding: options.Encoding,
+    settings: ModelOptions,
+    cache: options.VectorCache,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
 
@@ -691,15 +640,14 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse_options
-    from quiver.retrieval.models.options import ModelOptions
-    from quiver.retrieval.training.mining.teacher_scores import check_teacher, load_teacher, score_rows
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_teacher, check_weights, load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
     fields = {
-        "train": tuple(data),
+        "train": data,
         "format": form,
         "query_field": query_field or ("query" if form == "texts" else "query_id"),
-        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form]),
+        "document_fields": document_fields or (("positive", "negatives") if form == "texts" else ("document_ids",)),
         "queries": queries,
         "documents": documents,
         "query_id_field": query_id_field,
@@ -707,38 +655,28 @@ def teacher_scores(
         "text_field": text_field,
     }
     section = parse_options(DataSection, fields, source="options")
-    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
-    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
-    load = partial(load_teacher, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings, executor=encoding)
+    executor = encoding.open_executor()
+    if len(teachers) == 1 and weights:
+        raise InputError("--weight is for several teachers, and only one --teacher is given")
+    if len(teachers) > 1:  # before models are downloaded and loaded
+        check_weights(len(teachers), weights or None)
+        for source in teachers:
+            check_teacher(source, dtype=encoding.dtype, options=settings)
+    loaded = [load_teacher(source, **encoding.model_arguments(), options=settings, executor=executor) for source in teachers]
     record = score_rows(
         section,
-        _teacher(teachers, weights, load, partial(check_teacher, dtype=dtype, options=settings)),
+        loaded[0] if len(loaded) == 1 else Ensemble(loaded, weights or None),
         out,
         normalize=normalize,
-        cache=vector_cache(cache, no_cache),
+        cache=cache.folder(),
         overwrite=overwrite,
-        progress=progress,
+        progress=output.progress,
         command=command_line(),
     )
-    if as_json:
+    if output.json:
         print_json(record)
         return
     _print_scores(record, out)
-
-
-def _teacher(
-    sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher], check: Callable[[str], None]
-) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights
-
-    if len(sources) == 1:
-        if weights is not None:
-            raise InputError("--weight is for several teachers, and only one --teacher is given")
-        return load(sources[0])
-    check_weights(len(sources), weights)  # before models are downloaded and loaded
-    for source in sources:
-        check(source)
-    return Ensemble([load(source) for source in sources], weights)
 
 
 def _print_scores(record: dict[str, Any], out: Path) -> None:

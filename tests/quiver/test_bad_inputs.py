@@ -401,8 +401,8 @@ train quickstart --out file.txt data.train=f/rows.jsonl
 train quickstart --out o data.train=f/rows.jsonl --resume
 train quickstart --out o --dtype int8
 train quickstart --out o --device tpu
-train glue_base --out o
-train pretrain_small --out o
+train glue-base --out o
+train pretrain-small --out o
 validate
 validate nowhere
 validate f/list.yaml
@@ -411,10 +411,10 @@ sweep nowhere --out o
 sweep quickstart --out o training.bogus=1,2
 pretrain nowhere --out o
 pretrain quickstart --out o
-pretrain pretrain_small --out o phases.0.tokens=0
-pretrain pretrain_small --out o phases.9.tokens=5
-pretrain pretrain_small --out o --resume
-pretrain pretrain_small --out o corpus.train=nowhere
+pretrain pretrain-small --out o phases.0.tokens=0
+pretrain pretrain-small --out o phases.9.tokens=5
+pretrain pretrain-small --out o --resume
+pretrain pretrain-small --out o corpus.train=nowhere
 average-checkpoints
 average-checkpoints model nowhere --out o
 average-checkpoints model colbert --out o
@@ -475,11 +475,11 @@ estimate --model modernbert-base --docs 10 --words nan
 estimate --model model --docs 10 --dim 0
 glue nowhere --out o
 glue quickstart --out o
-glue glue_base --out o --task bogus
-glue glue_base --out o data.source=nowhere model.source=model
-glue glue_base --out taken data.source=nowhere
+glue glue-base --out o --task bogus
+glue glue-base --out o data.source=nowhere model.source=model
+glue glue-base --out taken data.source=nowhere
 qa train nowhere --out o
-qa train qa_korquad_512 --out o data.train=nowhere model.source=model
+qa train qa-korquad-512 --out o data.train=nowhere model.source=model
 qa evaluate --model nowhere --data f/squad.json --official squad_v1 --out o
 qa evaluate --model model --data f/squad.json --official squad_v1 --out o
 qa evaluate --model model --data nowhere.json --official squad_v1 --out o

@@ -174,7 +174,7 @@ def test_a_prepared_corpus_is_trained_on(quiver: Callable[..., Any], folder: Pat
     ("arguments", "error"),
     [
         (("no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
-        (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain_base"),
+        (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain-base"),
         (("recipe.json", "--out", "o", "--resume"), "o: contains no run to resume"),
         (("recipe.json", "--out", "o", "data.sources.0.path=gone.txt"), "gone.txt: there is no such file or folder"),
         (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
@@ -188,7 +188,7 @@ def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], folder: P
 
 
 def test_validate_accepts_recipes_of_every_kind(quiver: Callable[..., Any], folder: Path) -> None:
-    done = quiver("validate", "recipe.json", "quickstart", "pretrain_base")
+    done = quiver("validate", "recipe.json", "quickstart", "pretrain-base")
     assert (done.code, done.out.strip()) == (0, "3 recipes checked, no problems")
     broken = json.loads((folder / "recipe.json").read_text())
     broken["phases"][0]["micro_batch"] = 3

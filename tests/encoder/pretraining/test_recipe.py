@@ -14,7 +14,7 @@ from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 
-SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
+SHIPPED = ["pretrain-base", "pretrain-large", "pretrain-small"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_shipped_recipes_load_and_are_described() -> None:
         assert recipe.name == name
         assert text.startswith("# ")
         assert f"quiver pretrain {name}" in text or f"quiver pretrain recipes/{name}.yaml" in text
-        assert len(recipe.phases) == (4 if name == "pretrain_large" else 3)
+        assert len(recipe.phases) == (4 if name == "pretrain-large" else 3)
         assert [phase.decay_tokens > 0 for phase in recipe.phases] == [*[False] * (len(recipe.phases) - 1), True]
         assert len(recipe.data.sources) == 1 or any(part.times > 1 for part in recipe.phases[-1].mix), "the decay upsamples"
 
@@ -111,7 +111,7 @@ def test_the_shipped_recipes_load_and_are_described() -> None:
     ("name", "shape", "layers", "phases", "warmups", "start", "best"),
     [
         (
-            "pretrain_base",
+            "pretrain-base",
             "modernbert-base",
             22,
             [
@@ -125,7 +125,7 @@ def test_the_shipped_recipes_load_and_are_described() -> None:
             (3, True),
         ),
         (
-            "pretrain_large",
+            "pretrain-large",
             "modernbert-large",
             28,
             [

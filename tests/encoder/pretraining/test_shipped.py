@@ -19,7 +19,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> PretrainingRecipe:
     """The recipe with pairs of the standard library as its source."""
     folder = tmp_path_factory.mktemp("data") / "code"
     write_collection(split_pairs(mine()), folder)
-    recipe = load_pretraining_recipe("pretrain_small")
+    recipe = load_pretraining_recipe("pretrain-small")
     [source] = recipe.data.sources
     assert Path(source.path).parent == Path("data/code")
     return recipe.replace(data=recipe.data.replace(sources=(source.replace(path=str(folder / Path(source.path).name)),)))

@@ -163,7 +163,7 @@ def test_held_out_rows_sample_all_sources() -> None:
     lengths = np.random.default_rng(1).integers(20, 300, size=3000)
     ends = np.cumsum(lengths)
     documents = Documents(np.zeros(int(ends[-1]), np.uint16), ends, {"code": 2000, "prose": 1000})
-    phase = load_pretraining_recipe("pretrain_small").phases[0]
+    phase = load_pretraining_recipe("pretrain-small").phases[0]
     rows = held_out_rows(documents, phase, longest=512, most=40_000)
     offsets = np.array([piece.offset for row in rows for piece in row])
     lengths_read = np.array([piece.length for row in rows for piece in row])

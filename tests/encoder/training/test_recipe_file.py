@@ -205,3 +205,11 @@ def test_a_template_that_lacks_a_setting_keeps_its_description(tmp_path: Path) -
 def test_an_own_recipe_needs_no_description() -> None:
     bare = {key: DESCRIBED[key] for key in ("name", "model", "training")} | {"data": {"train": "rows.jsonl"}}
     assert claims_of(load_sections(bare, DescribedRecipe, ())) == NOTHING
+
+
+def test_names_of_recipes_have_dashes_and_a_name_with_underscores_is_answered_with_the_name() -> None:
+    names = shipped_recipes()
+    assert not [name for name in names if "_" in name]
+    for name in (each for each in names if "-" in each):
+        with pytest.raises(InputError, match=f"^the recipe '{name.replace('-', '_')}' is now called '{name}'$"):
+            find_recipe(name.replace("-", "_"))

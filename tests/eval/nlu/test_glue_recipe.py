@@ -15,7 +15,7 @@ from quiver.eval.published import TABLE_6
 
 @pytest.mark.parametrize("size", ["base", "large"])
 def test_the_shipped_recipes_have_the_settings_of_the_paper(size: Literal["base", "large"]) -> None:
-    name = f"glue_{size}"
+    name = f"glue-{size}"
     recipe = load_glue_recipe(name)
     assert (recipe.name, recipe.model.init) == (name, f"answerdotai/ModernBERT-{size}")
     assert f"quiver glue {name} --out" in find_recipe(name, GLUE_KINDS).read_text(encoding="utf-8")
@@ -34,11 +34,11 @@ def test_the_shipped_recipes_have_the_settings_of_the_paper(size: Literal["base"
 
 
 def test_there_are_two_shipped_recipes() -> None:
-    assert shipped_recipes(GLUE_KINDS) == ["glue_base", "glue_large"]
+    assert shipped_recipes(GLUE_KINDS) == ["glue-base", "glue-large"]
 
 
 def test_overrides_remove_and_change_tasks() -> None:
-    recipe = load_glue_recipe("glue_base", ["tasks.qqp=", "tasks.cola.epochs=1", "training.seed=2", "model.from_mnli=rte"])
+    recipe = load_glue_recipe("glue-base", ["tasks.qqp=", "tasks.cola.epochs=1", "training.seed=2", "model.from_mnli=rte"])
     assert "qqp" not in recipe.trained
     assert recipe.trained[-1] == "rte"
     cola = recipe.updates("cola")
@@ -48,7 +48,7 @@ def test_overrides_remove_and_change_tasks() -> None:
 
 def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
-        load_glue_recipe("glue_base", ["tasks.wnli.epochs=1", "tasks.cola.epochs=0", "training.patience=0", "model.from_mnli=[cola, rtf]"])
+        load_glue_recipe("glue-base", ["tasks.wnli.epochs=1", "tasks.cola.epochs=0", "training.patience=0", "model.from_mnli=[cola, rtf]"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.from_mnli.1",
         "tasks.cola.epochs",
@@ -56,6 +56,6 @@ def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
         "training.patience",
     ]
     with pytest.raises(SchemaError, match="tasks: must name at least one task"):
-        load_glue_recipe("glue_base", [f"tasks.{task}=" for task in TASKS])
+        load_glue_recipe("glue-base", [f"tasks.{task}=" for task in TASKS])
     with pytest.raises(SchemaError, match="MNLI cannot start from itself"):
-        load_glue_recipe("glue_base", ["model.from_mnli=mnli"])
+        load_glue_recipe("glue-base", ["model.from_mnli=mnli"])

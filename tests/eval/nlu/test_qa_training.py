@@ -232,10 +232,10 @@ def test_attention_dropout_is_set_by_the_recipe(tmp_path: Path, tokenizer: Token
         InputError, match=r"model\.attention_dropout: not supported by this model"
     ):  # its config.json has one setting for both
         open_span_qa(tmp_path / "modernbert", seed=7, attention_dropout=0.3)
-    assert load_qa_recipe("qa_korquad_512", ["model.attention_dropout="]).model.attention_dropout is None
+    assert load_qa_recipe("qa-korquad-512", ["model.attention_dropout="]).model.attention_dropout is None
 
 
-@pytest.mark.parametrize(("name", "length", "factor"), [("qa_korquad_512", 512, 1), ("qa_korquad_1024", 1024, 2)])
+@pytest.mark.parametrize(("name", "length", "factor"), [("qa-korquad-512", 512, 1), ("qa-korquad-1024", 1024, 2)])
 def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
     recipe = load_qa_recipe(name)
     assert (recipe.windows.max_length, recipe.model.extend_positions) == (length, factor)
@@ -243,7 +243,7 @@ def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
     assert recipe.name == name
     assert find_recipe(name, QA_KINDS).name == f"{name}.yaml"
     # All other training settings are equal.
-    other = load_qa_recipe("qa_korquad_512")
+    other = load_qa_recipe("qa-korquad-512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
     assert (recipe.data.development, recipe.data.train_split, recipe.data.test_split) == (None, None, None)
     assert recipe.windows.replace(max_length=512) == other.windows
@@ -251,7 +251,7 @@ def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
 
 def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
-        load_qa_recipe("qa_korquad_512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
+        load_qa_recipe("qa-korquad-512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.dropout",
         "data.official",
@@ -259,5 +259,5 @@ def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
         "windows.overlap",
     ]
     with pytest.raises(SchemaError) as caught:
-        load_qa_recipe("qa_korquad_512", ["data.development_split=dev.tsv", "training.patience=2"])
+        load_qa_recipe("qa-korquad-512", ["data.development_split=dev.tsv", "training.patience=2"])
     assert caught.value.problems == ["training.patience: requires data.development", "data.development_split: requires data.development"]

@@ -73,7 +73,7 @@ MODELS = {
     "answerdotai/ModernBERT-base": "modernbert-base",
     "answerdotai/ModernBERT-large": "modernbert-large",
     "jhu-clsp/mmBERT-base": "mmbert-base",
-    "runs/pretrain_small/model": "modernbert-base",
+    "runs/pretrain-small/model": "modernbert-base",
 }
 """Hub id -> preset whose narrow copy replaces it; the folders are in the working directory, where a recipe looks first."""
 
@@ -446,4 +446,4 @@ def test_the_recipes_of_the_benchmarks_are_valid(quiver: Callable[..., Any]) -> 
     files = sorted((Path(__file__).parents[3] / "docs" / "benchmarks" / "recipes").glob("*.yaml"))
     assert len(files) >= 12
     assert quiver("validate", *files).code == 0
-    assert not {file.stem for file in files} & set(ALL) - {"pretrain_small", "qa_korquad_512", "qa_korquad_1024"}
+    assert not {file.stem for file in files} & set(ALL) - {"pretrain-small", "qa-korquad-512", "qa-korquad-1024"}
