@@ -11,7 +11,6 @@ from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import check_target
 from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
-from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.records import Query
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 from quiver.retrieval.search.retrievers import Explained, OpenIndexes
@@ -94,7 +93,7 @@ def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[s
             hit["lists"] = {name: places.get(document) for name, places in lists.items()}
         try:
             stored = opened.stored(document)
-        except (DamagedIndexError, LostTextError) as error:  # the hit itself is valid
+        except DamagedIndexError as error:  # the hit itself is valid
             hit["text_error"] = str(error)
         else:
             if stored is not None:

@@ -296,9 +296,17 @@ def check(folder: Path = options.INDEX_FOLDER, *, output: options.Output) -> Non
 @app.command("repair")
 @command
 def repair(
-    folder: Path = options.INDEX_FOLDER, *, dry_run: bool = options.DRY_RUN, wait: float = options.WAIT, output: options.Output
+    folder: Path = options.INDEX_FOLDER,
+    *,
+    model: options.IndexModel,
+    encode: bool = option(
+        True, "Encode damaged documents again that are stored or in a source of the index; else they are lost.", "--encode/--no-encode"
+    ),
+    dry_run: bool = options.DRY_RUN,
+    wait: float = options.WAIT,
+    output: options.Output,
 ) -> None:
-    """Repair a damaged index: keep everything that is intact, and list what is lost.
+    """Repair a damaged index: keep what is intact, encode damaged documents again, and list what is lost.
 
     Damaged files are moved to the folder quarantine/ inside the index. Nothing is deleted.
 
@@ -307,7 +315,7 @@ def repair(
     from quiver.retrieval.index import repair_index
 
     with progress_bar("repairing", 1, enabled=output.progress):
-        report = repair_index(folder, dry_run=dry_run, wait=wait)
+        report = repair_index(folder, model=model.model, device=model.device, encode_again=encode, dry_run=dry_run, wait=wait)
     if output.json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
         return
@@ -321,13 +329,7 @@ def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
         yield f"{folder}: intact, nothing to repair ({report.documents:,} documents)"
         return
     yield from report.problems
-    yield from (f"corrected: {each}" for each in report.corrected)
-    for what, ids in (
-        ("lost", report.lost),
-        ("taken from an older generation", report.recovered),
-        ("kept without text", report.without_text),
-        ("kept without fields to filter by", report.without_fields),
-    ):
+    for what, ids in (("encoded again", report.encoded), ("lost", report.lost)):
         if ids:
             yield f"{len(ids):,} documents {what}: {' '.join(ids)}"
     if report.lost_unnamed:

@@ -616,11 +616,6 @@ class ExactCodec(Generic[ExactSegment]):
         return ExactParams()
 
 
-def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
-    """Files of an exact codec, by name, which hold only the vector width; None for other engines."""
-    return {_CODEC: _content(dim)} if kind in (EXACT_DENSE, EXACT_TOKENS) else None
-
-
 def _content(dim: int) -> bytes:
     return json.dumps({"dim": dim}).encode()
 
@@ -682,10 +677,12 @@ def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
 
 
 def _norm_of(files: Files) -> float:
-    """Length of the longest vector; infinity if a damaged file has lost it, because repair does not need it."""
-    if files.is_lost(_FACTS):
+    """Length of the longest vector; infinity if it is damaged, because repair does not need it."""
+    stored = files.map(_FACTS, np.uint8, (-1,))
+    if not stored.is_whole:
         return math.inf
-    return float(_number(_parsed(files.read(_FACTS), files.folder / _FACTS), "largest_norm", files.folder / _FACTS))
+    path = files.folder / _FACTS
+    return float(_number(_parsed(stored.whole().tobytes(), path), "largest_norm", path))
 
 
 def _width_of(path: Path) -> int:

@@ -4,8 +4,8 @@ All changes to the file system that building, adding, deleting, compacting and r
 (`quiver.encoder.disk`).
 
 Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
-16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read; repair reads around damaged blocks
-(`SalvagedFile`). Damage raises `DamagedIndexError`, so that programs can distinguish it from a wrong path.
+16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read. Damage raises `DamagedIndexError`,
+so that programs can distinguish it from a wrong path; repair reads around damaged blocks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -69,10 +69,6 @@ def read_description(kind: type[Record], path: Path) -> Record:
     except SchemaError as error:
         problems = "; ".join(error.problems)
         raise DamagedIndexError(f"{path}: not the description that was written ({problems}); run quiver index repair") from error
-
-
-class LostTextError(InputError):
-    """The text of a document was lost to damage; a repair kept the document without it."""
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
@@ -200,10 +196,23 @@ def _calls() -> tuple[Any, Any]:
     return map_pages, unmap_pages
 
 
-if TYPE_CHECKING:
-    from quiver.retrieval.index.store.reading import FileEntry
-
 Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a manifest.
+
+    Attributes:
+        holds: Description of its content.
+        bytes: Its size in bytes.
+        sha256: SHA-256 of the digests of its blocks.
+    """
+
+    holds: str
+    bytes: int
+    sha256: str
+
 
 BLOCK = 1 << 14
 """Block size in bytes; the last block of a file may be shorter."""
@@ -211,8 +220,11 @@ BLOCK = 1 << 14
 CHECKSUMS = "checksums"
 """Name of the file with the digests of all other files of a folder, sorted by file name."""
 
+COPY = "copy"
+"""Name of the file of a codec that holds its other files once more, one after the other."""
+
 DIGEST = 16
-"""Bytes of a digest: a CRC-32, which locates a single flipped bit, and 12 bytes of a SHA-256, which detect any other change."""
+"""Bytes of a digest: a CRC-32 and 12 bytes of a SHA-256."""
 
 _SHIFT = BLOCK.bit_length() - 1
 _CRC = 4
@@ -337,10 +349,6 @@ class BlockChecks:
             begins = np.repeat(begins - offsets, counts) + np.arange(int(counts.sum()))
         self._compare(begins)
 
-    def damaged(self) -> NDArray[np.bool_]:
-        """Read all blocks and return which ones are damaged, (blocks,)."""
-        return np.array([not self._holds(block) for block in range(len(self._digests))], bool)
-
     def _compare(self, blocks: NDArray[np.int64]) -> None:
         open_blocks = np.unique(blocks[self._unread[blocks]]).tolist()
         for block in open_blocks:
@@ -360,34 +368,18 @@ class BlockChecks:
         return block_digest(content.data) == bytes(self._digests[block])
 
 
-def corrected(content: bytes, digest: bytes) -> bytes | None:
-    """Correct a single flipped bit in a block; return None if no single flip makes the block match its digest.
+def read_damaged(path: Path, size: int, digests: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Map a file that may be damaged; also return which of its blocks differ from their digests, (blocks,).
 
-    Single bit flips are the most common damage by faulty memory and worn media.
-
-    Example:
-        >>> corrected(b"sea birdc", block_digest(b"sea birds"))
-        b'sea birds'
+    A file of another size is padded with zeros or cut off, in memory; a missing one is all zeros.
     """
-    change = zlib.crc32(content) ^ int.from_bytes(digest[:_CRC], "little")
-    for distance, bit in np.argwhere(_crc_changes()[: len(content)] == change).tolist():
-        whole = bytearray(content)
-        whole[len(content) - 1 - distance] ^= 1 << bit
-        if block_digest(whole) == digest:
-            return bytes(whole)
-    return None
-
-
-@cache
-def _crc_changes() -> NDArray[np.uint32]:
-    """Change of a block's CRC-32 by one flipped bit, by distance of the byte from the end and by bit, (16,384, 8)."""
-    table = np.array([zlib.crc32(bytes([value])) ^ zlib.crc32(b"\0") for value in range(256)], np.uint32)
-    changes = np.empty((BLOCK, 8), np.uint32)
-    changes[0] = table[1 << np.arange(8)]
-    for distance in range(1, BLOCK):  # one more byte after the flipped one
-        before = changes[distance - 1]
-        changes[distance] = table[before & 0xFF] ^ (before >> 8)
-    return changes
+    there = path.stat().st_size if path.is_file() else 0
+    content = map_file(path, size) if there == size > 0 else np.zeros(size, np.uint8)
+    if 0 < there != size:
+        part = np.fromfile(path, np.uint8, min(there, size))
+        content[: len(part)] = part
+    blocks = range(len(digests))
+    return content, np.array([block_digest(content[block * BLOCK :][:BLOCK].data) != bytes(digests[block]) for block in blocks], bool)
 
 
 def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -525,19 +517,6 @@ def as_checked(array: NDArray[Any] | CheckedArray) -> CheckedArray:
     return array if isinstance(array, CheckedArray) else CheckedArray(array)
 
 
-@dataclass(frozen=True)
-class SalvagedFile:
-    """The readable part of a damaged file.
-
-    Attributes:
-        content: Bytes of the file, (size,), with zeros where they cannot be read.
-        lost: Which blocks are damaged, (blocks,).
-    """
-
-    content: NDArray[np.uint8]
-    lost: NDArray[np.bool_]
-
-
 class Files:
     """The files of one folder, opened for reading.
 
@@ -545,8 +524,8 @@ class Files:
         folder: The folder.
         digests: Digests of the blocks by file name; files without digests are not verified.
         sizes: Expected sizes in bytes by file name, as far as they are known.
-        salvaged: Salvaged content by file name, read instead of the damaged files.
         contents: File name -> bytes, for files in memory; None for files on disk.
+        around_damage: Read damaged files without errors; `CheckedArray.damaged` names the rows that have a byte in a damaged block.
     """
 
     def __init__(
@@ -555,14 +534,14 @@ class Files:
         digests: Mapping[str, NDArray[np.uint8]] | None = None,
         *,
         sizes: Mapping[str, int] | None = None,
-        salvaged: Mapping[str, SalvagedFile] | None = None,
         contents: Mapping[str, NDArray[np.uint8]] | None = None,
+        around_damage: bool = False,
     ) -> None:
         self.folder = folder
         self._contents = contents
         self._sizes = sizes or {}
         self._digests = digests or {}
-        self._salvaged = salvaged or {}
+        self._around_damage = around_damage
 
     @classmethod
     def written(cls, folder: Path, disk: Disk) -> Files:
@@ -573,8 +552,9 @@ class Files:
 
     def map(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> CheckedArray:
         """Map a file; see `map_array`."""
-        if name in self._salvaged:
-            return self._salvage(self._salvaged[name], dtype, shape)
+        if self._around_damage:
+            content, lost = read_damaged(self.folder / name, self._sizes[name], self._digests[name])
+            return CheckedArray(content.view(np.dtype(dtype).newbyteorder("<")).reshape(shape), lost=lost)
         if self._contents is not None:
             return CheckedArray(self._contents[name].view(np.dtype(dtype).newbyteorder("<")).reshape(shape))
         path = self.folder / name
@@ -596,20 +576,6 @@ class Files:
         """
         content: bytes = self.map(name, np.uint8, (-1,)).whole().tobytes()
         return content
-
-    @property
-    def lost_names(self) -> list[str]:
-        """Names of the files that are partly lost."""
-        return [name for name, file in self._salvaged.items() if file.lost.any()]
-
-    def is_lost(self, name: str) -> bool:
-        """Whether a file is partly lost."""
-        return name in self.lost_names
-
-    @staticmethod
-    def _salvage(file: SalvagedFile, dtype: DTypeLike, shape: tuple[int, ...]) -> CheckedArray:
-        array = file.content.view(np.dtype(dtype).newbyteorder("<"))
-        return CheckedArray(array.reshape(shape), lost=file.lost)
 
 
 def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], total: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -642,21 +608,6 @@ def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray
     """
     before = np.append(0, np.cumsum(vectors))
     found: NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
-    return found
-
-
-def strings_lost(offsets: CheckedArray, content: CheckedArray) -> NDArray[np.bool_]:
-    """Which strings have lost a byte or one of their offsets, (n,).
-
-    Args:
-        offsets: Start of each string, and the number of bytes, (n + 1,) int64.
-        content: Bytes of all strings.
-    """
-    damaged = offsets.damaged()
-    lost = damaged[:-1] | damaged[1:]
-    lost_before = np.append(0, np.cumsum(content.damaged()))
-    places = offsets.whole()
-    found: NDArray[np.bool_] = lost | (lost_before[np.where(lost, 0, places[1:])] > lost_before[np.where(lost, 0, places[:-1])])
     return found
 
 

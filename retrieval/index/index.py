@@ -55,7 +55,7 @@ from quiver.retrieval.index.engines import (
     in_order,
     open_codec,
 )
-from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, missing_file
+from quiver.retrieval.index.files import COPY, DamagedIndexError, Disk, Files, missing_file
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
 from quiver.retrieval.index.store.reading import (
     Layout,
@@ -1328,7 +1328,7 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
         DamagedIndexError: A file is damaged, or the codec does not fit the manifest's model.
     """
     folder = layout.codecs / manifest.codec.name
-    verify_files(folder, manifest.codec.files, full=True)
+    verify_files(folder, {name: entry for name, entry in manifest.codec.files.items() if name != COPY}, full=True)
     codec = open_codec(manifest.codec.engine, folder)
     # Queries are checked against the manifest's model only, and the kernels rely on the codec's width.
     if (find_engine(manifest.codec.engine).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):

@@ -48,6 +48,7 @@ from quiver.retrieval.index.files import (
     REAL,
     DamagedIndexError,
     Disk,
+    FileEntry,
     link_if_absent,
     map_array,
     remove_tree,
@@ -57,7 +58,7 @@ from quiver.retrieval.index.files import (
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.on_device import clustering_on, device_of
-from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, entries, is_resumable, verify_files
+from quiver.retrieval.index.store.reading import FileName, Layout, entries, is_resumable, verify_files
 from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable

@@ -31,7 +31,7 @@ from quiver.retrieval.data.source import (
     tokens_of,
 )
 from quiver.retrieval.index.build import add_documents, delete_documents
-from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostTextError
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk
 from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
@@ -292,7 +292,7 @@ class _Comparison:
     def _is_stored(self, document: Document, place: Place) -> bool:
         try:
             stored = self.index.documents.at(place)  # located with its chunk; one by one takes several times as long
-        except (DamagedIndexError, LostTextError):
+        except DamagedIndexError:
             return False
         return stored[:3] == document[:3] and _listed(stored) == _listed(document)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -21,9 +21,7 @@ from quiver.retrieval.index.files import (
     DamagedIndexError,
     Disk,
     Files,
-    LostTextError,
     as_checked,
-    strings_lost,
     write_array,
 )
 from quiver.retrieval.records import Document
@@ -91,7 +89,7 @@ class StringColumn(Sequence[str]):
         """
         offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
         stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
-        if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
+        if offsets.is_whole and len(stored) != int(offsets.item(count)):
             raise DamagedIndexError(
                 f"{files.folder / stem}.offsets: does not match {len(stored)} bytes of strings; run quiver index repair"
             )
@@ -200,7 +198,11 @@ class StringColumn(Sequence[str]):
 
     def lost(self) -> NDArray[np.bool_]:
         """Strings lost with a damaged file, (n,)."""
-        return strings_lost(self._offsets, self._content)
+        damaged = self._offsets.damaged()
+        lost = damaged[:-1] | damaged[1:]
+        lost_before, places = np.append(0, np.cumsum(self._content.damaged())), np.where(damaged, 0, self._offsets.whole())
+        found: NDArray[np.bool_] = lost | (lost_before[places[1:]] > lost_before[places[:-1]])
+        return found
 
     def order(self) -> NDArray[np.int64]:
         """Numbers of the strings in ascending order, (n,); equal strings keep their order.
@@ -407,7 +409,6 @@ def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
 
 _DOCUMENTS = "documents"
 _LINES, _OFFSETS = f"{_DOCUMENTS}.jsonl", f"{_DOCUMENTS}.offsets"
-_LOST = "lost"
 
 
 class TextWriter:
@@ -449,51 +450,36 @@ class TextWriter:
 class Texts:
     """The stored documents by row, as JSON lines; both files stay on disk."""
 
-    def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
+    def __init__(self, files: Files, count: int) -> None:
         """Map the files that `TextWriter` wrote.
 
         Args:
             files: Files of the segment.
             count: Number of documents P.
-            instead: Lines to return instead of unreadable ones, by row.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file does not match the number of documents.
         """
         self._path = files.folder / _LINES
-        self._instead = instead or {}
         self._lines = StringColumn.open(files, _DOCUMENTS, count, content=_LINES)
-        if files.is_lost(_OFFSETS) and not files.is_lost(_LINES):  # JSON lines contain no line feeds
-            content = self._lines.content
-            offsets = np.append(0, 1 + np.flatnonzero(content == ord("\n")))
-            self._lines = StringColumn(content, offsets) if len(offsets) == count + 1 else self._lines
 
     def line(self, row: int) -> bytes:
         """The line of a document, including its line feed."""
-        if row in self._instead:
-            return self._instead[row]
         return self._lines.bytes_of(row)
 
     def __getitem__(self, row: int) -> Document:
         try:
             fields = json.loads(self.line(row))
-            if not fields.get(_LOST):
-                return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
+            return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
         except DamagedIndexError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); run quiver index repair") from error
-        raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
 
     def lost(self) -> NDArray[np.bool_]:
         """Rows whose line was lost with a damaged file, (P,)."""
         return self._lines.lost()
-
-
-def lost_line(key: str) -> bytes:
-    """The line of a document whose text is lost."""
-    return json.dumps({"_id": key, _LOST: True}, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
 def is_texts(name: str) -> bool:

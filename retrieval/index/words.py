@@ -32,7 +32,7 @@ from quiver.encoder.files import read_json
 from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, Preset, Sample, Setting, Size, check_names, in_order
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
 from quiver.retrieval.index.strings import StringColumn
-from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words, split_words
+from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
 from quiver.retrieval.records import ModelCard
 
 
@@ -225,45 +225,23 @@ class WordTable:
         Args:
             parts: Tables, each with the documents to keep, (D,).
         """
-        placed, first = list[tuple[WordTable, Bitmap, NDArray[np.intp]]](), 0
-        for table, keep in parts:
-            kept = int(np.count_nonzero(keep))
-            placed.append((table, keep, np.arange(first, first + kept)))
-            first += kept
-        return cls._placed(placed, first)
-
-    @classmethod
-    def _placed(cls, parts: Sequence[tuple[WordTable, Bitmap, NDArray[np.intp]]], size: int) -> WordTable:
-        """A table of ``size`` documents: of each part, those to keep, (D,), with their numbers in the result, ascending."""
         number: dict[str, int] = {}
         found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]] = []
-        lengths = np.zeros(size, np.uint32)
-        for table, keep, places in parts:
+        size = 0
+        for table, keep in parts:
             words, documents, counts = table._whole_postings()
             kept = keep[documents]
             used, positions = np.unique(words[kept], return_inverse=True)
             numbers = [number.setdefault(word, len(number)) for word in table.words.take(used)]
-            moved = np.zeros(len(keep), np.int64)
-            moved[keep] = places
+            moved = size + np.cumsum(keep) - 1
+            size += int(np.count_nonzero(keep))
             found.append((np.array(numbers, np.int64)[positions], moved[documents[kept]], counts[kept]))
-            lengths[places] = table.lengths.whole()[keep]
         ordered = sorted(number)
         words, documents, counts = (np.concatenate([each[part] for each in found]) for part in range(3))
-        words = _ranks(ordered, number)[words]
+        words, lengths = _ranks(ordered, number)[words], np.concatenate([table.lengths.whole()[keep] for table, keep in parts])
         order = np.argsort(words * size + documents)
         starts = np.searchsorted(words[order], np.arange(len(ordered) + 1))
         return cls._in_memory(ordered, Postings(lengths, documents[order].astype(np.uint32), counts[order], starts))
-
-    def recounted(self, texts: Mapping[int, str]) -> WordTable:
-        """Replace the words of some documents by those of their texts.
-
-        Args:
-            texts: Document number -> text.
-        """
-        keep, rows = np.ones(len(self), bool), np.array(sorted(texts), np.intp)
-        keep[rows] = False
-        counted = WordTable.of(split_words([texts[row] for row in rows.tolist()]))
-        return self._placed([(self, keep, np.flatnonzero(keep)), (counted, np.ones(len(rows), bool), rows)], len(self))
 
     @classmethod
     def open(cls, files: Files, stem: str = STEM) -> WordTable:
@@ -276,8 +254,7 @@ class WordTable:
         starts = files.map(f"{stem}.starts", np.int64, (-1,))
         arrays = (files.map(f"{stem}.{name}", np.uint32, (-1,)) for name in ("documents", "counts", "lengths"))
         table = cls(StringColumn.open(files, stem, len(starts) - 1), starts, *arrays)
-        whole = not files.is_lost(f"{stem}.starts")
-        if len(table.documents) != len(table.counts) or (whole and int(starts.item(len(starts) - 1)) != len(table.counts)):
+        if len(table.documents) != len(table.counts) or (starts.is_whole and int(starts.item(len(starts) - 1)) != len(table.counts)):
             raise DamagedIndexError(f"{files.folder / stem}.starts: does not fit the postings; run quiver index repair")
         return table
 
@@ -469,14 +446,6 @@ class WordSegment:
         """See `quiver.retrieval.index.engines.Segment`."""
         return np.concatenate([np.zeros(0, bool), *(table.damaged() for table in self._parts)])
 
-    def recounted(self, texts: Mapping[int, str]) -> WordSegment:
-        """Replace the words of some rows, which a damaged file has lost, by those of their texts, row -> text."""
-        parts = []
-        for rows, table in self.tables():
-            own = {row - rows.start: text for row, text in texts.items() if rows.start <= row < rows.stop}
-            parts.append(table.recounted(own) if own else table)
-        return WordSegment(parts)
-
 
 class _WordWriter:
     """Writes the word table of a segment; the words are numbered as they come and sorted at the end."""
@@ -557,11 +526,6 @@ class WordCodec:
         """See `quiver.retrieval.index.engines.Codec`."""
         check_names(f"this {self.name} index", "search parameter", search_params, ())
         return WordParams()
-
-
-def codec_content(kind: str) -> Mapping[str, bytes] | None:
-    """Files of the codec of the engine ``bm25``, by name, which follow from nothing else; None for other engines."""
-    return {_CODEC: _content()} if kind == WORDS else None
 
 
 def _content() -> bytes:

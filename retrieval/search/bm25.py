@@ -38,9 +38,9 @@ from quiver.encoder.schema import RECORD, Count, parse_record, with_config
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k, in_order
-from quiver.retrieval.index.files import REAL, Files, LostTextError, write_file
+from quiver.retrieval.index.files import REAL, FileEntry, Files, write_file
 from quiver.retrieval.index.index import OpenSegment
-from quiver.retrieval.index.store.reading import CodecEntry, FileEntry, FileName, verify_files
+from quiver.retrieval.index.store.reading import CodecEntry, FileName, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, Words, query_words, split_words
@@ -374,9 +374,5 @@ def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Itera
         raise ValueError("this segment was opened without texts")
     with progress_bar("words", len(segment.documents), enabled=progress) as advance:
         for row in range(len(segment.documents)):
-            try:
-                yield texts[row].content(use_title=use_title)
-            except LostTextError as error:  # lost in a repair; the document has no words
-                logger.warning("%s", error)
-                yield ""
+            yield texts[row].content(use_title=use_title)
             advance(1)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -42,6 +42,7 @@ from quiver.encoder.schema import Field, Schema, validate
 from quiver.retrieval.index.files import (
     DIGEST,
     DamagedIndexError,
+    FileEntry,
     Files,
     count_blocks,
     digests_sha256,
@@ -205,21 +206,6 @@ FileName: TypeAlias = Annotated[str, _valid_name(is_file, "a file")]
 CodecName: TypeAlias = Annotated[str, _valid_name(is_codec, "a codec")]
 SegmentName: TypeAlias = Annotated[str, _valid_name(is_segment, "a segment")]
 TombstonesName: TypeAlias = Annotated[str, _valid_name(is_tombstones, "tombstones")]
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One file.
-
-    Attributes:
-        holds: Description of its content.
-        bytes: Its size in bytes.
-        sha256: SHA-256 of the digests of its blocks (`quiver.retrieval.index.files`).
-    """
-
-    holds: str
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -704,27 +690,6 @@ def verify_file(path: Path, size: int, sha256: str | None) -> None:
             raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged, run quiver index repair")
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def verify_state(layout: Layout, manifest: Manifest, *, shared: Collection[str] = ()) -> None:
-    """Read the files of a generation and verify their checksums.
-
-    Args:
-        layout: Paths of the index.
-        manifest: Manifest of the generation.
-        shared: Names of codecs, segments and tombstones to skip.
-
-    Raises:
-        DamagedIndexError: A file is missing, truncated or changed (names it).
-        InputError: A file cannot be read for a reason other than damage.
-    """
-    if manifest.codec.name not in shared:
-        verify_files(layout.codecs / manifest.codec.name, manifest.codec.files, full=True)
-    for segment in manifest.segments:
-        if segment.name not in shared:
-            verify_files(layout.segments / segment.name, segment.files, full=True)
-        if segment.deleted is not None and segment.deleted.name not in shared:
-            verify_alive(layout, segment)
 
 
 def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | None:

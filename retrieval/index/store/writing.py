@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.files import (
     CHECKSUMS,
+    COPY,
     REAL,
     DamagedIndexError,
     Disk,
+    FileEntry,
     digests_sha256,
     file_digests,
     link_if_absent,
@@ -44,7 +46,6 @@ from quiver.retrieval.index.files import (
 from quiver.retrieval.index.store.reading import (
     VERSION,
     CodecEntry,
-    FileEntry,
     Layout,
     Manifest,
     SegmentEntry,
@@ -63,7 +64,6 @@ from quiver.retrieval.index.store.reading import (
     tombstones_bytes,
     tombstones_name,
     verify_files,
-    verify_state,
 )
 from quiver.retrieval.records import TokenCounts
 
@@ -117,7 +117,7 @@ class StoreWriter:
         *,
         apart: bool = False,
     ) -> CodecEntry:
-        """Move a codec from a scratch folder to the folder of codecs; equal codecs are stored once.
+        """Move a codec from a scratch folder to the folder of codecs, with a copy of its files; equal codecs are stored once.
 
         Args:
             folder: The scratch folder.
@@ -127,7 +127,9 @@ class StoreWriter:
             apart: Store the codec under a new name, because the stored codec with the same content is damaged.
         """
         self._check_alone()
-        files = seal(folder, holds, self.disk)
+        # No vector can be read without its codec, so all of it is stored twice.
+        put_file(folder / COPY, b"".join((folder / file).read_bytes() for file in sorted(holds)), self.disk)
+        files = seal(folder, {**holds, COPY: "a copy of the other files, by name, for repair"}, self.disk)
         sums = {file: entry.sha256 for file, entry in files.items()} | {"engine": engine}
         name = f"c-{_digest(sums | ({'generation': str(self.generation)} if apart else {}))}"
         if self._has_codec(self.layout.codecs / name, files):
@@ -210,14 +212,10 @@ class StoreWriter:
     def collect_garbage(self) -> list[Path]:
         """Remove generations that readers no longer need, and the files that only they use.
 
-        A generation is removed only after the files of the newest one that differ from it have been verified. If a file was damaged after
-        its commit, the last restorable generation thus stays on disk.
-
         Returns:
             The removed paths.
         """
-        generations = self.layout.generations()
-        removed = [self.layout.manifest(generation) for generation in generations[: -self._kept] if self._is_superseded(generation)]
+        removed = [self.layout.manifest(generation) for generation in self.layout.generations()[: -self._kept]]
         # Oldest first, and manifests before files: after a kill, every remaining manifest still has all its files.
         for path in removed:
             self.disk.unlink(path)
@@ -252,20 +250,6 @@ class StoreWriter:
         for folder in (place, self.layout.segments, self.layout.codecs, self.layout.tombstones, self.layout.manifests):
             self.disk.sync_folder(folder)
         return moved
-
-    def _is_superseded(self, generation: int) -> bool:
-        """Whether the newest generation is intact wherever it differs from an older one."""
-        if self._kept == 1 or self.manifest is None:  # a damaged index was overwritten
-            return True
-        older = read_manifest(self.layout.manifest(generation))
-        shared = {older.codec.name, *(segment.name for segment in older.segments)}
-        shared |= {segment.deleted.name for segment in older.segments if segment.deleted}
-        try:
-            verify_state(self.layout, self.manifest, shared=shared)
-        except DamagedIndexError as error:
-            logger.warning("%s; generation %d is kept, because it may be the last intact one", error, generation)
-            return False
-        return True
 
     def _check_alone(self) -> None:
         """Detect that the lock has failed to exclude another process, before its files are mistaken for leftovers."""

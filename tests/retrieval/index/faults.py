@@ -264,10 +264,11 @@ def several_additions(path: Path, engine: str) -> None:
 
 
 def damaged(path: Path, engine: str) -> None:
-    """The newest segment has lost a byte, and something is left over."""
+    """The vectors or words of the newest segment have lost a byte, and something is left over."""
     build(path, engine)
     add_documents(path, SECOND, ENGINES[engine].model, disk=FAST)
-    file = path / "segments" / "s-000000000002-0000" / "ids.utf8"
+    others = ("checksums", "documents", "ids", "metadata")
+    file = min(path for path in (path / "segments" / "s-000000000002-0000").iterdir() if not path.name.startswith(others))
     file.write_bytes(file.read_bytes()[:-1])
     (path / "segments" / "s-000000000003-0000").mkdir()
 
@@ -318,7 +319,7 @@ OPERATIONS = {
     "compact": Operation(prepared, lambda path, engine, disk: compact_index(path, disk=disk)),
     "collect garbage": Operation(compacted, lambda path, engine, disk: delete_documents(path, ["a0"], disk=disk)),
     "calibrate": Operation(prepared, calibrate),
-    "repair": Operation(damaged, lambda path, engine, disk: repair_index(path, disk=disk)),
+    "repair": Operation(damaged, lambda path, engine, disk: repair_index(path, model=ENGINES[engine].model, disk=disk)),
 }
 
 

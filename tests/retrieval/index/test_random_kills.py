@@ -17,7 +17,7 @@ from tests.processes import imported_python
 
 SCRIPT = Path(__file__).with_name("endurance.py")
 ENGINES = ["exact-dense", "ivf-dense", "ivf-tokens"]
-PARTS = ["vectors", "ids", "texts", "metadata", "manifests"]
+PARTS = ["vectors", "ids", "texts", "metadata", "manifests", "codec"]
 
 # How often in the slow run, and in the exhaustive one.
 KILLS = (4, 200)
