@@ -15,7 +15,6 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
-    BuildOptions,
     DamagedIndexError,
     Filter,
     add_documents,
