@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from quiver.eval.metrics import Average, Part, average, data_sets, grouped, is_whole
+from quiver.eval.metrics import Average, Part, average, data_sets
 
 
 def _forums(count: int, size: int = 12, *, split: str = "test") -> list[Part]:
@@ -29,16 +27,6 @@ def test_a_group_that_lacks_a_part_has_no_score() -> None:
     assert average(scores, list(scores)) == Average(None, 1, 2)
 
 
-def test_a_part_without_a_score_is_missing() -> None:
-    whole = _forums(12)
-    assert data_sets([*whole[:-1], replace(whole[-1], value=None)]) == {"cqadupstack": None}
-
-
-def test_a_part_that_is_there_twice_counts_once() -> None:
-    assert data_sets([*_forums(11), _forums(1)[0]]) == {"cqadupstack": None}
-    assert data_sets([*_forums(12), _forums(1)[0], SCIFACT, SCIFACT]) == {"cqadupstack": pytest.approx(0.055), "scifact.test": 0.6}
-
-
 def test_parts_of_different_splits_do_not_make_a_group() -> None:
     assert data_sets([*_forums(6), *_forums(12, split="dev")[6:]]) == {"cqadupstack.test": None, "cqadupstack.dev": None}
     both = data_sets([*_forums(12), *_forums(1, split="dev")])
@@ -48,12 +36,6 @@ def test_parts_of_different_splits_do_not_make_a_group() -> None:
 def test_a_group_called_like_a_collection_is_another_data_set() -> None:
     parts = [Part("cqadupstack", "test", value=0.9), *_forums(12), *_forums(12, split="dev")]
     assert list(data_sets(parts)) == ["cqadupstack.test", "cqadupstack.test (group)", "cqadupstack.dev"]
-
-
-def test_parts_that_disagree_on_the_size_are_no_group() -> None:
-    parts = [*_forums(2, 3), replace(_forums(3, 3)[2], group_size=4)]
-    assert [len(members) for members in grouped(parts).values()] == [3]
-    assert not is_whole(parts)
 
 
 def test_an_average_is_over_the_members_asked_for() -> None:

@@ -93,15 +93,6 @@ def test_titles_and_texts_are_joined_as_beir_does(model: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_only_document_ids_are_returned(model: Any, kind: str) -> None:
-    run = IndexRetriever(model if kind == "dense" else Words(model)).search(CORPUS, QUERIES, 1000)
-    assert list(run) == list(QUERIES)
-    for query, documents in run.items():
-        assert set(documents) == set(CORPUS) - {query}
-        assert list(documents.values()) == sorted(documents.values(), reverse=True)
-
-
 def test_token_vectors_are_scored_with_maxsim(model: Any) -> None:
     run = IndexRetriever(Words(model)).search(CORPUS, QUERIES, 2, "cos_sim")
     assert list(run["q1"])[:1] == ["d1"]
@@ -123,9 +114,3 @@ def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
     model.encoded.clear()
     assert IndexRetriever(model, cache=tmp_path / "vectors").search(CORPUS, QUERIES, 10) == first
     assert not any(texts for _, texts in model.encoded)
-
-
-def test_no_files_remain_without_a_cache(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    IndexRetriever(model).search(CORPUS, QUERIES, 10)
-    assert list(tmp_path.iterdir()) == []

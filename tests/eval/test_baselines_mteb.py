@@ -133,12 +133,6 @@ def texts_of(model: Any) -> dict[str, list[str]]:
     return {role: texts for role, texts in model.encoded if texts}
 
 
-def test_quiver_search_is_an_mteb_search_and_not_an_encoder(model: Any) -> None:
-    search = QuiverSearch(model)
-    assert isinstance(search, mteb.SearchProtocol)
-    assert not isinstance(search, mteb.EncoderProtocol | mteb.CrossEncoderProtocol)
-
-
 @pytest.mark.parametrize("own_ids", [False, True])
 def test_scores_agree_with_an_mteb_model_and_with_our_metrics(model: Any, own_ids: bool) -> None:
     """q2 is also a document id; it is the first hit unless the task ignores own ids."""
@@ -151,10 +145,6 @@ def test_scores_agree_with_an_mteb_model_and_with_our_metrics(model: Any, own_id
         for query, scores in searched(QuiverSearch(model), top_k=1000).items()
     }
     assert found["ndcg_at_10"] == pytest.approx(score(QRELS, run, ["ndcg@10"]).means["ndcg@10"], abs=1e-5)
-
-
-def test_ignoring_own_ids_changes_the_score(model: Any) -> None:
-    assert evaluated(QuiverSearch(model), task(own_ids=True))["ndcg_at_10"] > evaluated(QuiverSearch(model), task())["ndcg_at_10"]
 
 
 CONVERSATIONS = {
@@ -229,30 +219,6 @@ def test_unknown_candidate_is_named(model: Any) -> None:
         searched(QuiverSearch(model), top_ranked={"q1": ["d1", "d9"]})
 
 
-def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
-    exact = searched(QuiverSearch(model), top_k=3)
-    found = searched(QuiverSearch(model, engine="faiss-dense:factory=IVF2,Flat,bits=16"), top_k=3)
-    for query, documents in exact.items():
-        np.testing.assert_allclose(sorted(found[query].values()), sorted(documents.values()), atol=1e-3)
-
-
-def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
-    first = searched(QuiverSearch(model, cache=tmp_path / "vectors"))
-    assert texts_of(model).keys() == {"query", "document"}
-    model.encoded.clear()
-    assert searched(QuiverSearch(model, cache=tmp_path / "vectors")) == first
-    assert texts_of(model) == {}
-
-
-def test_no_files_remain_without_a_cache(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    search = QuiverSearch(model)
-    searched(search)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="index a corpus before searching"):
-        search.search(rows(QUERIES), task_metadata=task().metadata, hf_split="", hf_subset="", top_k=1, encode_kwargs={})
-
-
 def test_documents_without_text_are_refused(model: Any) -> None:
     images = datasets.Dataset.from_list([{"id": "d1", "image": "bytes"}])
     with pytest.raises(InputError, match="QuiverTiny: the documents have no text"):
@@ -281,9 +247,3 @@ def test_model_meta_describes_the_model(biencoder: BiEncoder, model: Any) -> Non
     other = QuiverSearch(Words(model), engine="faiss-dense:factory=HNSW32", name="birds/words").mteb_model_meta
     assert (other.name, other.similarity_fn_name.value, other.model_type) == ("birds/words", "MaxSim", ["late-interaction"])
     assert (other.n_parameters, other.use_instructions, other.experiment_kwargs) == (None, False, {"engine": "faiss-dense:factory=HNSW32"})
-
-
-def test_default_name_and_invalid_name(model: Any) -> None:
-    assert QuiverSearch(model).mteb_model_meta.name == "local/bag of words"
-    with pytest.raises(InputError, match="the form organisation/model, got 'bag'"):
-        QuiverSearch(model, name="bag")

@@ -15,7 +15,6 @@ import torch
 from quiver.encoder import InputError, Tokenizer
 from quiver.eval import evaluate
 from quiver.eval.baselines import load_baseline
-from quiver.eval.baselines.models import PyLateModel
 from quiver.retrieval.models.colbert import ColBERT
 
 transformers = pytest.importorskip("transformers")
@@ -97,11 +96,6 @@ def test_text_of_the_maximum_length_is_not_truncated(make_model: MakeModel) -> N
         assert (encoding.tokens.truncated.tolist(), encoding.tokens.tokens.tolist()) == ([truncated], [min(tokens, length)])
 
 
-def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_baseline("pylate", make_model(), device="cpu").encode_texts([], "document")
-    assert (encoding.vectors, len(encoding.tokens.tokens)) == ([], 0)
-
-
 def test_quiver_colbert_agrees(make_model: MakeModel) -> None:
     folder = make_model()
     baseline, ours = load_baseline("pylate", folder, device="cpu"), ColBERT(folder)
@@ -151,13 +145,6 @@ def test_fingerprints_differ_between_models(make_model: MakeModel) -> None:
     found = {name: load_baseline("pylate", make_model(name, **settings)).card.fingerprint for name, settings in variants.items()}
     assert len(set(found.values())) == len(found)
     assert load_baseline("pylate", make_model("again")).card.fingerprint == found["same"]
-
-
-def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
-    folder = make_model()
-    baseline = PyLateModel(folder, device="cpu")
-    baseline.encode_texts(TEXTS, "document")
-    assert baseline.card.fingerprint == PyLateModel(folder, device="cpu").card.fingerprint
 
 
 def test_model_without_projection_is_refused(base: Path, minilm: Path) -> None:

@@ -120,11 +120,6 @@ def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> 
     assert cuts.encode_texts([TEXTS[0]], "query").tokens.truncated[0]
 
 
-def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_baseline("sentence-transformers", make_model(), device="cpu").encode_texts([], "query")
-    assert (encoding.vectors.shape, len(encoding.tokens.tokens)) == ((0, 32), 0)
-
-
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_evaluation_score_equals_score_of_the_librarys_vectors(make_model: MakeModel, make_collection: Any, similarity: str) -> None:
     folder = make_model(similarity=similarity)
@@ -182,13 +177,6 @@ def test_fingerprints_differ_between_models(make_model: MakeModel, tmp_path: Pat
     weights[0].tokenizer.add_tokens(["bird"])
     weights.save_pretrained(str(tmp_path / "tokens"))
     assert fingerprint(tmp_path / "tokens") != fingerprint(tmp_path / "weights")
-
-
-def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
-    folder = make_model()
-    baseline = SentenceTransformersModel(folder, device="cpu")
-    baseline.encode_texts(TEXTS, "document")
-    assert baseline.card.fingerprint == fingerprint(folder)
 
 
 def test_unsupported_similarity_is_refused(make_model: MakeModel) -> None:

@@ -174,12 +174,6 @@ def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_
         development_scorer(DevelopmentSection(data=str(folder), split="test"))
 
 
-def test_a_split_without_a_relevant_document_is_no_score_of_zero(make_collection: MakeCollection) -> None:
-    nothing = make_collection("nothing", queries={"q1": "oak"}, documents={"d1": ("", "oak")}, qrels={"q1": {"d1": 0}})
-    with pytest.raises(InputError, match=r"nothing: nothing, split test: no document is judged relevant \(grade 1 or more\)"):
-        development_scorer(DevelopmentSection(data=str(nothing), split="test"))
-
-
 def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_path: Path) -> None:
     model = _dense(tmp_path)
     with torch.no_grad():

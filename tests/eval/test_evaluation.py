@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,12 +20,11 @@ from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, Policy
 from quiver.eval.evaluation import evaluate
 from quiver.eval.metrics import DEFAULT, score
-from quiver.eval.rankers import overlap
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.models.options import ModelOptions
-from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import Role, TextTokens, TokenEncoding
 from tests.processes import imported_python
 
 MakeCollection = Callable[..., Path]
@@ -138,20 +136,6 @@ def test_only_judged_queries_are_encoded_with_their_role(model: Any, make_collec
     assert model.encoded[1][1][0] == "Wings a bird has two wings and flies"
 
 
-def test_without_titles_only_the_text_is_encoded(model: Any, make_collection: MakeCollection) -> None:
-    benchmark = Benchmark.of_folder(make_collection(), name="untitled", policy=Policy(use_title=False))
-    result = evaluate(model, benchmark, baselines=()).collections[0]
-    assert model.encoded[1][1][0] == "a bird has two wings and flies"
-    assert (result.name, result.use_title) == ("untitled", False)
-
-
-def test_truncated_texts_are_counted(model: Any, make_collection: MakeCollection) -> None:
-    documents = {"d1": ("", "one two three four five six seven eight nine"), "d2": ("", "bird")}
-    folder = make_collection(documents=documents, queries={"q": " ".join("abcdefghij")}, qrels={"q": {"d2": 1}})
-    truncated = evaluate(model, folder, baselines=()).collections[0].truncated
-    assert (truncated.documents, truncated.queries) == (1, 1)
-
-
 ARGUMENTS = {"a": ("", "tax is good"), "b": ("", "tax is bad"), "c": ("", "tax")}
 
 
@@ -164,14 +148,6 @@ def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_c
     assert list(read_run(out / result.run.file)["a"]) == ["b", "c"]
     assert set(read_run(out / "runs" / "arguana.test.bm25.trec")["a"]) == {"b", "c"}
     assert result.measures["ndcg@10"] == 1.0
-
-
-def test_shared_ids_without_exclusion_are_warned_of(model: Any, make_collection: MakeCollection, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_collection("debates", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
-    with caplog.at_level(logging.WARNING, logger="quiver.eval.evaluation"):
-        result = evaluate(model, folder, baselines=()).collections[0]
-    assert "debates: 1 query ids are document ids too" in caplog.text
-    assert result.measures["mrr@10"] == 0.5
 
 
 def test_bm25_is_a_system_and_then_no_baseline(make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -188,16 +164,6 @@ def test_an_unanswered_query_scores_zero(make_collection: MakeCollection) -> Non
     result = evaluate("bm25", folder).collections[0]
     assert (result.unanswered, result.measures["ndcg@10"], result.queries) == (1, 0.5, 2)
     assert (result.worst[0].query, result.worst[0].found, result.worst[0].wanted[0].rank) == ("q2", (), None)
-
-
-def test_several_collections_keep_their_order(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    easy = make_collection("easy", queries={"q": "granite"}, qrels={"q": {"d3": 1}})
-    hard = make_collection("hard", queries={"q": "granite"}, qrels={"q": {"nothing-like-it": 1}}, documents={
-        "nothing-like-it": ("", "salt"), "z": ("", "granite")
-    })  # fmt: skip
-    results = evaluate(model, [hard, str(easy)], baselines=(), out=tmp_path / "out")
-    assert [collection.key for collection in results.collections] == ["hard.test", "easy.test"]
-    np.testing.assert_allclose(results.headline, (1 / np.log2(3) + 1) / 2, rtol=1e-12)
 
 
 def test_a_model_is_loaded_by_its_folder(
@@ -315,12 +281,6 @@ def test_bad_options_stop_early(model: Any, make_collection: MakeCollection, tmp
         evaluate(model, change.pop("data", folder), out=tmp_path / "out", **change)
     assert model.encoded == []
     assert not (tmp_path / "out").exists()
-
-
-def test_two_collections_of_one_name_are_refused(model: Any, make_collection: MakeCollection) -> None:
-    folder = make_collection()
-    with pytest.raises(InputError, match=r"two collections are called tiny\.test"):
-        evaluate(model, [folder, str(folder)])
 
 
 def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -556,41 +516,6 @@ def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_co
     assert list(evaluate(model, make_collection("second"), k=2).collections[0].baselines[0].measures) == ["ndcg@10", "map"]
 
 
-def test_an_index_that_cannot_be_built_is_refused_before_anything_is_encoded(model: Any, make_collection: MakeCollection) -> None:
-    with pytest.raises(InputError, match="NoSuchIndex"):
-        evaluate(model, make_collection(), engine="faiss-dense:factory=NoSuchIndex")
-    assert model.encoded == []
-
-
-def test_overlap_is_not_reported_deeper_than_was_kept(model: Any, make_collection: MakeCollection) -> None:
-    documents = {f"d{number:03}": ("", f"word{number % 7} word{number}") for number in range(300)}
-    folder = make_collection(documents=documents, queries={"q": "word1 word2"}, qrels={"q": {"d001": 1}})
-    for k, overlaps in ((5, {}), (10, {"overlap@10": 1.0}), (50, {"overlap@10": 1.0}), (100, {"overlap@10": 1.0, "overlap@100": 1.0})):
-        used = evaluate(model, folder, k=k, engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
-        assert used.recall is not None
-        assert list(used.recall) == list(overlaps)
-        assert (used.kind, used.parameters["k"]) == ("faiss-dense", k)
-
-
-def test_equals_at_the_cut_are_as_good_as_each_other() -> None:
-    exact = Hits([["c", "b", "a"]], [np.array([2, 1, 1], np.float32)])
-    other = Hits([["c", "a", "x"]], [np.array([2, 1, 0.5], np.float32)])
-    assert overlap(exact, other, 2) == 1.0
-    assert overlap(exact, other, 3) == pytest.approx(2 / 3)
-
-
-def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, model: Any) -> None:
-    class Huge:
-        card = replace(model.card, similarity="dot", fingerprint="2" * 64)
-
-        def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
-            encoding = model.encode_texts(texts, role)
-            return replace(encoding, vectors=encoding.vectors * np.float32(1e30))
-
-    with pytest.raises(InputError, match=r"bag of words: its vectors cannot be searched: scores up to .* do not fit into float32"):
-        evaluate(Huge(), make_collection(), baselines=())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -609,30 +534,3 @@ def test_options_that_would_be_ignored_are_refused(
     system = options.pop("model", model)
     with pytest.raises(InputError, match=message):
         evaluate(system, make_collection(), **options)
-
-
-def test_overlap_counts_what_both_found() -> None:
-    falling = np.array([3, 2, 1], np.float32)
-    exact = Hits([["a", "b", "c"], ["a", "b", "c"]], [falling] * 2)
-    other = Hits([["c", "b", "x"], ["x", "y", "z"]], [falling - 1.5] * 2)
-    assert overlap(exact, other, 3) == pytest.approx((2 / 3 + 0) / 2)
-    assert overlap(exact, other, 1) == 0.0
-    # Of a collection with fewer documents than the depth, all there are count.
-    assert overlap(exact, exact, 100) == 1.0
-
-
-def test_collections_the_model_was_trained_on_are_declared(model: Any, make_collection: MakeCollection) -> None:
-    folder = make_collection()
-    assert evaluate(model, folder, baselines=(), in_domain=["tiny"]).collections[0].in_domain
-    with pytest.raises(InputError, match="in_domain: unknown collection or group 'scifact'; known: tiny"):
-        evaluate(model, folder, baselines=(), in_domain=["scifact"])
-
-
-@pytest.mark.data
-def test_bm25_on_scifact(quiver_data: Path, tmp_path: Path) -> None:
-    results = evaluate("bm25", quiver_data / "scifact", out=tmp_path)
-    scored = results.collections[0]
-    assert (scored.documents, scored.queries, scored.judgements) == (5183, 300, 339)
-    assert results.headline is not None
-    assert abs(results.headline - 0.657) <= 0.005
-    assert len(read_results(tmp_path).collections[0].worst) == 10

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.metrics import DEFAULT, MEASURES, Found, Measure, judged_at, parse_measure, score
+from quiver.eval.metrics import DEFAULT, Found, Measure, judged_at, parse_measure, score
 from quiver.retrieval.data.corpus import ranked
 
 LOG3 = math.log2(3)
@@ -43,12 +43,6 @@ def test_gain_is_linear_and_ideal_is_over_all_judged() -> None:
     np.testing.assert_allclose(missed, (1 + 3 / LOG3) / (3 + 3 / LOG3 + 1 / 2), rtol=1e-15)
 
 
-def test_ideal_is_cut_too() -> None:
-    qrels = {"q": {f"d{place}": 1 for place in range(30)}}
-    run = {"q": {f"d{place}": 30.0 - place for place in range(30)}}
-    assert score(qrels, run, ["ndcg@10", "recall@10"]).means == {"ndcg@10": 1.0, "recall@10": 1 / 3}
-
-
 @pytest.mark.parametrize(("relevant", "expected"), [("c", 1.0), ("b", 1 / 2), ("a", 1 / 3)])
 def test_ties_are_ordered_by_id_descending(relevant: str, expected: float) -> None:
     for run in ({"a": 1.0, "b": 1.0, "c": 1.0}, {"c": 1.0, "a": 1.0, "b": 1.0}):
@@ -61,21 +55,12 @@ def test_scores_are_compared_as_float32() -> None:
     assert score({"q": {"b": 1}}, {"q": {"a": 30 + 1e-5, "b": 30.0}}, ["mrr@10"]).means["mrr@10"] == 0.5
 
 
-def test_scores_beyond_float32_are_infinite_and_tie() -> None:
-    assert score({"q": {"b": 1}}, {"q": {"a": 1e300, "b": 1e200}}, ["mrr@10"]).means["mrr@10"] == 1.0
-
-
 def test_missing_and_empty_queries_score_zero_and_unjudged_are_left_out() -> None:
     qrels = {"found": {"a": 1}, "missing": {"a": 1}, "empty": {"a": 1}}
     scores = score(qrels, {"found": {"a": 1.0}, "empty": {}, "unjudged": {"a": 1.0}})
     assert list(scores.per_query) == ["found", "missing", "empty"]
     assert set(scores.per_query["missing"].values()) == set(scores.per_query["empty"].values()) == {0.0}
     assert scores.means["ndcg@10"] == 1 / 3
-
-
-def test_a_query_without_relevant_documents_scores_zero() -> None:
-    scores = score({"q": {"a": 0, "b": -1}}, {"q": {"a": 1.0, "b": 2.0}})
-    assert set(scores.per_query["q"].values()) == {0.0}
 
 
 def test_mrr_stops_at_the_cut_and_map_does_not() -> None:
@@ -93,22 +78,10 @@ def test_nan_names_query_and_document() -> None:
         score({"q7": {"a": 1}}, {"q7": {"a": 1.0, "b": math.nan}})
 
 
-def test_the_run_is_not_changed() -> None:
-    run = {"q": {"b": 1.0, "q": 3.0, "a": 2.0}}
-    before = {query: list(scores.items()) for query, scores in run.items()}
-    score({"q": {"a": 1}}, run)
-    assert {query: list(scores.items()) for query, scores in run.items()} == before
-
-
 @pytest.mark.parametrize("name", ["ndcg", "recall", "ndcg@0", "ndcg@-1", "NDCG@10", "bpref@10", "p@", "", "map@ten", "ndcg@10 "])
 def test_unknown_measures_list_what_exists(name: str) -> None:
     with pytest.raises(InputError, match="map or one of ndcg@K, map@K, mrr@K, recall@K, p@K"):
         parse_measure(name)
-
-
-def test_a_measure_is_its_name() -> None:
-    assert parse_measure("recall@7") == Measure("recall", 7)
-    assert [measure.name for measure in MEASURES.values()] == list(MEASURES) == list(DEFAULT)
 
 
 def test_nothing_to_score_is_an_error() -> None:
@@ -138,12 +111,6 @@ def test_many_relevant_documents_in_one_tie() -> None:
     assert score(qrels, {"q": scores}, ["p@7", "recall@100"]).means == {"p@7": 3 / 7, "recall@100": 0.5}
     expected = sum(place / (2 * place) for place in range(1, 101)) / 100
     np.testing.assert_allclose(score(qrels, {"q": scores}, ["map"]).means["map"], expected, rtol=1e-15)
-
-
-def test_recall_of_more_relevant_documents_than_the_cut_cannot_be_one() -> None:
-    qrels = {"q": {f"d{place}": 1 for place in range(40)}}
-    run = {"q": {f"d{place}": -float(place) for place in range(40)}}
-    assert score(qrels, run, ["recall@10", "map@10", "p@10"]).means == {"recall@10": 0.25, "map@10": 0.25, "p@10": 1.0}
 
 
 def test_precision_without_a_cut_is_a_mistake() -> None:

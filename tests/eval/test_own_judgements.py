@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,20 +130,6 @@ def test_the_texts_of_the_index_are_those_of_the_baseline_and_of_the_worst_queri
     retriever = VectorRetriever("index", untitled, SharedModel(model))
     result = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv")
     assert not result.collections[0].use_title, "the index decides about titles where there is no corpus"
-
-
-def test_one_table_of_questions_and_files_is_enough(files: dict[str, Path], tmp_path: Path) -> None:
-    index = build_index(passages(), "bm25", tmp_path / "words")
-    rows = [(ASKED[query], file) for query, grades in JUDGED.items() for file, grade in grades.items() if grade]
-    table = write_csv(tmp_path / "asked.csv", ("question", "file"), rows)
-    judged = write_csv(
-        tmp_path / "j.csv", ("q", "file"), [(query, file) for query, grades in JUDGED.items() for file, g in grades.items() if g]
-    )
-    found = evaluate(index, queries=table, qrels=table, group_by="file").collections[0]
-    assert found.measures == evaluate(index, queries=files["queries"], qrels=judged, group_by="file").collections[0].measures
-    assert found.name == "asked"
-    fused = evaluate(index, fuse=str(index.path), queries=table, qrels=table, group_by="file")
-    assert fused.system.kind == "fusion"
 
 
 def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
@@ -353,16 +338,6 @@ def test_what_cannot_be_evaluated_without_a_corpus_is_refused(
         evaluate(given.pop("model"), **given)
 
 
-def test_judged_files_that_the_index_lacks_are_counted(files: dict[str, Path], tmp_path: Path) -> None:
-    build_index([each for each in passages() if "sea" not in each.id], "bm25", tmp_path / "words")
-    found = evaluate(None, index=tmp_path / "words", **files, group_by="file").collections[0]
-    assert (found.missing, found.measures["recall@10"]) == (2, 0.5)  # of q1 and q4; q3 has no word of its file
-    build_index([Document("a#1", "birds", metadata={"file": "a"})], "bm25", tmp_path / "others")
-    message = r"4 of the 4 judged documents of questions, such as 'birds\.md', are not values of the field 'file'; .*'a'"
-    with pytest.raises(InputError, match=message):
-        evaluate(None, index=tmp_path / "others", **files, group_by="file")
-
-
 def test_ids_of_frames_with_gaps_are_integers_and_repeated_clicks_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build_index([Document("1", "owls have wings"), Document("2", "trout have fins")], "bm25", tmp_path / "words")
     queries = pd.DataFrame({"query_id": [1.0, 2.0], "text": ["wings", "fins"]})
@@ -406,12 +381,3 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_comes_in(tmp_path: Path, c
         build_index([Document("b", "\ud83d")], "bm25")
     with pytest.raises(InputError, match=r"exclude '.*' contains an unpaired surrogate"):
         SourceOptions(exclude="\udce9*")
-
-
-def test_a_folder_whose_name_is_not_utf8_is_evaluated_and_its_results_are_read(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    build_index([Document("a", "owls have wings")], "bm25", folder)
-    command = f"quiver evaluate --index {folder}"
-    evaluate(index=folder, queries={"q": "owls"}, qrels={"q": {"a": 1}}, out=tmp_path / "out", command=command)
-    assert read_results(tmp_path / "out").provenance.command == command.replace("\udce9", "?")
-    write_report([tmp_path / "out"], tmp_path / "report.html")

@@ -18,12 +18,12 @@ from types import ModuleType
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, SERVICE, next_commands, quickstart
+from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, quickstart
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
-from tests.environments import REPOSITORY, bare_environment, extras
+from tests.environments import REPOSITORY, bare_environment
 
 pytest.importorskip("sentence_transformers")
 
@@ -133,18 +133,6 @@ def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: P
     assert after["notes.txt"] == b"notes.txt of the earlier run"
     assert {name for name, content in after.items() if b"of the earlier run" in content} == {MARKER, "notes.txt"}
     assert load_model(earlier / "trained" / "model").dim == 32
-
-
-def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_path: Path) -> None:
-    (earlier / MARKER).unlink()
-    before = contents(earlier)
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match="already holds data, which quiver quickstart did not write; choose another --out"):
-            quickstart(earlier, overrides=SMALL, overwrite=overwrite)
-    assert contents(earlier) == before
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file; --out must name a folder"):
-        quickstart(tmp_path / "file", overrides=SMALL)
 
 
 @pytest.mark.usefixtures("module")
@@ -258,17 +246,6 @@ def environment_of_the_readme(folder: Path) -> Path:
     )
     command.chmod(0o755)
     return python.parent
-
-
-def test_a_next_command_whose_extra_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    requirements = extras()["serve"]
-    assert all(name.replace("_", "-") in requirements for name in SERVICE)
-    hint = "after: pip install 'quiver-retrieval[serve]'"
-    for present in (True, False):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name, here=present: here or name not in SERVICE or None)
-        commands = {command.split()[1]: what for what, command in next_commands(Path("quickstart")).items()}
-        assert (hint in commands["serve"]) is not present
-        assert not any("pip install" in what for name, what in commands.items() if name != "serve")
 
 
 def _is_served(command: str) -> None:

@@ -38,16 +38,6 @@ def test_arguments_override_name_policy_and_split(make_collection: Callable[...,
         only(folder).load()
 
 
-@pytest.mark.parametrize("name", ["arguana", "quora", "ArguAna"])
-def test_collections_whose_queries_are_documents_exclude_them(make_collection: Callable[..., Path], name: str) -> None:
-    assert only(make_collection(name)).policy == Policy(exclude_self=True)
-
-
-@pytest.mark.parametrize("name", ["fiqa", "scifact", "arguana-like"])
-def test_other_collections_do_not_exclude_them(make_collection: Callable[..., Path], name: str) -> None:
-    assert only(make_collection(name)).policy == Policy()
-
-
 @pytest.mark.parametrize("name", ["msmarco", "MSMARCO"])
 def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     make_collection: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str
@@ -63,13 +53,6 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     assert only(folder, "test").split == Benchmark.of_folder(folder, "test").source.load().split == "test"
     (folder / "qrels" / "dev.tsv").unlink()
     assert only(folder).split == "test"
-
-
-def test_a_folder_of_another_name_is_scored_on_test(make_collection: Callable[..., Path]) -> None:
-    for name in ("my-msmarco", "msmarco-v2"):
-        folder = make_collection(name)
-        (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
-        assert only(folder) == Benchmark(name, "test", Policy(), Metadata(), LocalFolder(folder, "test"))
 
 
 @pytest.mark.parametrize("root", ["cqadupstack", "CQADupStack"])
@@ -89,27 +72,11 @@ def test_the_forums_of_cqadupstack_are_one_data_set(
     assert only(alone) == Benchmark("android", "test", Policy(), Metadata(), LocalFolder(alone, "test"))
 
 
-def test_arguments_take_precedence_over_the_name(make_collection: Callable[..., Path]) -> None:
-    benchmark = Benchmark.of_folder(make_collection("arguana"), name="arguments", policy=Policy(use_title=False))
-    assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "test", Policy(use_title=False))
-
-
 @pytest.mark.parametrize("split", ["", "  "])
 def test_an_empty_split_is_refused(make_collection: Callable[..., Path], split: str) -> None:
     for data in (make_collection(), "beir/scifact"):
         with pytest.raises(InputError, match="the split is empty; name one"):
             resolve(data, split)
-
-
-def test_the_home_folder_of_an_unknown_user_is_refused() -> None:
-    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
-        resolve("~nosuchuser/x")
-
-
-def test_the_name_does_not_depend_on_how_the_path_is_written(make_collection: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_collection("arguana")
-    monkeypatch.chdir(folder)
-    assert {only(path).name for path in (".", f"{folder}/", str(folder), folder)} == {"arguana"}
 
 
 def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
 import shutil
 import stat
 import zipfile
@@ -193,13 +192,6 @@ def test_without_network_the_error_names_the_remedy(tmp_path: Path, monkeypatch:
     assert "\n" not in str(error.value)
 
 
-def test_without_network_to_the_hub_the_error_names_the_remedy(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"^zeta-alpha-ai/NanoBirds: download failed \(.*\); check the network") as error:
-        Cache(tmp_path).fetch(nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds"))
-    assert "\n" not in str(error.value)
-
-
 def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="cannot be downloaded because HF_HUB_OFFLINE is set"):
@@ -297,13 +289,6 @@ def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: A
     assert all(revision in path for path in requested)
 
 
-def test_the_fixed_revision_is_requested(published: Any, site: Any, tmp_path: Path) -> None:
-    site.repositories = published.mteb_hub("mteb/birds")
-    Cache(tmp_path).fetch(mteb_tables("u", "mteb/birds", "b" * 40, ("test",)))
-    assert site.requests[0][0] == f"/api/datasets/mteb/birds/revision/{'b' * 40}"
-    assert all(f"/resolve/{published.commit}/" in path for path, _ in site.requests[1:])
-
-
 def test_files_that_the_hub_lacks_are_reported(published: Any, site: Any, tmp_path: Path) -> None:
     site.repositories = published.mteb_hub("mteb/birds")
     cache = Cache(tmp_path)
@@ -344,10 +329,3 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("QUIVER_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert Cache.usual().root == Path.home() / ".cache" / "quiver" / "collections"
-
-
-def test_the_record_is_plain_json(served: Served) -> None:
-    record = served.cache.fetch(served.source)
-    content = json.loads((served.cache.folder(served.source) / RECORD).read_text(encoding="utf-8"))
-    assert content["revision"] == record.revision
-    assert set(content) == {"schema", "url", "revision", "files"}

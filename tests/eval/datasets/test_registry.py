@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import find, held, missing, near, registry, require, shortest
+from quiver.eval.datasets.benchmarks import find, near, registry, require, shortest
 from quiver.eval.datasets.cache import Cache
 from quiver.eval.datasets.catalogue import Entry
 from quiver.eval.datasets.sources import HubTables, ZipArchive, is_offline
-from quiver.eval.metrics import Part, data_sets
 from quiver.retrieval.data.corpus import read_qrels, read_queries
 
 
@@ -34,24 +33,6 @@ def test_names_are_unique_and_entries_complete() -> None:
                 assert source.url.endswith(".zip")
             if isinstance(source, HubTables):
                 assert all(len(revision) == 40 for revision in source.revisions.values())
-
-
-def test_units_of_the_cache_have_distinct_folders() -> None:
-    units: dict[str, set[str]] = {}
-    for entry in registry().values():
-        for source in entry.sources.values():
-            units.setdefault(source.unit, set()).add(entry.key)
-    assert {unit: len(keys) for unit, keys in units.items() if len(keys) > 1} == {"beir/cqadupstack/zip": 12}
-
-
-def test_beir_has_fifteen_data_sets() -> None:
-    beir = find("beir")
-    parts = [Part(entry.name, entry.split, entry.metadata.group, entry.metadata.group_size, 0.5) for entry in beir]
-    assert len(beir) == 26
-    assert len(data_sets(parts)) == 15
-    assert data_sets(parts)["cqadupstack"] == 0.5
-    assert {entry.name for entry in beir if entry.exclude_self} == {"arguana", "quora"}
-    assert {entry.name: entry.split for entry in beir if entry.split != "test"} == {"msmarco": "dev"}
 
 
 @pytest.mark.parametrize(
@@ -110,12 +91,6 @@ def test_the_shortest_names_select_the_same_collections() -> None:
     assert len(names) == 2 + 5
     assert [entry for name in names for entry in find(name)] == chosen
     assert shortest(list(registry().values())) == ["beir", "mldr", "coir", "mteb", "nanobeir"]
-
-
-def test_an_empty_cache_holds_no_collection(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    assert missing(find("mldr"), cache) == list(find("mldr"))
-    assert held(find("mldr/en")[0], cache) is None
 
 
 @pytest.mark.data

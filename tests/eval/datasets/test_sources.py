@@ -98,12 +98,6 @@ def test_every_layout_gives_the_same_collection(layout: str, published: Any, tmp
     assert collection.qrels == qrels
 
 
-def test_other_splits_are_read(published: Any, tmp_path: Path) -> None:
-    assert mldr(published, tmp_path).load(tmp_path, "mldr-ko", "dev").qrels == {"q1": {"d1": 2}}
-    assert coir(published, tmp_path).load(tmp_path, "birds", "valid").qrels == {"q1": {"d2": 0}}
-    assert beir_hub(published, tmp_path).load(tmp_path, "birds", "train").qrels == {"q1": {"d1": 2}}
-
-
 def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
     repositories = published.beir_hub("birds")
     repositories["BeIR/birds-qrels"]["validation.tsv"] = published.tsv(published.qrels)
@@ -151,17 +145,6 @@ def test_an_invalid_parquet_row_is_named(published: Any, tmp_path: Path) -> None
         assert "\n" not in str(error.value)
         path.write_bytes(sound[path])
     assert len(source.load(tmp_path, "nano", "train").documents) == 3
-
-
-@pytest.mark.parametrize(
-    ("grade", "shown"), [(0.5, "0.5"), (float("nan"), "NaN"), (None, "nothing"), (True, "true"), (1e9, "1000000000.0")]
-)
-def test_an_invalid_grade_is_refused(grade: Any, shown: str, published: Any, tmp_path: Path) -> None:
-    source = mteb_parquet(published, tmp_path)
-    path = tmp_path / "mteb--birds" / "qrels" / "test-00000-of-00001.parquet"
-    path.write_bytes(published.parquet([{"query-id": "q1", "corpus-id": "d1", "score": grade}]))
-    with pytest.raises(InputError, match=re.escape(f"{path}:1: the grade must be an integer of at most 9 digits, got {shown}")):
-        source.load(tmp_path, "birds", "test")
 
 
 def test_an_id_that_occurs_in_two_corpus_files_is_refused(published: Any, tmp_path: Path) -> None:

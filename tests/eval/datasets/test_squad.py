@@ -56,11 +56,6 @@ def test_a_question_has_its_paragraph_as_relevant_document(make_file: Callable[[
     assert collection.qrels == {query: {document: 1} for query, document in squad.answers.items()}
 
 
-def test_ids_without_parts_are_kept(make_file: Callable[[object], Path]) -> None:
-    paragraphs = [{"context": "a b", "qas": [{"id": "56be4db0acb8", "question": "q"}]}]
-    assert read_squad(make_file([{"paragraphs": paragraphs}])).answers == {"56be4db0acb8": "56be4db0acb8p0"}
-
-
 def test_judgements_are_copied_and_checked(make_file: Callable[[object], Path], tmp_path: Path) -> None:
     squad, qrels = read_squad(make_file(ARTICLES)), tmp_path / "qrels"
     qrels.mkdir()

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from quiver.eval.nlu.answers import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
+from quiver.eval.nlu.answers import AnswerScore, Official, mean_scores, score_answer, score_answers
 from quiver.eval.nlu.questions import Answer, Question
 
 # prediction, right answers, exact, F1 as a fraction (2 same / (ours + theirs))
@@ -91,11 +91,6 @@ def test_a_prediction_of_no_answer_scores_one_or_zero() -> None:
     for official in ("squad_v1", "korquad_v1"):
         with pytest.raises(ValueError, match="without an answer"):
             score_answer("", [], official)
-
-
-def test_texts_are_normalized() -> None:
-    assert squad_text("  A  man, a plan;\tthe CANAL! ") == "man plan canal"
-    assert korquad_text('"이명박" 전(前) 대통령의 <대운하>!') == "이명박 전 前 대통령의 대운하"
 
 
 def test_unanswered_questions_count_in_the_mean() -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import RunStoppedError
-from quiver.encoder.training.run_folder import Checkpoints, lock_run
+from quiver.encoder.training.run_folder import Checkpoints
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import GlueRecipe
@@ -144,20 +144,6 @@ def test_a_full_disk_raises_oserror_and_the_run_can_be_resumed(
     assert_same_run(out, whole)
 
 
-def test_a_run_killed_before_its_first_checkpoint_can_be_resumed(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.new_run", lambda out: nullcontext())  # a killed process does not clean up
-        after_step(3, die, patch)
-        with pytest.raises(Killed):
-            train(recipe, out)
-    train(recipe, out, resume=True)
-    assert read_json(out / "run.json")["result"]["resumed_at"] == [0]
-    assert_same_run(out, whole)
-
-
 @pytest.mark.parametrize("stop", [6, 12])
 def test_sigterm_finishes_the_step_and_saves_before_the_evaluation(
     recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop: int
@@ -183,45 +169,6 @@ def test_sigterm_finishes_the_step_and_saves_before_the_evaluation(
         train(recipe, out)
     train(recipe, out, resume=True)
     assert len(scored) == 6
-    assert_same_run(out, whole)
-
-
-def test_a_session_killed_after_an_evaluation_does_not_log_its_score_twice(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        after_step(11, terminate, patch)
-        with pytest.raises(RunStoppedError):
-            train(recipe, out)
-    with monkeypatch.context() as patch:
-        after_step(13, die, patch)
-        with pytest.raises(Killed):
-            train(recipe, out, resume=True)  # first evaluates step 12, whose checkpoint has no score yet
-    assert [line["step"] for line in read_log(out / LOG) if "score" in line] == [4, 8, 12]
-    train(recipe, out, resume=True)
-    assert_same_run(out, whole)
-
-
-def test_a_kill_while_a_checkpoint_is_written_does_not_lose_the_run(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
-) -> None:
-    """The kill comes after the model and before the state, when the folder is still temporary: the previous checkpoint remains."""
-    out = tmp_path / "out"
-    real, seen = TextTask.save, []
-
-    def dying(task: Any, model: Any, folder: Path) -> None:
-        real(task, model, folder)
-        seen.append(folder)
-        if len(seen) == 3:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextTask, "save", dying)
-        with pytest.raises(Killed):
-            train(recipe, out)
-    assert max(Checkpoints(out / "checkpoints").steps()) == 8
-    train(recipe, out, resume=True)
     assert_same_run(out, whole)
 
 
@@ -265,18 +212,6 @@ def test_a_resumed_run_continues_to_count_patience(make_glue: MakeGlue, tmp_path
     assert read_json(out / "run.json")["result"]["steps"] == 12
 
 
-def test_a_damaged_best_checkpoint_is_an_error(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
-    scripted([0.5, 0.4, 0.3, 0.2, 0.1, 0.0], monkeypatch)
-
-    def spoil() -> None:
-        (out / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"spoilt")
-
-    after_step(9, spoil, monkeypatch)
-    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or missing; train again with --overwrite"):
-        train(recipe, out)
-
-
 def test_a_nan_loss_stops_the_run_before_the_step(recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "out", TextTask.loss
     calls = []
@@ -315,20 +250,6 @@ def test_a_run_is_resumed_only_with_the_same_recipe_and_data(
     train(make_glue("cola", updates=UPDATES, log_every=7), out, resume=True)
     assert "changed since the run was started: training.log_every; this does not affect the weights" in caplog.text
     assert "changed since the run was started: threads; the final weights may differ slightly" in caplog.text
-
-
-def test_folders_that_contain_other_runs_or_files_are_refused(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:
-    with pytest.raises(InputError, match="already contains a run; choose another --out, or pass --overwrite"):
-        train(recipe, whole)
-    with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
-        train(recipe, whole, resume=True)
-    with pytest.raises(InputError, match="contains no run to resume; omit --resume"):
-        train(recipe, tmp_path / "new", resume=True)
-    assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
-        train(recipe, tmp_path / "new", resume=True, overwrite=True)
-    with lock_run(tmp_path / "busy"), pytest.raises(InputError, match="is training there"):
-        train(recipe, tmp_path / "busy")
 
 
 def test_an_overwritten_run_leaves_no_results(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

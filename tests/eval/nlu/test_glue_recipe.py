@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from quiver.encoder.schema import SchemaError
-from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
+from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.nlu.recipes import GLUE_KINDS, load_glue_recipe
 from quiver.eval.published import TABLE_6
@@ -31,10 +31,6 @@ def test_the_shipped_recipes_have_the_settings_of_the_paper(size: Literal["base"
         )
     assert recipe.training.decoupled_decay
     assert recipe.training.patience is not None
-
-
-def test_there_are_two_shipped_recipes() -> None:
-    assert shipped_recipes(GLUE_KINDS) == ["glue-base", "glue-large"]
 
 
 def test_overrides_remove_and_change_tasks() -> None:

@@ -15,10 +15,9 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, SpanQA, Tokenizer
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
-from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answers import answer_questions, score_predictions
-from quiver.eval.nlu.qa_training import SpanTask, open_span_qa, save_qa_model, train_qa, warn_of_token_types
+from quiver.eval.nlu.qa_training import open_span_qa, save_qa_model, train_qa, warn_of_token_types
 from quiver.eval.nlu.questions import Answer, Question, WindowSettings
 from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -110,39 +109,6 @@ def test_a_model_learns_to_answer_across_windows(make_recipe: Callable[..., QaRe
     assert len(marks) == 8
     assert marks[result["best_step"]] == max(marks.values())
     assert set(read_json(out / "run.json")["sha256"]) == {str(tmp_path / f"{name}.json") for name, *_ in SETS}
-
-
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
-    make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = make_recipe(epochs=1, save_every=5)
-    train_qa(recipe, tmp_path / "whole")
-
-    def interrupted(self: BarCallback, step: int) -> None:
-        if step == 13:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BarCallback, "on_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train_qa(recipe, tmp_path / "out")
-    torch.manual_seed(99)
-    train_qa(recipe, tmp_path / "out", resume=True)
-    assert read_json(tmp_path / "out" / "run.json")["result"]["resumed_at"] == [10]
-    for name in ("model/model.safetensors", "predictions.json", "results.json"):
-        ours, theirs = ((tmp_path / run / name).read_bytes().replace(run.encode(), b"") for run in ("out", "whole"))
-        assert ours == theirs, name
-
-
-def test_a_batch_with_a_non_finite_loss_is_saved(
-    make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SpanTask, "loss", lambda self, model, batch: model.out.weight.sum() * torch.inf)
-    with pytest.raises(InputError, match=r"the loss is (inf|-inf|nan) at step 1; .*lower updates\.learning_rate"):
-        train_qa(make_recipe(), tmp_path / "out")
-    [row, *_] = read_json(tmp_path / "out" / "nonfinite" / "step-000001" / "batch.json")["batches"][0]["rows"]
-    assert row["question"].startswith("1-")
-    assert row["text"].startswith("[CLS]number?[SEP]")
 
 
 def test_a_question_in_two_sets_is_refused(make_recipe: Callable[..., QaRecipe], tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from quiver.eval.nlu.questions import (
     check_settings,
     labelled_windows,
     make_windows,
-    read_questions,
-    read_split,
 )
 
 TEXT = "임종석은 1989년 2월 15일 여의도 농민 폭력 시위를 주도한 혐의로 지명수배되었다. The bird has wings; the sea is deep!"
@@ -33,15 +31,6 @@ def tokenizer() -> Tokenizer:
 def question(context: str, answer: str | None, key: str = "q", start: int | None = None) -> Question:
     answers = () if answer is None else (Answer(answer, context.index(answer) if start is None else start),)
     return Question(key, "언제 was it?", context, answers)
-
-
-def test_a_short_paragraph_is_one_window(tokenizer: Tokenizer) -> None:
-    settings = WindowSettings(max_length=256, overlap=30)
-    [window] = make_windows([question(TEXT, "1989년")], tokenizer, settings)
-    ids = tokenizer.pieces("언제 was it?").ids
-    cls, sep = tokenizer.special_id("cls"), tokenizer.special_id("sep")
-    assert window.ids == [cls, *ids, sep, *tokenizer.pieces(TEXT).ids, sep]
-    assert (window.first, window.skipped, window.stop) == (len(ids) + 2, 0, len(window.ids) - 1)
 
 
 def test_a_long_question_is_truncated_and_its_paragraph_is_not(tokenizer: Tokenizer) -> None:
@@ -155,24 +144,6 @@ def test_invalid_settings_are_refused(tokenizer: Tokenizer, settings: WindowSett
     with pytest.raises(InputError) as caught:
         check_settings(settings, tokenizer, positions=256)
     assert str(caught.value).startswith(complaint)
-
-
-@pytest.mark.data
-def test_every_answer_of_korquad_is_whole_in_some_window(minilm: Path, quiver_data: Path) -> None:
-    folder = quiver_data / "korquad_v1_dev"
-    tokenizer = Tokenizer.from_pretrained(minilm)
-    found = read_questions(folder / "raw" / "KorQuAD_v1.0_dev.json", only=read_split(folder / "qrels" / "article_dev.tsv"))
-    settings = WindowSettings(max_length=512, overlap=128, max_answer_length=128)
-    held = {}
-    for one in labelled_windows(found.questions, tokenizer, settings):
-        if one.start != NOWHERE:
-            low, high = one.window.characters(one.start, one.end)
-            held[one.window.question] = found.questions[one.window.question].context[low:high]
-    assert len(held) == len(found.questions) == 602
-    # 95 of 100 are recovered exactly; in the others a token, often [UNK] of the English vocabulary, extends beyond the answer.
-    same = sum(held[place] == example.answers[0].text for place, example in enumerate(found.questions))
-    assert same >= 0.94 * 602
-    assert all(example.answers[0].text.strip() in held[place] for place, example in enumerate(found.questions))
 
 
 def test_a_template_with_two_separators_is_followed(tokenizer: Tokenizer) -> None:

@@ -29,7 +29,6 @@ from quiver.eval.report.formats import (
     render_html,
     render_latex,
     render_markdown,
-    table,
     write,
 )
 
@@ -81,16 +80,6 @@ def test_latex_prints_the_tables_alone() -> None:
     assert "quiver x" not in text
 
 
-def test_latex_turns_the_headings_of_wide_tables_and_keeps_their_size() -> None:
-    text = render_latex(REPORT)
-    assert "resizebox" not in text
-    assert r"\begin{table}[t]" in text
-    wide = table(["System", *(f"collection-{number}" for number in range(9))], [["a", *["61.20"] * 9]], name="Wide")
-    text = render_latex(Report("Wide", (wide,)))
-    assert r"\begin{table*}[t]" in text
-    assert r"\rotatebox{90}{collection-0}" in text
-
-
 def test_examples_are_cards_on_a_page_and_rows_in_markdown() -> None:
     found = Excerpt((Span("rank 1", "mark"), Span("grade 1", "good")), "d1", "a document", (("query", "document", 0.5),))
     examples = Examples((Example("q1", "a <query>", (Span("nDCG@10 0.00", "mark"),), {"Found": (found, found), "Wanted": ()}),))
@@ -114,11 +103,6 @@ def test_examples_are_cards_on_a_page_and_rows_in_markdown() -> None:
 def test_the_best_and_the_second_best_figures_are_marked_as_printed(printed: list[str], marks: list[str]) -> None:
     rows = tuple(Row((Cell("a"), Cell(text))) for text in printed)
     assert [row[1] for row in Table("t", COLUMNS, rows).marks()] == marks
-
-
-def test_a_difference_is_not_ranked() -> None:
-    rows = (Row((Cell("a"), Cell("1.0"))), Row((Cell("b"), Cell("2.0"))), Row((Cell("b minus a"), Cell("+9.0")), "difference"))
-    assert [row[1] for row in Table("t", COLUMNS, rows).marks()] == ["second", "best", ""]
 
 
 def test_write_chooses_the_format_by_suffix_and_puts_figures_beside_markdown(tmp_path: Path) -> None:

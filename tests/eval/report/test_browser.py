@@ -163,19 +163,6 @@ def test_a_column_sorts_by_keyboard(tab: Any, evaluated: Callable[..., list[Resu
     assert tab.complaints() == []
 
 
-def test_names_sort_from_a_to_z_and_one_column_sorts_at_a_time(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), DESK)
-    press = "document.querySelector('#scores table').tHead.rows[0].cells[{}].querySelector('button').click()"
-    tab.run(press.format(3))
-    tab.run(press.format(0))
-    names = tab.run(
-        "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].querySelector('bdi').textContent)"
-    )
-    assert names == sorted(names)
-    assert len(names) == 4
-    assert tab.run(SORTED) == ["descending"] + [None] * 8
-
-
 def test_header_and_first_column_of_a_long_table_are_sticky(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), TELEPHONE)
     edges = """(() => {
@@ -186,16 +173,6 @@ def test_header_and_first_column_of_a_long_table_are_sticky(tab: Any, page: Path
       return [box.scrollTop, box.scrollLeft, head.top - frame.top - box.clientTop, name.left - frame.left];
     })()"""
     assert tab.run(edges) == [900, 200, 0, 0]
-
-
-def test_names_break_at_their_signs_and_links_are_not_marked_as_second(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), TELEPHONE)
-    assert (
-        tab.run("[...document.querySelectorAll('nav a')].find(each => each.textContent === 'designdocs_long').innerHTML").count("<wbr>")
-        == 1
-    )
-    lines = "[...document.querySelectorAll('#scores td a')].filter(each => getComputedStyle(each).textDecorationLine === 'underline')"
-    assert tab.run(f"{lines}.length > 0 && {lines}.every(each => each.parentElement.matches('.second'))")
 
 
 def test_the_button_switches_to_the_dark_theme(tab: Any, page: Path) -> None:
@@ -220,23 +197,6 @@ def test_the_whole_command_is_copied(tab: Any, evaluated: Callable[..., list[Res
       return new Promise(then => setTimeout(() => then([kept, document.querySelector('.copy').textContent]), 0));
     })()"""
     assert tab.run(kept) == [command, "Copied"]
-
-
-def test_without_a_clipboard_a_command_is_selected(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), DESK)
-    selected = """(() => {
-      Object.defineProperty(navigator, 'clipboard', { value: undefined });
-      document.querySelector('.copy').click();
-      const code = document.querySelector('.sub .command code');
-      return [getSelection().toString() === code.textContent, document.querySelector('.copy').textContent];
-    })()"""
-    assert tab.run(selected) == [True, "Selected"]
-
-
-def test_the_table_of_contents_is_open_on_wide_and_closed_on_narrow_screens(tab: Any, page: Path) -> None:
-    for size, is_open in ((DESK, True), (TELEPHONE, False)):
-        tab.open(page.as_uri(), size)
-        assert tab.run("document.getElementById('contents').open") is is_open
 
 
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
@@ -268,14 +228,6 @@ def test_the_content_security_policy_blocks_injected_scripts(tab: Any, page: Pat
     assert any("Content Security Policy" in json.dumps(event) for event in tab.complaints())
 
 
-def test_a_table_that_goes_on_fades_until_it_is_scrolled_to_its_end(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), TELEPHONE)
-    box = "document.querySelector('#scores .box')"
-    tab.until(f"getComputedStyle({box}).maskImage !== 'none'")
-    tab.run(f"{box}.scrollTo({box}.scrollWidth, 0)")
-    tab.until(f"getComputedStyle({box}).maskImage === 'none'")
-
-
 def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK, dark=True)
     tab.send("Emulation.setEmulatedMedia", media="print")
@@ -288,27 +240,6 @@ def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) 
 
 
 COLLECTIONS = ("scifact", "cranfield", "cosqa", "tldr_nl2cmd", "designdocs_long", "pycodesearch")
-
-
-@pytest.mark.data
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_a_real_evaluation_of_four_systems_renders_correctly(tab: Any, real: list[Results], tmp_path: Path, size: tuple[int, int]) -> None:
-    file = _write(tmp_path / "report.html", real)
-    tab.open(file.as_uri(), size)
-    shot = tmp_path / "report.png"
-    assert tab.screenshot(shot) == size
-    tab.run(OPEN_ALL)
-    assert tab.run("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [size[0], size[0]]
-    shown = tab.run("document.body.innerText")
-    assert all(name in shown for name in (*COLLECTIONS, "bm25", "int8", "HNSW"))
-    assert tab.run("document.querySelectorAll('.matches li').length") > 100  # of the ColBERT
-    assert tab.run("document.querySelectorAll('svg').length") >= len(COLLECTIONS)
-    count, faults = tab.run(CHARTS)
-    assert count > 0
-    assert faults == []
-    assert tab.complaints() == []
-    assert tab.requests() == [file.as_uri()]
 
 
 @pytest.fixture(scope="module")

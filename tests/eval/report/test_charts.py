@@ -22,7 +22,6 @@ from quiver.eval.report.charts import (
     latency_limits,
     running_mean,
     svg,
-    unit_of,
 )
 
 
@@ -41,11 +40,6 @@ def test_bar_lengths_are_proportional_to_the_values() -> None:
     assert [bar.get_width() for bar in axes.patches] == [0.4, 0.8]
     assert [list(line.get_xdata()) for line in axes.get_lines()] == [[0.3, 0.5]] * 2
     assert {"40.00", "80.00", "30.0\N{EN DASH}50.0"} <= {text.get_text() for text in axes.texts}
-
-
-def test_an_interval_ends_at_the_axis() -> None:
-    chart = bar_chart([Bar(key(0), 0.5, -0.1, 1.2)], 1.0)
-    assert [list(line.get_xdata()) for line in chart.axes[0].get_lines()] == [[0.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -71,18 +65,6 @@ def test_letters_of_equal_points_do_not_overlap_and_stay_inside_the_axes() -> No
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines()] == points
 
 
-@pytest.mark.parametrize("milliseconds", [1.0, 0.003, 12_345.0])
-@pytest.mark.parametrize("to_one", [True, False])
-def test_a_single_point_has_axes(milliseconds: float, to_one: bool) -> None:
-    dots = [Dot(key(0), milliseconds, 1.0)]
-    limits = latency_limits(dots, to_one=to_one)
-    (fastest, slowest), (low, high) = limits
-    assert fastest <= milliseconds <= slowest
-    assert slowest > fastest
-    assert high > low
-    assert "<svg" in svg(latency_chart(dots, limits, "nDCG@10"), prefix="x")
-
-
 @pytest.mark.parametrize("percent", [False, True])
 def test_every_step_has_a_marker_and_the_best_a_ring(percent: bool) -> None:
     curve = Curve("c", [(10, 0.2), (20, 0.5), (40, 0.3)], percent=percent)
@@ -103,44 +85,11 @@ def test_a_long_noisy_curve_is_drawn_faint_with_its_running_mean() -> None:
     assert len(points) > MAX_DOTS
 
 
-def test_a_value_that_is_not_finite_leaves_a_gap() -> None:
-    curve = Curve("norm", [(1, 1.0), (2, 2.0), (3, math.nan), (4, math.inf), (5, 1.5)])
-    line = curve_chart(curve, 5).axes[0].get_lines()[0]
-    assert [math.isfinite(value) for value in line.get_ydata()] == [True, True, False, False, True]
-    assert "nan" not in svg(curve_chart(curve, 5), prefix="x")
-
-
-@pytest.mark.parametrize(
-    ("top", "unit"),
-    [(8e-5, "\N{MULTIPLICATION SIGN} 10⁻⁵"), (13_079, "thousands"), (2.5e7, "millions"), (5e10, "billions"), (2e13, "10¹²"), (3.0, "")],
-)
-def test_long_numbers_get_a_unit(top: float, unit: str) -> None:
-    factor, name = unit_of(top)
-    assert name == unit
-    assert 0.1 <= top * factor < 10_000
-
-
-def test_a_dashed_line_marks_where_a_run_was_resumed() -> None:
-    lines = curve_chart(Curve("c", [(0, 1.0), (50, 1.0), (100, 1.0)]), 100, [50, 100]).axes[0].get_lines()
-    assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == "--"] == [50]
-
-
 def test_the_running_mean_keeps_a_line_and_flattens_noise() -> None:
     line = [(step, 3.0 * step) for step in range(100)]
     assert [value for _, value in running_mean(line)[4:-4]] == pytest.approx([value for _, value in line[4:-4]])
     noise = [(step, float(step % 2)) for step in range(1_000)]
     assert all(abs(value - 0.5) < 0.02 for _, value in running_mean(noise))
-
-
-def test_the_running_mean_does_not_end_at_the_last_value() -> None:
-    """An outlier at the end changes a mean of 6 values by a sixth of its distance, and a mean of 11 values by an eleventh."""
-    outlier = [*((step, 1.0) for step in range(124)), (124, 7.0)]
-    found = [value for _, value in running_mean(outlier)]
-    assert found[-1] == pytest.approx(2.0)
-    assert found[-6] == pytest.approx(1 + 6 / 11)
-    assert found[-7] == 1.0
-    mirrored = [(124 - step, value) for step, value in reversed(outlier)]
-    assert [value for _, value in running_mean(mirrored)] == pytest.approx(found[::-1])
 
 
 def test_texts_of_a_chart_stay_text_and_its_bytes_are_reproducible() -> None:

@@ -17,12 +17,8 @@ from quiver.cli.main import main
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT, compare_parts, compare_queries, holm
 from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report, write_comparison
-from quiver.eval.report.formats import render_latex, render_markdown
-from quiver.eval.results import CollectionResult, IndexUsed, Results
+from quiver.eval.report.formats import render_markdown
 
-MakeScored = Callable[..., CollectionResult]
-MakeResults = Callable[..., Results]
-Headline = Mapping[str, float]
 MakeFolder = Callable[..., Path]
 
 
@@ -113,24 +109,7 @@ def test_a_group_that_lacks_a_part_is_not_averaged(make_folder: MakeFolder) -> N
     assert comparison.averages == ()
 
 
-def test_parts_of_different_splits_do_not_form_a_group(make_folder: MakeFolder) -> None:
-    forums = {name: {"group": "forums", "group_size": 2, "split": split} for name, split in (("forum-a", "test"), ("forum-b", "dev"))}
-    scores = {"forum-a": _scores(1, 10), "forum-b": _scores(2, 10)}
-    comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
-    assert [each.data_set for each in comparison.pairings] == ["forum-a.test", "forum-b.dev"]
-    assert comparison.averages == ()
-
-
 SHALLOW = ("ndcg@10", "map", "mrr@10", "recall@10", "p@10")
-
-
-def test_measures_deeper_than_the_stored_results_are_omitted(make_folder: MakeFolder) -> None:
-    shallow = {"cosqa": {"k": 10}}
-    alpha = make_folder("alpha", {"cosqa": _scores(1)}, bm25={"cosqa": _scores(3)}, measures=SHALLOW, changed=shallow)
-    beta = make_folder("beta", {"cosqa": _scores(2)}, measures=SHALLOW, changed=shallow)
-    for comparison in (compare_results(alpha, beta), compare_results("bm25", alpha)):
-        assert tuple(comparison.pairings[0].measures) == SHALLOW
-        assert "Recall@100" not in render_markdown(comparison_report(comparison))
 
 
 def test_p_values_are_corrected_over_the_comparisons_that_have_the_measure(make_folder: MakeFolder, tmp_path: Path) -> None:
@@ -185,16 +164,6 @@ def test_a_system_is_compared_with_its_own_baseline(make_folder: MakeFolder, tmp
     assert [(each.collection, each.has, each.lacks) for each in comparison.unpaired] == [("cosqa.test", "alpha", "bm25")]
     with pytest.raises(InputError, match=r"bm26: there is no such folder, and the results hold no baseline of that name; they hold bm25"):
         compare_results("bm26", tmp_path / "alpha")
-
-
-def test_settings_distinguish_two_results_of_one_system(make_folder: MakeFolder) -> None:
-    changed = {"scifact": {"index": IndexUsed("faiss", {"nprobe": 4})}}
-    exact, ivf = make_folder("alpha", {"scifact": _scores(1)}), make_folder("alpha", {"scifact": _scores(2)}, changed=changed, folder="ivf")
-    comparison = compare_results(exact, ivf)
-    assert (comparison.baseline, comparison.systems) == ("alpha [exact (similarity cosine)]", ("alpha [faiss (nprobe 4)]",))
-    again = compare_results(exact, exact)
-    assert again.baseline == f"alpha [exact (similarity cosine)] in {exact}"
-    assert again.pairings[0].measures["ndcg@10"].paired.p == 1
 
 
 def test_collections_of_only_one_system_are_listed(make_folder: MakeFolder) -> None:
@@ -282,30 +251,6 @@ def test_every_format_and_the_terminal_give_the_verdict(
     monkeypatch.setattr(sys, "argv", ["quiver", "report", "compare", str(tmp_path / "alpha"), str(tmp_path / "be*ta")])
     main()
     assert re.findall("better|worse|unclear", capsys.readouterr().out) == [each.replace("not significant", "unclear") for each in verdicts]
-
-
-def test_several_systems_have_a_table_each(make_folder: MakeFolder) -> None:
-    folders = [make_folder(name, {"scifact": _scores(seed)}) for seed, name in enumerate(("alpha", "beta", "gamma"))]
-    report = comparison_report(compare_results(*folders))
-    text = render_markdown(report)
-    assert re.findall("^### .*", text, re.M)[:2] == ["### beta", "### gamma"]
-    assert _rows(text, "### beta")[0][0] == _rows(text, "### gamma")[0][0] == "scifact.test"
-    latex = render_latex(comparison_report(compare_results(*folders), latex=True))
-    assert re.findall(r"\\label\{tab:(.*)\}", latex) == ["comparison-1", "comparison-2"]
-    assert "paired sign-flip test" in latex
-    assert "that gain most" in text
-    assert "that gain most" not in latex
-    assert "not significant" in latex
-    assert re.search(r"\$-\d+\.\d+\$ to \$\+\d+\.\d+\$", latex)
-
-
-def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolder) -> None:
-    comparison = _clear_and_unclear(make_folder)
-    report = render_markdown(comparison_report(comparison))
-    assert len(_rows(report, "## All measures")) == 4 * len(DEFAULT)
-    assert report == render_markdown(comparison_report(comparison))
-    assert report.endswith("\n")
-    assert not re.search(r"[ \t]$", report, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

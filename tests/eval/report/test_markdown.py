@@ -6,9 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-
-from quiver.encoder.errors import InputError
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import CollectionResult, IndexUsed, Results
@@ -56,12 +53,6 @@ def test_a_group_counts_once_and_only_if_complete(make_scored: MakeScored, make_
     ]
     assert "### The parts of forums, which counts once, as their mean" in report
     assert table(report, "### forum-b (test)", number=1)[1][:2] == ["alpha", "40.00 (35.0\N{EN DASH}45.0)"]
-
-
-def test_one_data_set_has_no_average(make_scored: MakeScored, make_results: MakeResults) -> None:
-    report = render([make_results("alpha", make_scored("scifact", 0.5))])
-    assert table(report, "## nDCG@10")[0] == ["System", "scifact (test)"]
-    assert "average" not in report.lower()
 
 
 def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -152,8 +143,3 @@ def test_equal_results_give_equal_bytes(make_scored: MakeScored, make_results: M
     assert render(results) == render(list(results))
     assert render(results).endswith("\n")
     assert all(line == line.rstrip() for line in render(results).splitlines())
-
-
-def test_no_results_are_refused() -> None:
-    with pytest.raises(InputError, match="no results to report"):
-        render([])

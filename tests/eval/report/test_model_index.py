@@ -45,15 +45,6 @@ def test_the_hub_client_reads_the_model_index(make_scored: MakeScored, make_resu
     }
 
 
-def test_a_data_set_without_a_task_has_its_registry_id(make_scored: MakeScored, make_results: MakeResults) -> None:
-    code = make_scored("coir-codesearchnet-go", 0.5, use_title=False)
-    index = front_matter(render_model_index(make_results("alpha", code)))["model-index"]
-    assert isinstance(index, list)
-    _, (entry, *_) = model_index_to_eval_results(index)
-    assert entry.dataset_type == "CoIR-Retrieval/CodeSearchNet-go-queries-corpus"
-    assert entry.dataset_name == "coir-codesearchnet-go"
-
-
 def test_a_readme_with_the_metadata_is_a_model_card(make_scored: MakeScored, make_results: MakeResults) -> None:
     text = render_model_index(make_results("alpha", make_scored("scifact", 0.5)), name="my-model")
     card = ModelCard(text + "# My model\n")

@@ -79,33 +79,11 @@ def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, 
     assert beside == scores
 
 
-def test_map_has_the_name_of_mteb_only_at_its_depth(make_scored: MakeScored, make_results: MakeResults) -> None:
-    (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, k=100))).values()
-    assert "map_at_1000" not in str(content)
-
-
-def test_data_that_only_share_the_name_are_omitted(make_scored: MakeScored, make_results: MakeResults) -> None:
-    toy = make_scored("scifact", 0.9, revision=None, documents=100)
-    untitled = make_scored("fiqa", 0.5, use_title=False)
-    assert without_task(make_results("alpha", toy, untitled, make_scored("scidocs", 0.5))) == ["scifact.test", "fiqa.test"]
-
-
-def test_local_data_are_identified_by_their_checksum(make_scored: MakeScored, make_results: MakeResults) -> None:
-    (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, revision=None))).values()
-    assert content["dataset_revision"] == f"sha256:{'scifact':0<64}"
-
-
 @pytest.mark.parametrize("name", ["fiqa", "arguana", "scifact"])
 def test_excluding_the_own_document_is_part_of_a_task(name: str, make_scored: MakeScored, make_results: MakeResults) -> None:
     theirs, other = TASKS[name].exclude_self, not TASKS[name].exclude_self
     assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=theirs))) == []
     assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=other))) == [f"{name}.test"]
-
-
-def test_a_name_does_not_break_the_line(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match=r"'two\\nlines\.test'") as caught:
-        task_results(make_results("alpha", make_scored("two\nlines", 0.5)))
-    assert "\n" not in str(caught.value)
 
 
 def test_results_without_an_mteb_task_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:

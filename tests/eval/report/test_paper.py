@@ -10,8 +10,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
-from quiver.eval.report.formats import render_markdown
-from quiver.eval.report.paper import Layout, averages, paper_layouts, paper_report, write_paper
+from quiver.eval.report.paper import Layout, averages, paper_layouts, write_paper
 from quiver.eval.report.rows import Significance, collections_by_key
 from quiver.eval.results import CollectionResult, Results
 
@@ -64,15 +63,6 @@ def test_all_rows_of_the_paper_are_present(make_scored: MakeScored, make_results
     assert origins(layout(layouts, "table1"))[:11] == ["paper"] * 11
 
 
-def test_systems_are_placed_by_their_kind(make_scored: MakeScored, make_results: MakeResults) -> None:
-    dense = [make_results("alpha", make_scored("scifact", 0.6))]
-    colbert = [make_results("beta", make_scored("scifact", 0.6), kind="colbert")]
-    bm25 = [make_results("bm25", make_scored("scifact", 0.6), kind="bm25")]
-    assert [each.name for each in paper_layouts(dense)] == ["table7", "table1"]
-    assert [each.name for each in paper_layouts(colbert)] == ["table8", "table1"]
-    assert [each.name for each in paper_layouts(bm25)] == ["table7", "table8", "table1"]
-
-
 def test_a_complete_row_has_an_average_and_a_difference(beir: Callable[..., list[CollectionResult]], make_results: MakeResults) -> None:
     table = layout(paper_layouts([make_results("alpha", *beir(0.4, msmarco="test"))], against="ModernBERT-base"), "table7")
     assert table.lines[-2].measured == "15 of 15"
@@ -103,11 +93,6 @@ def test_msmarco_is_dev_as_beir_has_it_or_test_as_table_7_seems_to_have(
     assert line(overview, "beta") == ({"ColBERT BEIR": pytest.approx(40.0)} if split == "dev" else {})
 
 
-def test_table_7_uses_the_split_of_the_paper_if_both_were_measured(make_scored: MakeScored, make_results: MakeResults) -> None:
-    both = [make_scored("msmarco", 0.2, split="dev"), make_scored("msmarco", 0.6, split="test")]
-    assert line(layout(paper_layouts([make_results("alpha", *both)]), "table7"), "alpha") == {"MSMARCO": pytest.approx(60.0)}
-
-
 def test_an_incomplete_group_or_split_is_blank(make_scored: MakeScored, make_results: MakeResults) -> None:
     forums = [make_scored(f"cqadupstack-{n}", 0.3, group="cqadupstack", group_size=12) for n in range(11)]
     train = make_scored("fiqa", 0.9, split="train")
@@ -126,24 +111,6 @@ def test_a_system_without_a_column_is_refused(make_scored: MakeScored, make_resu
             paper_layouts(results)
 
 
-def test_a_table_names_the_rows_that_it_omits(make_scored: MakeScored, make_results: MakeResults) -> None:
-    beta = make_results("beta", make_scored("cosqa", 0.6))
-    layouts = paper_layouts([make_results("alpha", make_scored("scifact", 0.6)), beta])
-    assert layout(layouts, "table7").notes[-1] == "Measured on none of these collections: beta."
-    assert line(layout(layouts, "stand-ins"), "beta (dense)") == {"cosqa OOD": pytest.approx(60.0)}
-
-
-def test_baselines_are_in_the_table_without_a_difference(make_scored: MakeScored, make_results: MakeResults) -> None:
-    table = layout(paper_layouts([make_results("alpha", make_scored("scifact", 0.6, floor=0.65))], against="BERT-base"), "table7")
-    assert [row.label for row in table.lines[-3:]] == ["bm25", "alpha", "alpha minus BERT-base"]
-    assert line(table, "bm25") == {"SciFact": pytest.approx(65.0)}
-
-
-def test_local_data_are_marked(make_scored: MakeScored, make_results: MakeResults) -> None:
-    results = [make_results("alpha", make_scored("scifact", 0.6, revision=None), make_scored("fiqa", 0.3))]
-    assert "matched by name, of unknown revision: scifact.test (5,183 documents)." in layout(paper_layouts(results), "table7").notes[-1]
-
-
 def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScored, make_results: MakeResults) -> None:
     languages = [make_scored(f"coir-codesearchnet-{n}", 0.1 * n, group="coir-codesearchnet", group_size=6) for n in range(6)]
     zero_shot = make_results("zero", make_scored("mldr-en", 0.3), *languages)
@@ -157,12 +124,6 @@ def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScor
     assert line(table, "late minus ModernBERT-large") == {"ColBERT MLDR OOD": pytest.approx(80.0 - 80.4)}
     counts = {row.label: row.measured for row in table.lines if row.origin == "measured"}
     assert counts == {"zero": "MLDR 1 of 1, CSN 6 of 6", "tuned": "MLDR 1 of 1, CSN 1 of 6, SQA 1 of 1", "late": "MLDR 1 of 1"}
-
-
-def test_a_colbert_tuned_on_mldr_has_no_column(make_scored: MakeScored, make_results: MakeResults) -> None:
-    """The paper has no such figure; our score must not be listed under "OOD"."""
-    table = layout(paper_layouts([make_results("late", make_scored("mldr-en", 0.8, in_domain=True), kind="colbert")]), "table1")
-    assert line(table, "late") == {}
 
 
 def test_stand_ins_have_a_separate_table(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -179,15 +140,6 @@ def test_stand_ins_have_a_separate_table(make_scored: MakeScored, make_results: 
 def test_a_row_that_the_paper_lacks_is_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     with pytest.raises(InputError, match="no row 'ModernBERT'; choose one of BERT-base, "):
         paper_layouts([make_results("alpha", make_scored("scifact", 0.5))], against="ModernBERT")
-
-
-def test_the_layout_renders_as_markdown(make_scored: MakeScored, make_results: MakeResults) -> None:
-    results = [make_results("out/my_model", make_scored("scifact", 0.56964))]
-    report = render_markdown(paper_report(results, against="ModernBERT-base"))
-    assert "| ModernBERT-base | 23.7 | 57.0 | 72.1 | 28.8 |" in report
-    assert r"| my\_model |  | 57.0 |  |" in report
-    assert r"| my\_model minus ModernBERT-base |  | +0.0 |  |" in report  # 56.964 is not "-0.0" away
-    assert "minus" not in render_markdown(paper_report(results))
 
 
 def test_superscripts_compare_measured_rows_only(make_folder: Callable[..., Path], tmp_path: Path) -> None:

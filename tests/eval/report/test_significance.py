@@ -178,13 +178,3 @@ def test_every_format_shows_superscripts_and_names_the_test(make_folder: MakeFol
     assert r"\textsuperscript{AB}" in texts["tex"]
     assert r"\textsuperscript{\phantom{AA}}" in texts["tex"]
     assert re.search(r"^C gamma &", texts["tex"], flags=re.MULTILINE)
-
-
-def test_a_table_without_significance_has_no_superscripts(make_folder: MakeFolder, tmp_path: Path) -> None:
-    folders = [make_folder(name, {"scifact": scores}) for name, scores in three(6).items()]
-    for suffix, mark in (("md", "<sup>"), ("html", "</sup>"), ("tex", "textsuperscript")):
-        write_report(folders, tmp_path / f"report.{suffix}")
-        text = (tmp_path / f"report.{suffix}").read_text(encoding="utf-8")
-        assert mark not in text
-        assert "paired sign-flip test" in text
-        assert "No difference was significant." in text

@@ -69,15 +69,6 @@ def test_the_command_trains_what_was_selected() -> None:
         train_command(sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 3e-5}, 0.4, missing=1)), "x")
 
 
-def test_failed_runs_are_listed(tmp_path: Path) -> None:
-    broken = sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 3e-5}, 0.4), candidate({RATE: 1e-5}, missing=1), failed="a | b")
-    write_sweep_report(broken, tmp_path)
-    text = (tmp_path / "sweep.md").read_text(encoding="utf-8")
-    assert "2 runs: 1 finished, 1 failed." in text
-    assert "| runs/broken | a \\| b |" in text
-    assert "| incomplete | 1e-5 |  |" in text
-
-
 def test_a_sweep_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
     waiting = sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 1e-5}, missing=1), candidate({RATE: 3e-5}, missing=1))
     assert write_sweep_report(waiting, tmp_path) == [tmp_path / "sweep.md"]
@@ -122,20 +113,8 @@ def test_the_chart_holds_every_candidate_and_every_seed(tmp_path: Path) -> None:
     assert {"batch_size=32", "batch_size=64", "1e-5", "3e-5", "learning rate"} <= texts
 
 
-def test_a_line_is_in_the_order_of_the_learning_rates() -> None:
-    assert lines(ONE_SEED)[0] == ([1e-5, 3e-5, 8e-5], pytest.approx([40.01, 45.67, 43.21]))
-
-
 @pytest.mark.parametrize("scores", [(0.0, 0.0), (1.0, 0.0), (0.50001, 0.5)])
 def test_any_scores_can_be_drawn(tmp_path: Path, scores: tuple[float, float]) -> None:
     found = sweep({RATE: (1e-5, 1e-4)}, *(candidate({RATE: rate}, score) for rate, score in zip((1e-5, 1e-4), scores, strict=True)))
     write_sweep_report(found, tmp_path)
     assert (tmp_path / "sweep.svg").stat().st_size > 1_000
-
-
-def test_without_a_learning_rate_the_candidates_are_bars(tmp_path: Path) -> None:
-    axes: Mapping[str, tuple[Value, ...]] = {"data.train": ("<a>", "b")}
-    found = sweep(axes, candidate({"data.train": "<a>"}, 0.4), candidate({"data.train": "b"}, 0.2))
-    write_sweep_report(found, tmp_path)
-    assert "train=<a>" in {text.text for text in ElementTree.parse(tmp_path / "sweep.svg").iter(f"{SVG}text")}
-    assert [bar.get_width() for bar in sweep_chart(found, found.candidates).axes[0].patches] == [0.4, 0.2]

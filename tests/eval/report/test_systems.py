@@ -10,7 +10,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import Average
 from quiver.eval.report.retrieval import system_properties
-from quiver.eval.report.rows import check_data, collections_by_key, members, points, row_average, row_data_sets, rows, system_keys
+from quiver.eval.report.rows import check_data, collections_by_key, members, row_average, row_data_sets, rows, system_keys
 from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, label_systems
 
 MakeScored = Callable[..., CollectionResult]
@@ -61,18 +61,6 @@ def test_several_bm25_have_colours_of_their_own_and_no_length(make_scored: MakeS
     assert system_properties(results[2])["Query length"] == "256 tokens"
 
 
-def test_one_system_with_two_indexes_has_two_rows(make_scored: MakeScored, make_results: MakeResults) -> None:
-    exact, ivf = make_scored("scifact", 0.5), make_scored("scifact", 0.4, index=IndexUsed("faiss", {"nprobe": 4}))
-    results = [make_results("alpha", exact), make_results("alpha", ivf)]
-    check_data(results)
-    assert [row.label for row in rows(label_systems(results))] == ["alpha [exact (similarity cosine)]", "alpha [faiss (nprobe 4)]"]
-
-
-def test_results_of_one_system_share_a_row(make_scored: MakeScored, make_results: MakeResults) -> None:
-    (row,) = rows(label_systems([make_results("alpha", make_scored("scifact", 0.6)), make_results("alpha", make_scored("cosqa", 0.4))]))
-    assert list(row.scores) == ["scifact.test", "cosqa.test"]
-
-
 def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored, make_results: MakeResults) -> None:
     bm25 = make_results("bm25", make_scored("scifact", 0.6), make_scored("cosqa", 0.3), kind="bm25")
     results = [make_results("alpha", make_scored("scifact", 0.7, floor=0.6)), bm25]
@@ -104,12 +92,6 @@ def test_averages_are_over_the_data_sets_of_a_table(make_scored: MakeScored, mak
     assert row_average(part, by_key) == Average(None, 0, 2)
 
 
-def test_the_result_with_a_revision_identifies_the_data(make_scored: MakeScored, make_results: MakeResults) -> None:
-    local = make_scored("forum-a", 0.5, revision=None)
-    published = make_scored("forum-a", 0.5, group="forums", group_size=12)
-    assert collections_by_key([make_results("alpha", local), make_results("beta", published)])["forum-a.test"].group == "forums"
-
-
 def test_results_that_cannot_share_a_table_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     first = make_results("alpha", make_scored("scifact", 0.5, floor=0.4))
     with pytest.raises(InputError, match=r"scifact\.test: beta and alpha were evaluated on different data"):
@@ -132,22 +114,3 @@ def test_different_scoring_of_a_collection_is_refused(
         check_data([first, second])
     # Scoring may differ between collections.
     check_data([first, make_results("beta", make_scored("cosqa", 0.5, **{field: value}))])
-
-
-def test_parts_of_different_splits_do_not_form_a_group(make_scored: MakeScored, make_results: MakeResults) -> None:
-    def forum(letter: str, split: str) -> CollectionResult:
-        return make_scored(f"forum-{letter}", 0.2, split=split, group="forums", group_size=2)
-
-    mixed = [make_results("alpha", forum("a", "test"), forum("b", "dev"))]
-    by_key = collections_by_key(mixed)
-    assert members(by_key.values()) == {"forums.test": ["forum-a.test"], "forums.dev": ["forum-b.dev"]}
-    assert row_average(rows(label_systems(mixed))[0], by_key) == Average(None, 0, 2)
-    assert mixed[0].headline is None
-    # Another system has two splits of the collection, so the table names the split in this row too.
-    both = [make_results("alpha", forum("a", "test"), forum("b", "test")), make_results("beta", forum("a", "dev"), forum("b", "dev"))]
-    by_key = collections_by_key(both)
-    assert row_data_sets(rows(label_systems(both))[0], by_key) == {"forums.test": 0.2, "forums.dev": None}
-
-
-def test_points_are_percentages_with_two_decimals() -> None:
-    assert [points(value) for value in (0.65704, 1.0, 0.0, None)] == ["65.70", "100.00", "0.00", ""]

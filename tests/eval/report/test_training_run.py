@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
-from quiver.eval.report.formats import render_html, render_markdown
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.training import LINES, log_table, read_run, summary, training_report, write_training_report
 from quiver.retrieval.training.recipe import load_recipe
 
@@ -103,10 +101,6 @@ def test_the_report_shows_the_record(make_run: Callable[..., Path]) -> None:
     assert "```sh\nquiver train dpr-modernbert-base --out runs/a\n```" in text
 
 
-def test_averaged_weights_are_mentioned(make_run: Callable[..., Path]) -> None:
-    assert summary(read_run(make_run(kept_steps=[1000, 2000])))["Weights"] == "the mean of steps 1,000, 2,000"
-
-
 def test_long_logs_are_sampled_from_first_to_last_line(make_run: Callable[..., Path]) -> None:
     table = log_table(read_run(make_run()))
     rows = [[cell.text for cell in row.cells] for row in table.rows]
@@ -115,30 +109,6 @@ def test_long_logs_are_sampled_from_first_to_last_line(make_run: Callable[..., P
     assert rows[0] == ["10", "10", "8e-05", "2", "10,010"]
     assert rows[-1][0] == "305"
     assert len({row[0] for row in rows}) == LINES
-
-
-def test_unknown_memory_is_omitted(make_run: Callable[..., Path]) -> None:
-    assert "Peak memory" not in summary(read_run(make_run(peak_memory_bytes=None)))
-
-
-def test_the_log_table_does_not_scroll(make_run: Callable[..., Path]) -> None:
-    page = render_html(training_report(read_run(make_run())))
-    assert '<div class="box short" role="region" aria-label="Steps of the log"' in page
-    assert '<th scope="row" class="number" data-order="305.0"><bdi>305</bdi></th>' in page  # it can also be sorted by step
-    assert ".box.short { max-height: none; }" in page
-
-
-def test_a_page_escapes_texts(make_run: Callable[..., Path]) -> None:
-    page = render_html(training_report(read_run(make_run())))
-    assert page.count("<script>") == 1
-    assert "&lt;script&gt;alert(1)" in page
-    assert "\x00" not in page
-    assert "\u202e" not in page
-    assert page.count("<svg ") == 5
-    assert page.count("stroke-dasharray: 2.7,2.7") == 5
-    assert page == render_html(training_report(read_run(make_run())))
-    text = render_markdown(training_report(read_run(make_run())))
-    assert text.count("<script>") == text.count("\\<script>") > 0
 
 
 def test_an_unfinished_run_is_read_from_its_log(tmp_path: Path, recipe: dict[str, Any]) -> None:
@@ -162,21 +132,6 @@ def test_an_unfinished_run_is_read_from_its_log(tmp_path: Path, recipe: dict[str
     for shown in ("**Not finished**", "| 20 | 25.00 | 10 |", "| Rows | 7 |", "quiver train a"):
         assert shown in text
     assert (folder / "report.html").read_text(encoding="utf-8").count("<svg ") == 5
-
-
-def test_without_jinja2_markdown_is_written(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name))
-    folder = make_run()
-    assert write_training_report(folder) == folder / "report.md"
-    assert not (folder / "report.html").exists()
-
-
-def test_a_run_without_development_scores_has_no_development_section(make_run: Callable[..., Path]) -> None:
-    run = read_run(make_run(development=[]))
-    assert run.best is None
-    assert "## Development" not in render_markdown(training_report(run))
-    assert 'id="development"' not in render_html(training_report(replace(run, recipe={**run.recipe, "development": None})))
 
 
 def test_other_folders_are_refused_in_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
