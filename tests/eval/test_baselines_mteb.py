@@ -171,14 +171,6 @@ def test_texts_are_joined_as_mteb_does(model: Any, kind: str, instructed: bool) 
     assert found["document"][:2] == ["Wings a bird has two wings and flies", "Fish  a fish swims in the deep sea"]
 
 
-def test_depth_follows_top_k(model: Any) -> None:
-    run = searched(QuiverSearch(model), top_k=2)
-    assert {len(documents) for documents in run.values()} == {2}
-    assert next(iter(run["q1"])) == "d1"
-    assert {len(documents) for documents in searched(QuiverSearch(model), top_k=1000).values()} == {len(DOCUMENTS)}
-    assert not any(name.endswith("_at_1000") for name in evaluated(QuiverSearch(model), task(depths=(1, 10))))
-
-
 CANDIDATES = {"q1": ["d3", "d1", "d5", "d1"], "q2": ["d4"]}
 
 
@@ -203,26 +195,9 @@ def test_reranking_scores_agree_with_mteb(model: Any) -> None:
     assert found["map_at_1000"] == pytest.approx(theirs["map_at_1000"], abs=1e-6)
 
 
-def test_candidate_without_vectors_is_not_returned(model: Any) -> None:
-    class Half(Words):
-        """Gives d3 no vectors."""
-
-        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-            return super().encode_texts(["" if "granite is" in text else text for text in texts], role)
-
-    run = searched(QuiverSearch(Half(model)), top_ranked={"q1": ["d3", "d1"], "q3": ["d3"]})
-    assert (list(run["q1"]), run["q3"]) == (["d1"], {})
-
-
 def test_unknown_candidate_is_named(model: Any) -> None:
     with pytest.raises(InputError, match="the candidate 'd9' of query 'q1' is not in the corpus"):
         searched(QuiverSearch(model), top_ranked={"q1": ["d1", "d9"]})
-
-
-def test_documents_without_text_are_refused(model: Any) -> None:
-    images = datasets.Dataset.from_list([{"id": "d1", "image": "bytes"}])
-    with pytest.raises(InputError, match="QuiverTiny: the documents have no text"):
-        QuiverSearch(model).index(images, task_metadata=task().metadata, hf_split="", hf_subset="", encode_kwargs={})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.eval.development import DevelopmentScorer, development_scorer
+from quiver.eval.development import development_scorer
 from quiver.eval.evaluation import evaluate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -149,20 +149,6 @@ def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     assert len(encoded) == len(set(encoded)) == len({json.loads(line)["text"] for line in lines}) + 7
 
 
-def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_path: Path) -> None:
-    """Two forums of CQADupStack are one data set, whose mean is averaged with the other collection's score."""
-    base = {path.name: path for path in (folder, make_collection("other"))}
-    model = _dense(tmp_path)
-    forums = []
-    for forum in ("android", "english"):
-        source = make_collection(f"cqadupstack/{forum}", queries={"q1": f"bird {forum}"}, qrels={"q1": {"d1": 1}})
-        forums.append(development_scorer(DevelopmentSection(data=str(source), split="test")))
-    trees = development_scorer(DevelopmentSection(data=str(base["trees"]), split="test"))
-    both = DevelopmentScorer((*forums[0].collections, *trees.collections, *forums[1].collections))
-    expected = ((forums[0](model) + forums[1](model)) / 2 + trees(model)) / 2
-    np.testing.assert_allclose(both(model), expected, rtol=1e-12)
-
-
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no split 'dev'; existing splits: test"):
         development_scorer(DevelopmentSection(data=str(folder)))
@@ -172,11 +158,3 @@ def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_
         file.write('{"_id": "broken"\n')
     with pytest.raises(InputError, match=r"corpus\.jsonl:61"):
         development_scorer(DevelopmentSection(data=str(folder), split="test"))
-
-
-def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_path: Path) -> None:
-    model = _dense(tmp_path)
-    with torch.no_grad():
-        model.encoder.embeddings.tokens.weight.fill_(float("nan"))
-    with pytest.raises(InputError, match="not finite"):
-        development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)

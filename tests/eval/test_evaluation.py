@@ -19,10 +19,10 @@ import torch
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, Policy
 from quiver.eval.evaluation import evaluate
-from quiver.eval.metrics import DEFAULT, score
+from quiver.eval.metrics import DEFAULT
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import read_results
-from quiver.retrieval.data.corpus import load_collection, read_run
+from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.records import Role, TextTokens, TokenEncoding
 from tests.processes import imported_python
@@ -106,36 +106,6 @@ def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_coll
     assert results.collections[0].measures["mrr@10"] == 1.0
 
 
-def test_the_worst_queries_say_what_was_found_and_wanted(model: Any, make_collection: MakeCollection) -> None:
-    worst = evaluate(model, make_collection(), baselines=()).collections[0].worst
-    assert [query.query for query in worst] == ["q1", "q2", "q3"]
-    assert (worst[0].text, worst[0].relevant) == ("bird wings", 2)
-    assert [(each.id, each.grade, each.rank) for each in worst[0].found] == [("d1", 2, 1), ("d5", None, 2), ("d4", 1, 3)]
-    assert [(each.id, each.grade, each.rank, each.text) for each in worst[0].wanted] == [
-        ("d1", 2, 1, "Wings a bird has two wings and flies"),
-        ("d4", 1, 3, "birds and fish are animals"),
-    ]
-
-
-def test_runs_on_disk_score_the_same(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder, out = make_collection(), tmp_path / "out"
-    scored = evaluate(model, folder, out=out).collections[0]
-    qrels = load_collection(folder, "test").qrels
-    assert scored.run is not None
-    assert score(qrels, read_run(out / scored.run.file)).means == scored.measures
-    baseline = scored.baselines[0]
-    assert baseline.run is not None
-    assert score(qrels, read_run(out / baseline.run.file)).means == baseline.measures
-
-
-def test_only_judged_queries_are_encoded_with_their_role(model: Any, make_collection: MakeCollection) -> None:
-    evaluate(model, make_collection(), baselines=())
-    roles = [role for role, _ in model.encoded]
-    assert roles == ["query", "document"]
-    assert model.encoded[0][1] == ["bird wings", "deep sea fish", "granite"]
-    assert model.encoded[1][1][0] == "Wings a bird has two wings and flies"
-
-
 ARGUMENTS = {"a": ("", "tax is good"), "b": ("", "tax is bad"), "c": ("", "tax")}
 
 
@@ -148,15 +118,6 @@ def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_c
     assert list(read_run(out / result.run.file)["a"]) == ["b", "c"]
     assert set(read_run(out / "runs" / "arguana.test.bm25.trec")["a"]) == {"b", "c"}
     assert result.measures["ndcg@10"] == 1.0
-
-
-def test_bm25_is_a_system_and_then_no_baseline(make_collection: MakeCollection, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    results = evaluate("bm25", make_collection(), out=out)
-    assert (results.system.source, results.system.kind, results.system.dim) == ("bm25", "bm25", None)
-    assert results.collections[0].baselines == ()
-    assert results.collections[0].index.parameters["k1"] == 0.9
-    assert read_results(out) == results
 
 
 def test_an_unanswered_query_scores_zero(make_collection: MakeCollection) -> None:
@@ -307,27 +268,6 @@ def test_existing_results_are_replaced_only_on_request(model: Any, make_collecti
     replaced = evaluate(model, folder, out=out, overwrite=True)
     assert read_results(out) == replaced
     assert replaced.system.kind == "dense"
-
-
-def test_a_failure_while_encoding_keeps_the_old_results(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder, out = make_collection(), tmp_path / "out"
-    old = evaluate(model, folder, out=out)
-
-    class Broken:
-        card = model.card
-
-        def encode_texts(self, texts: list[str], role: str, *, progress: bool = False) -> Any:
-            if role == "document":
-                raise RuntimeError("out of memory")
-            return model.encode_texts(texts, role)
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        evaluate(Broken(), folder, out=out, overwrite=True)
-    assert read_results(out) == old
-    assert _files(out) == FILES
-    with pytest.raises(RuntimeError, match="out of memory"):
-        evaluate(Broken(), folder, out=tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -494,14 +434,6 @@ def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: Make
     assert (once.cached, again.cached) == (0, 5)
     assert again.measures == once.measures
     assert again.truncated == once.truncated
-
-
-def test_an_index_that_is_not_exact_says_how_far_it_is_from_it(model: Any, make_collection: MakeCollection) -> None:
-    used = evaluate(model, make_collection(), engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
-    assert used.kind != "exact"
-    assert used.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
-    assert used.bytes is not None
-    assert used.query_milliseconds is not None
 
 
 def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_collection: MakeCollection) -> None:

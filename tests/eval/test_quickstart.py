@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
-from tests.environments import REPOSITORY, bare_environment
 
 pytest.importorskip("sentence_transformers")
 
@@ -122,19 +120,6 @@ def test_the_whole_path(tmp_path: Path) -> None:
         quickstart(tmp_path, overrides=SMALL)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("module")
-def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path, few_pairs: list[Pair]) -> None:
-    small = (*SMALL, "training.max_steps=1")
-    result = quickstart(earlier, packages=["rich"], overrides=small, overwrite=True)
-    assert result.functions > 100 + len(few_pairs)  # how many the standard library has is Python's to say
-    assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
-    after = contents(earlier)
-    assert after["notes.txt"] == b"notes.txt of the earlier run"
-    assert {name for name, content in after.items() if b"of the earlier run" in content} == {MARKER, "notes.txt"}
-    assert load_model(earlier / "trained" / "model").dim == 32
-
-
 @pytest.mark.usefixtures("module")
 @pytest.mark.parametrize(
     ("packages", "overrides", "absent", "message"),
@@ -192,9 +177,7 @@ def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment with the extras that the README installs, and no other."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{environment_of_the_readme(tmp_path / 'environment')}{os.pathsep}{os.environ['PATH']}")
     started = time.perf_counter()
     printed = subprocess.run(["quiver", "quickstart"], check=True, capture_output=True, text=True, timeout=900).stdout
     seconds = time.perf_counter() - started
@@ -224,28 +207,6 @@ def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, m
         else:
             done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
             assert (done.returncode, bool(done.stdout)) == (0, True), (command, done.stderr)
-
-
-def extras_of_the_readme() -> list[str]:
-    found = re.search(r"pip install -e '\.\[([\w,]+)\]'", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
-    assert found is not None
-    return found[1].split(",")
-
-
-def environment_of_the_readme(folder: Path) -> Path:
-    """Folder of the programs of an environment as the README's first command makes it, with ``quiver``."""
-    python, site = bare_environment(folder, extras_of_the_readme())
-    for part in ("encoder", "retrieval", "eval", "recipes"):
-        (site / "quiver").mkdir(exist_ok=True)
-        (site / "quiver" / part).symlink_to(REPOSITORY / part)
-    for part in (REPOSITORY / "quiver").iterdir():
-        (site / "quiver" / part.name).symlink_to(part)
-    command = python.with_name("quiver")
-    command.write_text(
-        f'#!/bin/sh\nexec {python} -c \'import sys; from quiver.cli.main import main; sys.argv[0] = "quiver"; main()\' "$@"\n'
-    )
-    command.chmod(0o755)
-    return python.parent
 
 
 def _is_served(command: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,10 +19,6 @@ from quiver.eval.results import Parameter, Results
 @pytest.fixture
 def results(make_collection: Callable[..., Path]) -> Results:
     return evaluate("bm25", make_collection())
-
-
-def test_results_read_from_their_own_json_are_equal(results: Results) -> None:
-    assert parse_record(Results, json.loads(json.dumps(asdict(results))), source="results.json") == results
 
 
 @pytest.mark.parametrize(
@@ -81,14 +76,6 @@ def test_a_record_has_the_types_of_its_fields() -> None:
     assert (type(record.number), type(record.counted["a"]), type(record.settings["k"])) == (float, float, int)
     assert parse_record(Record, {**GOOD, "maybe": None}, source="file").maybe is None
     assert type(parse_record(Record, {**GOOD, "maybe": 3}, source="file").maybe) is float
-
-
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "1" + "0" * 400])
-@pytest.mark.parametrize(("field", "value"), [("number", "%s"), ("maybe", "%s"), ("counted", '{"a": %s}')])
-def test_a_number_must_be_finite(number: str, field: str, value: str) -> None:
-    with pytest.raises(InputError, match=rf"^file: {field}(\.a)?: must be a number, got") as caught:
-        parse_record(Record, {**GOOD, field: json.loads(value % number)}, source="file")
-    assert len(str(caught.value)) < 120
 
 
 @pytest.mark.parametrize(

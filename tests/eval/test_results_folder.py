@@ -13,8 +13,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark
 from quiver.eval.evaluation import evaluate
-from quiver.eval.results import Results, System, read_results, results_folder, write_results
-from quiver.retrieval.records import ModelCard
+from quiver.eval.results import Results, read_results, results_folder, write_results
 
 
 @pytest.fixture
@@ -43,18 +42,6 @@ def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
     assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"
     assert content["provenance"]["versions"].keys() >= {"quiver", "python", "torch", "numpy"}
     assert content["provenance"]["date"].endswith("+00:00")
-
-
-def test_every_field_of_a_model_card_is_a_field_of_the_system() -> None:
-    card = ModelCard("folder", "colbert", "f" * 64, 128, "maxsim", 32, 300, "[Q] ", "[D] ")
-    system = System.of(card)
-    assert (system.source, system.kind, system.dim, system.document_length, system.document_prompt) == (
-        "folder",
-        "colbert",
-        128,
-        300,
-        "[D] ",
-    )
 
 
 def test_an_incomplete_group_makes_the_headline_null(written: tuple[Results, Path], tmp_path: Path) -> None:
@@ -143,25 +130,10 @@ def test_a_changed_or_missing_file_is_found(written: tuple[Results, Path], file:
         read_results(written[1])
 
 
-@pytest.mark.parametrize("content", ['{"a": ' * 5000 + "1" + "}" * 5000, '{"a": ' + "9" * 5000 + "}", '{"a": "\\ud800"}'])
-def test_what_json_allows_and_no_reader_can_hold_is_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.json").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=r"results\.json: ") as raised:
-        read_results(tmp_path)
-    assert len(str(raised.value).splitlines()) == 1
-
-
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="it is a file"), results_folder(tmp_path / "out", {}):
         pytest.fail("the block must not run")
-
-
-def test_other_files_in_the_folder_stay(written: tuple[Results, Path], make_collection: Callable[..., Path]) -> None:
-    note = written[1] / "note.txt"
-    note.write_text("mine", encoding="utf-8")
-    evaluate("bm25", make_collection("second"), out=written[1], overwrite=True)
-    assert note.read_text(encoding="utf-8") == "mine"
 
 
 class Killed(BaseException):

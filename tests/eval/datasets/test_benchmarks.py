@@ -28,16 +28,6 @@ def test_a_folder_is_a_benchmark(make_collection: Callable[..., Path]) -> None:
     assert (len(collection.documents), len(collection.queries)) == (5, 3)
 
 
-def test_arguments_override_name_policy_and_split(make_collection: Callable[..., Path]) -> None:
-    folder = make_collection("arguana")
-    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "dev.tsv")
-    benchmark = Benchmark.of_folder(folder, "dev", name="arguments", policy=Policy(use_title=False))
-    assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "dev", Policy(use_title=False))
-    assert benchmark.load().split == "dev"
-    with pytest.raises(InputError, match="existing splits: dev"):
-        only(folder).load()
-
-
 @pytest.mark.parametrize("name", ["msmarco", "MSMARCO"])
 def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     make_collection: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str
@@ -77,17 +67,6 @@ def test_an_empty_split_is_refused(make_collection: Callable[..., Path], split: 
     for data in (make_collection(), "beir/scifact"):
         with pytest.raises(InputError, match="the split is empty; name one"):
             resolve(data, split)
-
-
-def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Path], tmp_path: Path) -> None:
-    folder = make_collection("beir")
-    link = tmp_path / "arguana"
-    link.symlink_to(folder, target_is_directory=True)
-    for path in (link, f"{link}/", link / "qrels" / ".."):
-        benchmark = only(path)
-        assert (benchmark.name, benchmark.policy) == ("arguana", Policy(exclude_self=True))
-    assert only(folder).policy == Policy()
-    assert len(only(link).load().documents) == 5
 
 
 @pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])

@@ -173,17 +173,6 @@ def test_a_damaged_record_counts_as_missing(served: Served, site: Any, content: 
     assert len(load(cache, source).documents) == 3
 
 
-def test_a_failed_fetch_keeps_the_old_files(served: Served, site: Any) -> None:
-    record = served.cache.fetch(served.source)
-    queries = served.cache.folder(served.source) / "birds" / "queries.jsonl"
-    queries.write_bytes(queries.read_bytes() + b"\n")
-    site.files.clear()
-    with pytest.raises(InputError, match=r"birds\.zip: the server answered 404"):
-        served.cache.fetch(served.source)
-    assert served.cache.record(served.source) == record
-    assert queries.is_file()
-
-
 def test_without_network_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     source = ZipArchive("birds/zip", "http://127.0.0.1:9/birds.zip", "0" * 32, 1, "birds")
@@ -318,14 +307,3 @@ def test_file_names_of_a_repository_cannot_leave_its_folder(published: Any, site
     record = Cache(tmp_path / "cache").fetch(mteb_tables("u", "mteb/birds", "b" * 40, ("test",)))
     assert set(record.files) == {f"mteb--birds/{name}" for name in files}
     assert not list(tmp_path.rglob("corpus.parquet"))
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
-    assert Cache.usual().root == tmp_path / "collections"
-    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
-    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
-        Cache.usual()
-    monkeypatch.delenv("QUIVER_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert Cache.usual().root == Path.home() / ".cache" / "quiver" / "collections"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import find, near, registry, require, shortest
-from quiver.eval.datasets.cache import Cache
+from quiver.eval.datasets.benchmarks import find, near, registry, require
 from quiver.eval.datasets.catalogue import Entry
-from quiver.eval.datasets.sources import HubTables, ZipArchive, is_offline
+from quiver.eval.datasets.sources import HubTables, ZipArchive
 from quiver.retrieval.data.corpus import read_qrels, read_queries
 
 
@@ -54,20 +52,6 @@ def test_a_name_selects_a_collection_a_group_or_a_family(name: str, count: int, 
     assert {(entry.metadata.group, entry.metadata.group_size) for entry in found} <= {(group, size)}
 
 
-def test_tasks_of_one_name_are_distinguished() -> None:
-    coir, mteb = registry()["coir/codesearchnet/go"], registry()["mteb/codesearchnet/go"]
-    assert (coir.name, mteb.name) == ("coir-codesearchnet-go", "mteb-codesearchnet-go")
-    assert (coir.use_title, mteb.use_title) == (False, True)
-    assert (coir.metadata.documents, mteb.metadata.documents) == (182_440, 1_000)
-    assert "Code to comment" in coir.note
-    assert "Comment to code" in mteb.note
-    assert not registry()["coir/stackoverflow-qa"].use_title
-    second, third = registry()["beir/webis-touche2020"], registry()["mteb/webis-touche2020-v3"]
-    assert (second.metadata.documents, third.metadata.documents) == (382_545, 303_732)
-    assert "Version 2" in second.note
-    assert "Version 3" in third.note
-
-
 @pytest.mark.parametrize(
     ("wrong", "suggestion"),
     [
@@ -82,15 +66,6 @@ def test_an_unknown_name_gets_suggestions(wrong: str, suggestion: str) -> None:
         require(wrong)
     assert suggestion in str(error.value)
     assert near(wrong) in str(error.value)
-
-
-def test_the_shortest_names_select_the_same_collections() -> None:
-    chosen = [*find("mldr"), *find("beir/cqadupstack"), *find("coir/codesearchnet")[:5]]
-    names = shortest(chosen)
-    assert names[:2] == ["mldr", "beir/cqadupstack"]
-    assert len(names) == 2 + 5
-    assert [entry for name in names for entry in find(name)] == chosen
-    assert shortest(list(registry().values())) == ["beir", "mldr", "coir", "mteb", "nanobeir"]
 
 
 @pytest.mark.data
@@ -160,30 +135,3 @@ def test_sizes_licences_and_revisions_equal_those_of_mteb() -> None:
             assert tables.revisions == {metadata.dataset["path"]: metadata.dataset["revision"]}, entry.key
         seen += 1
     assert seen == len(registry())
-
-
-@pytest.fixture
-def online() -> None:
-    """Skip if the network is disabled or unavailable."""
-    if is_offline():
-        pytest.skip("HF_HUB_OFFLINE is set")
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=5).close()
-    except OSError as error:
-        pytest.skip(f"no network ({error})")
-
-
-@pytest.mark.network
-@pytest.mark.usefixtures("online")
-@pytest.mark.parametrize(
-    "key", ["beir/nfcorpus zip", "beir/nfcorpus hub", "beir/nfcorpus mteb", "mldr/hi hub", "coir/stackoverflow-qa coir",
-            "coir/codesearchnet/ruby coir", "coir/codesearchnet/ruby mteb", "mteb/codesearchnet/ruby mteb", "nanobeir/quora hub"],
-)  # fmt: skip
-def test_the_smallest_collection_of_each_layout_matches_the_registry(key: str, tmp_path: Path) -> None:
-    name, _, source = key.partition(" ")
-    entry, cache = registry()[name], Cache(tmp_path)
-    source = entry.sources[source]
-    record = cache.fetch(source)
-    collection = source.load(cache.folder(source), entry.name, entry.split)
-    assert (len(collection.documents), len(collection.queries)) == (entry.metadata.documents, entry.metadata.queries)
-    assert source.revision is None or record.revision == source.revision

@@ -98,20 +98,6 @@ def test_every_layout_gives_the_same_collection(layout: str, published: Any, tmp
     assert collection.qrels == qrels
 
 
-def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
-    repositories = published.beir_hub("birds")
-    repositories["BeIR/birds-qrels"]["validation.tsv"] = published.tsv(published.qrels)
-    published.write_hub(tmp_path, repositories)
-    assert beir_tables("u", "birds", ("dev", "test")).load(tmp_path, "birds", "dev").qrels == QRELS
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_missing_split_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
-    source = LAYOUTS[layout][0](published, tmp_path)
-    with pytest.raises(InputError, match=r"no split 'nowhere'; existing splits:"):
-        source.load(tmp_path, "birds", "nowhere")
-
-
 def test_another_split_is_never_used_instead(published: Any, tmp_path: Path) -> None:
     published.write_hub(tmp_path, published.mteb_hub("mteb/birds"))
     with pytest.raises(

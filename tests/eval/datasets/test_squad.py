@@ -71,13 +71,6 @@ def test_judgements_are_copied_and_checked(make_file: Callable[[object], Path], 
         assert not (tmp_path / "other").exists()
 
 
-def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tmp_path: Path) -> None:
-    squad = read_squad(make_file(ARTICLES))
-    write_squad(squad, tmp_path / "out")
-    with pytest.raises(InputError, match="already contains a collection"):
-        write_squad(squad, tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

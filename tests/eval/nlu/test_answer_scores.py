@@ -84,15 +84,6 @@ def test_answers_that_normalize_to_nothing_are_ignored_in_version_2(
         assert score_answer(prediction, answers, official) == AnswerScore(exact, float(Fraction(f1)))
 
 
-def test_a_prediction_of_no_answer_scores_one_or_zero() -> None:
-    assert score_answer("", [], "squad_v2") == AnswerScore(1, 1)
-    assert score_answer("something", [], "squad_v2") == AnswerScore(0, 0)
-    assert score_answer("", ["something"], "squad_v2") == AnswerScore(0, 0)
-    for official in ("squad_v1", "korquad_v1"):
-        with pytest.raises(ValueError, match="without an answer"):
-            score_answer("", [], official)
-
-
 def test_unanswered_questions_count_in_the_mean() -> None:
     questions = [Question(name, "?", "가나다", (Answer("가", 0),)) for name in ("q1", "q2", "q3", "q4")]
     scores = score_answers(questions, {"q1": "가", "q2": "가나", "q3": "다"}, "korquad_v1")

@@ -69,16 +69,6 @@ def test_the_answer_comes_from_the_window_with_the_best_score(tokenizer: Tokeniz
     assert (results.by_length[0].above, results.by_length[0].up_to) == (0, 256)
 
 
-def test_the_question_and_special_tokens_are_never_the_answer(tokenizer: Tokenizer) -> None:
-    separator = tokenizer.special_id("sep")
-    assert separator is not None
-    model = Pointing({token(tokenizer, " target"): 50.0, separator: 90.0, token(tokenizer, " lamp"): 1.0}, none=99.0)
-    question = Question("q", " target target", "bird lamp", (Answer("lamp", 5),))
-    settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=4)
-    [found] = answer_questions(model, tokenizer, [question], settings)
-    assert found.text == "lamp"
-
-
 def test_no_answer_is_returned_if_it_scores_higher(tokenizer: Tokenizer) -> None:
     questions = [make_question("bird target", "target"), Question("none", "where?", "bird sea", ())]
     settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)

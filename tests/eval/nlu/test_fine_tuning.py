@@ -201,17 +201,6 @@ def test_patience_stops_the_run_and_the_best_checkpoint_is_its_model(
         assert torch.equal(weight, kept[name])
 
 
-def test_a_resumed_run_continues_to_count_patience(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, out = make_glue("cola", updates=UPDATES, patience=2), tmp_path / "out"
-    scripted([0.5, 0.4, 0.3], monkeypatch)
-    with monkeypatch.context() as patch:
-        after_step(10, die, patch)
-        with pytest.raises(Killed):
-            train(recipe, out)
-    train(recipe, out, resume=True)
-    assert read_json(out / "run.json")["result"]["steps"] == 12
-
-
 def test_a_nan_loss_stops_the_run_before_the_step(recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "out", TextTask.loss
     calls = []

@@ -14,16 +14,6 @@ from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.nlu.glue_training import lengths_kept, open_glue_model, predict, tokenise
 
 
-def test_the_seed_determines_the_new_head(small_encoder: Path) -> None:
-    first, again, other = (open_glue_model(small_encoder, TASKS["mnli"], seed=seed)[0] for seed in (1, 1, 2))
-    assert torch.equal(first.out.weight, again.out.weight)
-    assert not torch.equal(first.out.weight, other.out.weight)
-    assert (first.num_labels, first.label_names, first.problem_type) == (3, TASKS["mnli"].labels, "single_label_classification")
-    number = open_glue_model(small_encoder, TASKS["stsb"], seed=1)[0]
-    assert (number.num_labels, number.problem_type, number.label_names) == (1, "regression", None)
-    assert not first.training
-
-
 def test_the_transform_of_the_masked_language_model_is_kept(small_encoder: Path, tmp_path: Path) -> None:
     pretrained = MaskedLM(load_encoder(small_encoder))
     init_head(pretrained, seed=9)
@@ -71,19 +61,6 @@ def test_the_longer_of_two_texts_is_truncated_first(room: int) -> None:
                 assert abs(kept[0] - kept[1]) <= 1
             elif any(cut):
                 assert kept[cut.index(True)] >= kept[cut.index(False)] - 1, "the one that is cut is still the longer"
-
-
-def test_truncation_side_left_removes_tokens_at_the_start(small_encoder: Path) -> None:
-    tokenizer = Tokenizer.from_pretrained(small_encoder)
-    pair = ("bird sea", "stone tree river cloud field road lamp")
-    first, second = tokenizer.encode_bare(pair)
-    template = tokenizer.pair_template()
-    head, tail = [*template.before, *first, *template.between], template.behind
-    length = len(head) + 4 + len(tail)
-    assert tokenise([pair], tokenizer, max_length=length).ids == [[*head, *second[:4], *tail]]
-    tokenizer.settings["truncation_side"] = "left"
-    left = tokenise([pair], tokenizer, max_length=length)
-    assert (left.ids, left.truncated) == ([[*head, *second[-4:], *tail]], [True])
 
 
 def test_predictions_are_in_the_order_of_the_texts(small_encoder: Path) -> None:

@@ -93,11 +93,3 @@ def test_complete_tasks_are_skipped_and_others_resumed(make_glue: MakeGlue, tmp_
         train_glue(other, out, resume=True)
     train_glue(other, out, overwrite=True)
     assert [read_json(out / task / "run.json")["recipe"]["tasks"][task]["learning_rate"] for task in ("cola", "rte")] == [1e-3, 1e-3]
-
-
-def test_a_recipe_longer_than_the_positions_is_refused(make_glue: MakeGlue, tmp_path: Path) -> None:
-    recipe = make_glue("cola")
-    longer = recipe.replace(data=recipe.data.replace(max_length=65))
-    with pytest.raises(InputError, match=r"data\.max_length: must be <= 64, the encoder's positions, got 65"):
-        train_glue(longer, tmp_path / "out")
-    assert not (tmp_path / "out" / "cola").exists()

@@ -17,7 +17,7 @@ from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answers import answer_questions, score_predictions
-from quiver.eval.nlu.qa_training import open_span_qa, save_qa_model, train_qa, warn_of_token_types
+from quiver.eval.nlu.qa_training import open_span_qa, train_qa
 from quiver.eval.nlu.questions import Answer, Question, WindowSettings
 from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -135,22 +135,6 @@ def test_an_encoder_gets_a_new_head_and_an_existing_head_is_kept(tmp_path: Path,
     with pytest.raises(InputError, match="is incomplete"):
         open_span_qa(tmp_path / "encoder", seed=None)
     assert torch.equal(open_span_qa(tmp_path / "qa", seed=None)[0].out.weight, small_model().out.weight)
-
-
-def test_a_model_trained_with_token_types_gives_a_warning(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
-    config = replace(preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",))
-    model = SpanQA(Encoder(config))
-    save_head(model, tmp_path / "theirs")
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    tokenizer.save(tmp_path / "theirs")
-    settings = tmp_path / "theirs" / "tokenizer_config.json"
-    write_json(settings, read_json(settings) | {"model_input_names": names})
-    warn_of_token_types(*open_span_qa(tmp_path / "theirs", seed=None), "theirs")
-    assert "theirs: was trained with two token types" in caplog.text
-    caplog.clear()
-    save_qa_model(model, Tokenizer.from_pretrained(tmp_path / "theirs"), tmp_path / "ours")
-    warn_of_token_types(*open_span_qa(tmp_path / "ours", seed=None), "ours")
-    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("head", [True, False])

@@ -41,16 +41,6 @@ def test_both_versions_of_squad_are_read(tmp_path: Path) -> None:
     assert not stands(Answer("다.", -2), CONTEXT)
 
 
-def test_a_selection_reads_only_its_questions(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.json", qa("q1"), qa("q2"), qa("q3"))
-    (tmp_path / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq3\tp\t1\nq1\tp\t1\nq3\tp2\t1\n")
-    wanted = read_split(tmp_path / "dev.tsv")
-    assert wanted == ["q3", "q1"]
-    assert [question.id for question in read_questions(path, only=wanted).questions] == ["q1", "q3"]
-    with pytest.raises(InputError, match="contains no question 'q7', and 1 more"):
-        read_questions(path, only=["q1", "q7", "q8"])
-
-
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [

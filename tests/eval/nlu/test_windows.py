@@ -33,13 +33,6 @@ def question(context: str, answer: str | None, key: str = "q", start: int | None
     return Question(key, "언제 was it?", context, answers)
 
 
-def test_a_long_question_is_truncated_and_its_paragraph_is_not(tokenizer: Tokenizer) -> None:
-    settings = WindowSettings(max_length=256, overlap=30, max_question_length=3)
-    [window] = make_windows([question(TEXT, None)], tokenizer, settings)
-    assert window.first == 5
-    assert len(window.spans) == len(tokenizer.pieces(TEXT).ids)
-
-
 @pytest.mark.parametrize(("max_length", "overlap"), [(32, 4), (40, 12), (64, 30), (33, 1)])
 def test_windows_cover_a_long_paragraph(tokenizer: Tokenizer, max_length: int, overlap: int) -> None:
     context = " ".join([TEXT] * 5)
@@ -91,14 +84,6 @@ def test_every_answer_is_whole_in_some_window(tokenizer: Tokenizer) -> None:
             assert len(context[low:high]) <= len(wanted.text) + 20
             assert len(one.window.ids) <= 48
     assert around > 10
-
-
-def test_an_answer_longer_than_a_window_is_in_no_window(tokenizer: Tokenizer) -> None:
-    context = " ".join([TEXT] * 4)
-    settings = WindowSettings(max_length=32, overlap=4, max_question_length=8, max_answer_length=4)
-    labelled = list(labelled_windows([question(context, context[3:200])], tokenizer, settings))
-    assert len(labelled) > 3
-    assert {(one.start, one.end) for one in labelled} == {(NOWHERE, NOWHERE)}
 
 
 def test_questions_without_an_answer_and_with_a_misplaced_answer(tokenizer: Tokenizer) -> None:

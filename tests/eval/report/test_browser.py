@@ -9,17 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from quiver.eval import evaluate
 from quiver.eval.report.formats import render_html
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import Results
-from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 
@@ -163,18 +156,6 @@ def test_a_column_sorts_by_keyboard(tab: Any, evaluated: Callable[..., list[Resu
     assert tab.complaints() == []
 
 
-def test_header_and_first_column_of_a_long_table_are_sticky(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), TELEPHONE)
-    edges = """(() => {
-      const box = document.querySelector('#protocol .box');
-      box.scrollTo(200, 900);
-      const place = element => element.getBoundingClientRect();
-      const [frame, head, name] = [place(box), place(box.querySelector('thead th:nth-child(2)')), place(box.querySelector('tbody th'))];
-      return [box.scrollTop, box.scrollLeft, head.top - frame.top - box.clientTop, name.left - frame.left];
-    })()"""
-    assert tab.run(edges) == [900, 200, 0, 0]
-
-
 def test_the_button_switches_to_the_dark_theme(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK)
     seen = []
@@ -237,51 +218,3 @@ def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) 
     assert tab.run("[...document.querySelectorAll('.box')].every(each => getComputedStyle(each).overflow === 'visible')")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     tab.send("Emulation.setEmulatedMedia", media="")
-
-
-COLLECTIONS = ("scifact", "cranfield", "cosqa", "tldr_nl2cmd", "designdocs_long", "pycodesearch")
-
-
-@pytest.fixture(scope="module")
-def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    """MiniLM in float32 with an exact and a graph index, in int8 and as a ColBERT model, with BM25 as baseline, on parts of real data."""
-    root = tmp_path_factory.mktemp("real")
-    folders: list[str | Path] = [_part(quiver_data / name, root / name) for name in COLLECTIONS]
-    dense = BiEncoder(minilm)
-    torch.manual_seed(0)
-    settings = ModelFolder(
-        "colbert",
-        minilm,
-        lower_case=dense.settings.lower_case,
-        projections=(Projection(dense.encoder.config.hidden_size, 64),),
-        similarity="maxsim",
-        colbert=ColBERTSettings(query_prefix="", document_prefix="", query_expansion=False),
-    )
-    colbert = ColBERT.from_parts(dense.encoder, dense.tokenizer, settings, source="minilm as ColBERT")
-    cache = root / "cache"
-    return [
-        evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
-        evaluate(
-            dense, folders, out=root / "graph", cache=cache, engine="faiss-dense:factory=HNSW16,Flat", effort={"efSearch": 16}, baselines=()
-        ),
-        evaluate(minilm, folders, out=root / "int8", cache=cache, dtype="int8", baselines=()),
-        evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
-    ]
-
-
-def _part(source: Path, target: Path) -> Path:
-    """Six queries of a collection, up to two judged documents of each, and five other documents: the page shows no more of them."""
-    collection = load_collection(source, "test")
-    queries = collection.queries[:6]
-    judged = {query.id: dict(sorted(collection.qrels[query.id].items(), key=lambda pair: -pair[1])[:2]) for query in queries}
-    wanted = {document for grades in judged.values() for document in grades}
-    documents = list(collection.documents)
-    kept = [document for position, document in enumerate(documents) if position < 5 or document.id in wanted]
-    (target / "qrels").mkdir(parents=True)
-    rows = [{"_id": document.id, "title": document.title, "text": document.text} for document in kept]
-    (target / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    asked = [{"_id": query.id, "text": query.text} for query in queries]
-    (target / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
-    lines = [f"{query}\t{document}\t{grade}\n" for query, grades in judged.items() for document, grade in grades.items()]
-    (target / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines), encoding="utf-8")
-    return target

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.retrieval import results_report
-from quiver.eval.results import CollectionResult, IndexUsed, Results
+from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
@@ -77,18 +77,6 @@ def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_r
     assert table(report, "## Time")[1] == ["scifact.test", "alpha", "12.34", "", "", "0.56", "", "", "12.90", "0.00"]
 
 
-def test_unknown_values_are_blank_or_named(make_scored: MakeScored, make_results: MakeResults) -> None:
-    measures = {"ndcg@10": 0.5, "mrr@10": 0.4}
-    bare = make_scored("scifact", 0.5, licence=None, revision=None, index=IndexUsed("bm25", {}), measures=measures, in_domain=True)
-    report = render([make_results("alpha", bare)])
-    values = dict(table(report, "### scifact (test)")[1:])
-    assert (values["Licence"], values["Revision"]) == ("not known", "none, a local folder")
-    measured = table(report, "### scifact (test)", number=1)[1]
-    assert measured == ["alpha", "50.00 (45.0\N{EN DASH}55.0)", "", "40.00", "", "", "", "", "12.5"]
-    assert table(report, "## Protocol", number=1)[1][5] == "in"
-    assert table(report, "## Indexes")[1][2:7] == ["bm25", "", "", "", ""]
-
-
 def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make_scored: MakeScored, make_results: MakeResults) -> None:
     collection = make_scored("scifact", 0.5)
     empty = replace(collection.worst[0], query="q|2", text="word " * 100, found=(), wanted=collection.worst[0].wanted[1:], relevant=1)
@@ -105,24 +93,6 @@ def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make
     assert second[1].endswith("…")
     assert len(second[1]) == 100
     assert second[3:] == ["nothing", "d2, not in the first 1,000, ✓ grade 1: or this"]
-
-
-def test_queries_with_the_best_score_are_not_worst(make_scored: MakeScored, make_results: MakeResults) -> None:
-    collection = make_scored("scifact", 0.5)
-    best = replace(collection.worst[0], query="q2", score=1 - 1e-16)
-    report = render([make_results("alpha", replace(collection, worst=(collection.worst[0], best)))])
-    assert [row[0] for row in table(report, "#### alpha: 1 worst query")[1:]] == ["q1"]
-    perfect = render([make_results("alpha", replace(collection, measures={"ndcg@10": 1.0}, worst=(best,)))])
-    assert "alpha: no query is below the best possible nDCG@10." in perfect
-    assert "worst quer" not in perfect
-
-
-def test_provenance_contains_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:
-    command = "quiver evaluate --model 'a|b' --data `pwd`/*_x ```"
-    report = render([make_results("alpha", make_scored("scifact", 0.5), command=command)])
-    assert f"````sh\n{command}\n````" in report
-    assert "| Versions | python 3.11, quiver 0.1, torch 2.11 |" in report
-    assert "without a command line" in render([make_results("alpha", make_scored("scifact", 0.5), command=None)])
 
 
 def test_the_protocol_states_the_scoring_rules(make_scored: MakeScored, make_results: MakeResults) -> None:

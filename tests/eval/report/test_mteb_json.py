@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.report.hub import AGGREGATES, TASKS, task_results, without_task
 from quiver.eval.results import CollectionResult, Results
 
@@ -79,13 +78,6 @@ def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, 
     assert beside == scores
 
 
-@pytest.mark.parametrize("name", ["fiqa", "arguana", "scifact"])
-def test_excluding_the_own_document_is_part_of_a_task(name: str, make_scored: MakeScored, make_results: MakeResults) -> None:
-    theirs, other = TASKS[name].exclude_self, not TASKS[name].exclude_self
-    assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=theirs))) == []
-    assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=other))) == [f"{name}.test"]
-
-
 def test_results_without_an_mteb_task_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     with pytest.raises(InputError, match=r"mteb has no task for these collections, or uses .*: 'cosqa\.test', 'cranfield\.test'$"):
         task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
@@ -104,15 +96,6 @@ def test_mteb_reads_the_files(make_scored: MakeScored, make_results: MakeResults
     long = task_result.from_disk(tmp_path / "MultiLongDocRetrieval.json")
     assert long.get_score() == pytest.approx(0.4)
     assert long.get_score(languages=["kor"]) == 0.5
-
-
-def test_every_task_is_of_a_collection_in_the_registry() -> None:
-    entries = {entry.name: entry for entry in registry().values()}
-    assert set(TASKS) <= set(entries)
-    assert {name for name in set(entries) - set(TASKS) if not name.startswith("coir-")} == set()
-    for name, task in TASKS.items():
-        ours = [source.url for key, source in entries[name].sources.items() if key == "mteb"]
-        assert all(url.endswith(f"/{task.data_set}") for url in ours), name
 
 
 @pytest.mark.parity

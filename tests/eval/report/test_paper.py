@@ -93,14 +93,6 @@ def test_msmarco_is_dev_as_beir_has_it_or_test_as_table_7_seems_to_have(
     assert line(overview, "beta") == ({"ColBERT BEIR": pytest.approx(40.0)} if split == "dev" else {})
 
 
-def test_an_incomplete_group_or_split_is_blank(make_scored: MakeScored, make_results: MakeResults) -> None:
-    forums = [make_scored(f"cqadupstack-{n}", 0.3, group="cqadupstack", group_size=12) for n in range(11)]
-    train = make_scored("fiqa", 0.9, split="train")
-    table = layout(paper_layouts([make_results("alpha", make_scored("scifact", 0.6), train, *forums)]), "table7")
-    assert line(table, "alpha") == {"SciFact": pytest.approx(60.0)}
-    assert table.lines[-1].measured == "1 of 15"
-
-
 @pytest.mark.parametrize("name", ["cranfield", "cqadupstack-1"])
 def test_a_system_without_a_column_is_refused(make_scored: MakeScored, make_results: MakeResults, name: str) -> None:
     """A part of a group, such as one forum of CQADupStack, has no column either."""
@@ -135,11 +127,6 @@ def test_stand_ins_have_a_separate_table(make_scored: MakeScored, make_results: 
     assert line(table, "zero (dense)") == {"designdocs_long OOD": pytest.approx(50.0)}
     assert "not the paper's collections" in table.notes[0]
     assert "stand-ins" not in [each.name for each in paper_layouts([make_results("alpha", make_scored("scifact", 0.5))])]
-
-
-def test_a_row_that_the_paper_lacks_is_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match="no row 'ModernBERT'; choose one of BERT-base, "):
-        paper_layouts([make_results("alpha", make_scored("scifact", 0.5))], against="ModernBERT")
 
 
 def test_superscripts_compare_measured_rows_only(make_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder import InputError
 from quiver.encoder.pretraining.position_extension import interpolate_positions
-from quiver.eval.report.positions import check_format, principal_components, write_position_plot
+from quiver.eval.report.positions import principal_components, write_position_plot
 from quiver.retrieval.models.export.export import lengthen_model
 
 
@@ -35,8 +34,3 @@ def test_the_figure_of_minilm_is_written(minilm: Path, tmp_path: Path) -> None:
     drawn = (tmp_path / "figure.svg").read_text()
     for words in ("512 positions", "1,024 positions", "component 3"):
         assert f">{words}</text>" in drawn
-
-
-def test_other_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"must end in \.png or \.svg"):
-        check_format(tmp_path / "figure.pdf")

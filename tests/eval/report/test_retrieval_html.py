@@ -152,13 +152,6 @@ def test_recall_is_plotted_over_search_time(evaluated: Evaluated) -> None:
     assert "Without a point, because this time was not measured apart: bm25." in latency.words
 
 
-def test_scores_over_search_time_are_shown_where_there_is_something_to_compare(evaluated: Evaluated) -> None:
-    dense, *_, bm25 = evaluated(forums=False)
-    for results in ([bm25], [dense], [dense, bm25]):  # BM25 has no search time of its own
-        page = parse(render_html(results_report(results)))
-        assert not [each for each in page.all("section") if each.attributes.get("id") == "latency"]
-
-
 def test_the_worst_queries_show_found_and_relevant_documents(page: Element) -> None:
     folded = section(page, "collection-1").all("details", class_="fold")
     assert [len(each.all("article")) for each in folded] == [10, 10, 10, 10]
@@ -266,11 +259,6 @@ def test_equal_results_give_equal_bytes(html: str, evaluated: Evaluated) -> None
     assert html == render_html(results_report(evaluated()))
     assert html.startswith("<!doctype html>\n")
     assert html.endswith("</html>\n")
-
-
-def test_no_results_are_refused() -> None:
-    with pytest.raises(InputError, match="no results to report"):
-        render_html(results_report([]))
 
 
 def test_without_jinja2_the_error_names_the_install_command(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.eval.report.training import cautions, sweep_chart, train_command, write_sweep_report
+from quiver.eval.report.training import cautions, sweep_chart, write_sweep_report
 from quiver.retrieval.training.sweep import Candidate, Sweep, SweepRun, Value
 
 RATE, SIZE, SEED = "training.learning_rate", "training.batch_size", "training.seed"
@@ -60,21 +60,6 @@ def test_the_table_is_best_first_and_names_the_command(tmp_path: Path) -> None:
     assert "Failed" not in text
 
 
-def test_the_command_trains_what_was_selected() -> None:
-    assert shlex.split(train_command(ONE_SEED, "a b")) == [
-        *("quiver", "train", "my recipe.yaml", "--out", "a b"),
-        "training.learning_rate=3e-05",
-    ]
-    with pytest.raises(ValueError, match="all its runs"):
-        train_command(sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 3e-5}, 0.4, missing=1)), "x")
-
-
-def test_a_sweep_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
-    waiting = sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 1e-5}, missing=1), candidate({RATE: 3e-5}, missing=1))
-    assert write_sweep_report(waiting, tmp_path) == [tmp_path / "sweep.md"]
-    assert "The best" not in (tmp_path / "sweep.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("rate", "expected"), [(1e-5, "lowest"), (3e-5, None), (8e-5, "highest")])
 def test_a_best_value_at_the_end_of_its_axis_gives_a_caution(rate: float, expected: str | None) -> None:
     found = sweep({RATE: (3e-5, 1e-5, 8e-5)}, candidate({RATE: rate}, 0.5, deviation=0.0), candidate({RATE: 0.0}, 0.1))
@@ -111,10 +96,3 @@ def test_the_chart_holds_every_candidate_and_every_seed(tmp_path: Path) -> None:
     write_sweep_report(found, tmp_path)
     texts = {text.text for text in ElementTree.parse(tmp_path / "sweep.svg").iter(f"{SVG}text")}
     assert {"batch_size=32", "batch_size=64", "1e-5", "3e-5", "learning rate"} <= texts
-
-
-@pytest.mark.parametrize("scores", [(0.0, 0.0), (1.0, 0.0), (0.50001, 0.5)])
-def test_any_scores_can_be_drawn(tmp_path: Path, scores: tuple[float, float]) -> None:
-    found = sweep({RATE: (1e-5, 1e-4)}, *(candidate({RATE: rate}, score) for rate, score in zip((1e-5, 1e-4), scores, strict=True)))
-    write_sweep_report(found, tmp_path)
-    assert (tmp_path / "sweep.svg").stat().st_size > 1_000

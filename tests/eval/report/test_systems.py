@@ -43,14 +43,6 @@ def test_labels_distinguish_systems(
     assert [label for label, _ in label_systems(results)] == labels
 
 
-def test_a_model_with_the_name_of_a_baseline_is_distinguished(make_scored: MakeScored, make_results: MakeResults) -> None:
-    results = [make_results("./bm25", make_scored("scifact", 0.5, floor=0.4))]
-    assert [(row.label, row.scores["scifact.test"].measures["ndcg@10"]) for row in rows(label_systems(results))] == [
-        ("bm25", 0.4),
-        ("bm25 (dense)", 0.5),
-    ]
-
-
 def test_several_bm25_have_colours_of_their_own_and_no_length(make_scored: MakeScored, make_results: MakeResults) -> None:
     own = [make_results(name, make_scored("scifact", 0.5, floor=0.4), kind="bm25", query_length=2**31 - 1) for name in ("words", "titles")]
     results = [*own, make_results("model", make_scored("scifact", 0.5, floor=0.4))]
