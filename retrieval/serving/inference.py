@@ -7,6 +7,7 @@ Sources: the references of OpenAI's embeddings, of Jina's and Cohere's rerank, a
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import time
@@ -14,8 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from pydantic import Discriminator, Field, Tag
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.packed_maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
@@ -255,49 +254,32 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
-    def tokenized(self) -> bool:
-        """Whether these are token ids."""
-        return not isinstance(self.texts[0], str)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """A query and the texts to score for it."""
-
-    query: str
-    texts: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return 1 + len(self.texts)
-
 
 @dataclass(frozen=True)
 class Encoded:
-    """Vectors (B, d) or scores (B,) of a request, the number of its tokens, and how many of its texts were truncated.
+    """The vectors (B, d) or token vectors of B texts, their numbers of tokens after truncation, and which were truncated, (B,)."""
+
+    vectors: Any
+    tokens: NDArray[np.integer[Any]]
+    truncated: NDArray[np.bool_]
+
+
+class Scores(NamedTuple):
+    """Scores of texts for a query, best first; equal scores in the order of the request.
 
     Attributes:
-        values: Vectors (B, d) or scores (B,), float32.
-        tokens: Number of tokens after truncation.
-        truncated: Number of truncated texts.
+        order: Positions of the texts.
+        values: Scores in that order: sums over the query's vectors.
         terms: Number of query vectors whose similarities a score sums; 1 for a model with one vector per text.
-        query_tokens: Number of tokens of the query, which ``tokens`` does not count.
-        query_truncated: Whether the query was truncated.
+        tokens: Number of tokens of query and texts after truncation.
+        truncated: How many of them were truncated.
     """
 
+    order: list[int]
     values: NDArray[np.float32]
+    terms: int
     tokens: int
     truncated: int
-    terms: int = 1
-    query_tokens: int = 0
-    query_truncated: bool = False
-
-    @classmethod
-    def joined(cls, parts: Sequence[Encoded]) -> Encoded:
-        """The vectors or scores of all texts of a request that was encoded in parts; its query is counted once."""
-        first, values = parts[0], np.concatenate([part.values for part in parts])
-        tokens, truncated = sum(part.tokens for part in parts), sum(part.truncated for part in parts)
-        return replace(first, values=values, tokens=tokens + first.query_tokens, truncated=truncated + first.query_truncated)
 
 
 _PART = 64  # texts of a request that are queued at a time, so that others need not wait for all of them
@@ -308,7 +290,6 @@ class TextModel:
     """A served model that encodes the texts of requests, those of concurrent requests in one batch.
 
     Args:
-        name: Name in requests.
         retriever: A retriever of an index of the model.
         shared: The model.
         threads: Executor for batches.
@@ -323,83 +304,81 @@ class TextModel:
         self.name = retriever.name
         self.source = retriever.info().model
         self.shared = shared
+        self._threads = threads
         # Forward passes run one at a time, so a second worker would only make smaller batches.
-        size = {"workers": 1, "largest": 4 * _PART, "room": _ROOM}
-        self._encoding: Batcher[Texts, Encoded] = Batcher(self._encode, threads, **size, observe=lambda texts: None)
-        self._scoring: Batcher[Pairs, Encoded] = Batcher(self._score, threads, **size, observe=lambda texts: None)
+        self._batcher: Batcher[Texts, Encoded] = Batcher(
+            self._encode, threads, workers=1, largest=4 * _PART, room=_ROOM, observe=lambda texts: None
+        )
 
-    async def encode(self, texts: Texts) -> Encoded:
-        """Encode texts to vectors (B, d).
+    async def encode(self, texts: Texts, *, begun: bool = False) -> Encoded:
+        """Encode texts.
+
+        Args:
+            texts: The texts.
+            begun: Whether other texts of the request are encoded, so that it is not refused.
 
         Raises:
             RequestError: 422: token ids are not the model's; 429: too many texts are waiting.
         """
-        parts = [replace(texts, texts=texts.texts[first : first + _PART]) for first in range(0, len(texts.texts), _PART)]
-        return Encoded.joined([await self._encoding.ask(part, begun=number > 0) for number, part in enumerate(parts)])
+        parts = [replace(texts, texts=texts.texts[first : first + _PART]) for first in range(0, len(texts), _PART)]
+        found = [await self._batcher.ask(part, begun=begun or number > 0) for number, part in enumerate(parts)]
+        vectors = [each.vectors for each in found]
+        return Encoded(
+            [own for each in vectors for own in each] if isinstance(vectors[0], list) else np.concatenate(vectors),
+            np.concatenate([each.tokens for each in found]),
+            np.concatenate([each.truncated for each in found]),
+        )
 
-    async def score(self, pairs: Pairs) -> Encoded:
-        """Score texts for a query, (B,).
+    async def score(self, query: str, texts: Sequence[str]) -> Scores:
+        """Score texts for a query; each distinct text is encoded once.
 
         Raises:
             RequestError: 429: too many texts are waiting.
         """
-        parts = [replace(pairs, texts=pairs.texts[first : first + _PART]) for first in range(0, len(pairs.texts), _PART)]
-        return Encoded.joined([await self._scoring.ask(part, begun=number > 0) for number, part in enumerate(parts)])
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        asked = await self.encode(Texts((query,), "query"))
+        found = await self.encode(Texts(tuple(distinct)), begun=True)
+        scores = await asyncio.get_running_loop().run_in_executor(self._threads, self._scores, asked.vectors[0], found.vectors)
+        rows, lowest = [distinct[text] for text in texts], np.float32(-self.shared.card.query_length)
+        values = np.where(np.isfinite(scores), scores, lowest)[rows]  # a text without vectors has no score
+        order = np.argsort(-values, kind="stable")
+        tokens, truncated = int(asked.tokens[0] + found.tokens[rows].sum()), int(asked.truncated[0] + found.truncated[rows].sum())
+        terms = len(asked.vectors[0]) if self.shared.card.kind == "colbert" else 1
+        return Scores(order.tolist(), values[order], terms, tokens, truncated)
+
+    def _scores(self, query: NDArray[np.float32], texts: Any) -> NDArray[np.float32]:
+        if self.shared.card.kind == "colbert":
+            offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+            return maxsim_packed([query], np.concatenate(texts), offsets)[0]
+        scores: NDArray[np.float32] = comparable(texts, self.shared.card) @ comparable(query[None], self.shared.card)[0]
+        return scores
 
     def _encode(self, work: Sequence[Texts]) -> list[Encoded | Exception]:
         found: dict[int, Encoded | Exception] = {}
         for role in ("document", "query"):
-            members = [number for number, each in enumerate(work) if each.role == role and not each.tokenized]
-            if members:
-                encoding = self.shared.encode_texts([str(text) for number in members for text in work[number].texts], role)
-                for number, rows in zip(members, _consecutive([len(work[number]) for number in members]), strict=True):
-                    tokens = encoding.tokens
-                    found[number] = Encoded(encoding.vectors[rows], int(tokens.tokens[rows].sum()), int(tokens.truncated[rows].sum()))
-        for number, each in enumerate(work):
-            if each.tokenized:
-                found[number] = self._encode_ids(each)
-        return [found[number] for number in range(len(work))]
+            members = [number for number, each in enumerate(work) if each.role == role and isinstance(each.texts[0], str)]
+            encoding = self.shared.encode_texts([str(text) for each in members for text in work[each].texts], role) if members else None
+            first = 0
+            for number in members:
+                rows = slice(first, first + len(work[number]))
+                found[number] = Encoded(encoding.vectors[rows], encoding.tokens.tokens[rows], encoding.tokens.truncated[rows])
+                first = rows.stop
+        return [found[number] if number in found else self._encode_ids(each) for number, each in enumerate(work)]
 
     def _encode_ids(self, work: Texts) -> Encoded | Exception:
         model = self.shared.model
         if not isinstance(model, BiEncoder):
             return RequestError(422, "invalid_request", "this model encodes texts, not token ids")
         ids = [[int(each) for each in text] for text in work.texts]
+        lengths = [*map(len, ids)]
         try:
             found = []
-            for piece in self.shared.pieces([*map(len, ids)]):
+            for piece in self.shared.pieces(lengths):
                 with self.shared.lock.last():
                     found.append(model.encode_token_ids(ids[piece]))
-            return Encoded(np.concatenate(found), sum(map(len, ids)), 0)
+            return Encoded(np.concatenate(found), np.array(lengths), np.zeros(len(ids), bool))
         except InputError as error:
             return RequestError(422, "invalid_request", str(error))
-
-    def _score(self, work: Sequence[Pairs]) -> list[Encoded | Exception]:
-        """Score the texts of several requests: each distinct text is encoded once."""
-        place = {text: row for row, text in enumerate(dict.fromkeys(text for each in work for text in each.texts))}
-        queries = self.shared.encode_texts([each.query for each in work], "query")
-        documents = self.shared.encode_texts(list(place), "document")
-        counts, lost = documents.tokens.tokens, documents.tokens.truncated
-        found: list[Encoded | Exception] = []
-        for number, each in enumerate(work):
-            rows = [place[text] for text in each.texts]
-            query = queries.vectors[number]
-            if isinstance(self.shared.model, ColBERT):
-                chosen = [documents.vectors[row] for row in rows]
-                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-                scores, terms = maxsim_packed([query], np.concatenate(chosen), offsets)[0], len(query)
-            else:
-                card = self.shared.card
-                scores, terms = comparable(documents.vectors[rows], card) @ comparable(query[None], card)[0], 1
-            query_tokens, query_truncated = int(queries.tokens.tokens[number]), bool(queries.tokens.truncated[number])
-            found.append(Encoded(scores, int(counts[rows].sum()), int(lost[rows].sum()), terms, query_tokens, query_truncated))
-        return found
-
-
-def _consecutive(sizes: Sequence[int]) -> list[slice]:
-    """Consecutive slices of given sizes."""
-    ends = np.cumsum([0, *sizes]).tolist()
-    return [slice(first, last) for first, last in pairwise(ends)]
 
 
 class TextModels:
@@ -471,12 +450,13 @@ class TextModels:
             texts = tuple(each if isinstance(each, str) else tuple(each) for each in given)
         self._check_count(texts)
         encoded = await model.encode(Texts(texts, request.input_type))
-        vectors = _cut(comparable(encoded.values, model.shared.card), request.dimensions)
+        vectors = _cut(comparable(encoded.vectors, model.shared.card), request.dimensions)
         if request.dimensions is not None:
             vectors = comparable(vectors, model.shared.card)
         rows = [_base64(row) for row in vectors] if request.encoding_format == "base64" else vectors.tolist()
         data = [Embedding(number, row) for number, row in enumerate(rows)]
-        return EmbeddingsAnswer(data, request.model, Usage(encoded.tokens, encoded.tokens))
+        tokens = int(encoded.tokens.sum())
+        return EmbeddingsAnswer(data, request.model, Usage(tokens, tokens))
 
     async def embed(self, request: EmbedRequest) -> list[list[float]]:
         """Embed texts; see `EmbedRequest`.
@@ -488,8 +468,8 @@ class TextModels:
         self._check_count(texts)
         model = self.find(None, dense=True)
         encoded = await model.encode(Texts(texts, request.prompt_name))
-        _check_truncated(encoded, request)
-        vectors = _cut(encoded.values, request.dimensions)
+        _check_truncated(int(encoded.truncated.sum()), request)
+        vectors = _cut(encoded.vectors, request.dimensions)
         if request.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
@@ -504,11 +484,11 @@ class TextModels:
         """
         self._check_count(request.documents)
         documents = [_ranked_fields(each, request.rank_fields or ["text"], place) for place, each in enumerate(request.documents)]
-        texts = tuple(" ".join(map(str, each.values())) for each in documents)
-        model, encoded, order = await self._ranked(request.query, texts, request.model)
-        scores = (encoded.values / encoded.terms).tolist()
-        results = [RerankResult(row, scores[row], documents[row] if request.return_documents else None) for row in order[: request.top_n]]
-        return RerankAnswer(f"rerank-{uuid.uuid4().hex}", request.model or model.name, results, TotalUsage(encoded.tokens))
+        texts = [" ".join(map(str, each.values())) for each in documents]
+        model, found = await self._score(request.query, texts, request.model)
+        ranked = list(zip(found.order, (found.values / found.terms).tolist(), strict=True))[: request.top_n]
+        results = [RerankResult(row, score, documents[row] if request.return_documents else None) for row, score in ranked]
+        return RerankAnswer(f"rerank-{uuid.uuid4().hex}", request.model or model.name, results, TotalUsage(found.tokens))
 
     async def rank_texts(self, request: TextsRequest) -> list[TextRank]:
         """Re-rank texts; see `TextsRequest`.
@@ -517,22 +497,17 @@ class TextModels:
             RequestError: There is no model, the request violates a limit, or a text is too long.
         """
         self._check_count(request.texts)
-        texts = tuple(request.texts)
-        _, encoded, order = await self._ranked(request.query, texts, None)
-        _check_truncated(encoded, request)
-        scores = (encoded.values if request.raw_scores else encoded.values / encoded.terms).tolist()
-        return [TextRank(row, scores[row], texts[row] if request.return_text else None) for row in order]
+        _, found = await self._score(request.query, request.texts, None)
+        _check_truncated(found.truncated, request)
+        scores = (found.values if request.raw_scores else found.values / found.terms).tolist()
+        texts = [request.texts[row] if request.return_text else None for row in found.order]
+        return list(map(TextRank, found.order, scores, texts))
 
-    async def _ranked(self, query: str, texts: tuple[str, ...], name: str | None) -> tuple[TextModel, Encoded, list[int]]:
-        """The scores of texts, and their positions, best first; equal scores in the order of the request."""
+    async def _score(self, query: str, texts: Sequence[str], name: str | None) -> tuple[TextModel, Scores]:
         if len(query) > (most := self._limits.query_characters):
             raise RequestError(422, "beyond_limit", f"characters per query: at most {most:,}, got {len(query):,}")
         model = self.find(name, dense=False)
-        encoded = await model.score(Pairs(query, texts))
-        lowest = np.float32(-model.shared.card.query_length)
-        values = np.where(np.isfinite(encoded.values), encoded.values, lowest)  # a text without vectors has no score
-        order = np.argsort(-values, kind="stable").tolist()
-        return model, Encoded(values, encoded.tokens, encoded.truncated, encoded.terms), order
+        return model, await model.score(query, texts)
 
     def _check_count(self, texts: Sequence[object]) -> None:
         if len(texts) > (most := self._limits.texts):
@@ -566,13 +541,11 @@ def _cut(vectors: DenseVectors, width: int | None) -> DenseVectors:
     return vectors[:, :width]
 
 
-def _check_truncated(encoded: Encoded, request: EmbedRequest | TextsRequest) -> None:
+def _check_truncated(truncated: int, request: EmbedRequest | TextsRequest) -> None:
     from_left = request.truncation_direction.lower() == "left"
-    if encoded.truncated and (from_left or not request.truncate):
+    if truncated and (from_left or not request.truncate):
         remedy = "truncation_direction: Right" if request.truncate else "truncate: true"
-        raise RequestError(
-            422, "too_long", f"{encoded.truncated} of the texts are longer than the model reads; shorten them, or send {remedy}"
-        )
+        raise RequestError(422, "too_long", f"{truncated} of the texts are longer than the model reads; shorten them, or send {remedy}")
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

@@ -54,13 +54,11 @@ class AllowedHosts:
         match = _HEADER.fullmatch(header.strip().lower())
         if match is None:
             raise RequestError(421, "wrong_host", "the Host header of the request is malformed")
-        given = match["address"] or match["name"]
-        host = _plain_address(given)
-        allowed = self._addresses
-        if host is None:
-            host, allowed = given.removesuffix("."), given.removesuffix(".").endswith(self._suffixes)
-        if not (allowed or host in self._names):
-            raise RequestError(421, "wrong_host", f"this service does not answer as {host!r}; start it with --allow-host {host}")
+        name = (match["address"] or match["name"]).removesuffix(".")
+        address = _plain_address(name)
+        allowed = name.endswith(self._suffixes) if address is None else self._addresses
+        if not (allowed or (address or name) in self._names):
+            raise RequestError(421, "wrong_host", f"this service does not answer as {name!r}; start it with --allow-host {name}")
 
 
 def own_hosts(host: str, bound: str, allowed: Iterable[str] = ()) -> AllowedHosts:
@@ -197,85 +195,76 @@ class RequestMiddleware:
         try:
             try:
                 # The body is read first: a client that is still sending when it is refused would not see the response.
-                await self._body(headers, receive, parts)
+                await asyncio.wait_for(self._read(headers, receive, parts), self._limits.read_seconds)
                 if scope.get("state", {}).get("refused"):
                     raise too_many_connections()
                 if self._hosts is not None:
                     self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
+            except asyncio.TimeoutError:
+                message = f"the body was not received within {self._limits.read_seconds:g} seconds"
+                await problem_answer(RequestError(408, "too_slow", message, _CLOSE))(scope, receive, answer.send)
             except RequestError as error:
                 await problem_answer(error)(scope, receive, answer.send)
-                return
-            await self._answered(scope, b"".join(parts), receive, answer)
+            else:
+                await self._pass_on(scope, b"".join(parts), receive, answer)
         finally:
             self._held -= sum(map(len, parts))
 
-    async def _answered(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: _Answer) -> None:
-        """Pass a request with its whole body on, until it is answered or its client has gone."""
-        given = False
+    async def _pass_on(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: _Answer) -> None:
+        """Pass a request with its whole body on, until it is answered; cancel it when its client disconnects."""
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Message:
-            nonlocal given
-            if given:
-                await asyncio.get_running_loop().create_future()  # _while_connected notices a disconnect
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            message = next(messages, None)
+            return message or await asyncio.get_running_loop().create_future()  # `gone` notices a disconnect
 
-        await _while_connected(asyncio.ensure_future(self._app(scope, replay, answer.send)), receive)
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
-        """Read the whole body into ``parts``, which are counted as held.
-
-        Raises:
-            RequestError: 413: it is too large; 408: it was not sent in time; 503: the bodies of other requests take too much memory.
-            ClientGone: The client disconnected.
-        """
+        handling, gone = asyncio.ensure_future(self._app(scope, replay, answer.send)), asyncio.ensure_future(receive())
         try:
-            await asyncio.wait_for(self._read(headers, receive, parts), self._limits.read_seconds)
-        except asyncio.TimeoutError:
-            message = f"the body was not received within {self._limits.read_seconds:g} seconds"
-            raise RequestError(408, "too_slow", message, _CLOSE) from None
+            first: set[asyncio.Future[Any]] = {handling, gone}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not handling.done():
+                handling.cancel()
+                await asyncio.wait({handling})
+                raise ClientGone
+            handling.result()
+        finally:
+            gone.cancel()
+            handling.cancel()
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]) -> None:
+        """Read the whole body into ``parts``, which are counted as held."""
         limit = self._limits.body_bytes
+        too_large_error = RequestError(413, "too_large", f"the body has more than {limit:,} bytes", _CLOSE)
         declared = headers.get(b"content-length", b"0")
         too_large = declared.isdigit() and int(declared[:20]) > limit
         if too_large and b"expect" in headers:  # Expect: 100-continue: nothing has been sent yet
-            raise _too_large(limit)
-        size, deadline, busy = 0, time.monotonic() + _DISCARDING, False
-        while True:
+            raise too_large_error
+        size, deadline, busy, more = 0, time.monotonic() + _DISCARDING, False, True
+        while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            part = message.get("body", b"")
+            part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             too_large, busy = too_large or size > limit, busy or self._held + len(part) > _BODIES * limit
             if too_large or busy:
                 self._held -= sum(map(len, parts))
                 parts.clear()
+                more = more and size <= _DISCARDED and time.monotonic() <= deadline
             else:
                 self._held += len(part)
                 parts.append(part)
-            if not message.get("more_body", False):
-                break
-            if (too_large or busy) and (size > _DISCARDED or time.monotonic() > deadline):
-                break
         if too_large:
-            raise _too_large(limit)
+            raise too_large_error
         if busy:
             raise RequestError(503, "too_busy", "many large requests are being sent; try again in a second", _AGAIN)
 
 
 class _Answer:
-    """Sends a response and records its status.
-
-    Args:
-        send: Sends a message.
-        close: Close the connection after the response.
-    """
+    """Sends a response, closes the connection after it if asked to, and records its status."""
 
     def __init__(self, send: Send, *, close: bool) -> None:
-        self._send = send
-        self._close = close
+        self._send, self._close = send, close
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
@@ -287,26 +276,6 @@ class _Answer:
         await self._send(message)
 
 
-async def _while_connected(handling: asyncio.Future[None], receive: Receive) -> None:
-    """Wait until the response is sent, or cancel it when the client disconnects."""
-    gone = asyncio.ensure_future(receive())
-    try:
-        first: set[asyncio.Future[Any]] = {handling, gone}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if not handling.done():
-            handling.cancel()
-            await asyncio.wait({handling})
-            raise ClientGone
-        handling.result()
-    finally:
-        gone.cancel()
-        handling.cancel()
-
-
 def too_many_connections() -> RequestError:
     """Refusal of a request whose connection is beyond the number that the service accepts."""
     return RequestError(503, "too_many_connections", "too many connections are open; try again in a second", _AGAIN)
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(413, "too_large", f"the body has more than {limit:,} bytes", _CLOSE)

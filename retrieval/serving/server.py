@@ -32,8 +32,6 @@ from quiver.retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 @dataclass(frozen=True)
 class Address:
@@ -81,10 +79,6 @@ class Connections:
         wanted: Largest number of connections.
         files: Number of files that this process may still open.
 
-    Attributes:
-        most: Number of connections whose requests are answered.
-        limit: Number of connections that may be open.
-
     Raises:
         InputError: There are not enough files.
     """
@@ -99,22 +93,24 @@ class Connections:
         self.limit = min(room, self.most + max(_BACKLOG, self.most // 4))
         self._reported = -_MINUTE
 
-    def report(self, opened: int | None) -> None:
-        """Log that connections are refused, once a minute.
+    def report(self, problem: str) -> None:
+        """Log that connections are refused, once a minute."""
+        if time.monotonic() >= self._reported + _MINUTE:
+            self._reported = time.monotonic()
+            logger.warning(
+                "%s; requests beyond %d connections are answered with status 503. --max-connections and the limit on open files (ulimit -n)"
+                " allow more",
+                problem,
+                self.most,
+            )
 
-        Args:
-            opened: Number of open connections; None if no file is left to accept another one.
-        """
-        if time.monotonic() < self._reported + _MINUTE:
-            return
-        self._reported = time.monotonic()
-        problem = "no file descriptor is left for another connection" if opened is None else f"{opened:,} connections are open"
-        logger.warning(
-            "%s; requests beyond %d connections are answered with status 503. --max-connections and the limit on open files (ulimit -n)"
-            " allow more",
-            problem,
-            self.most,
-        )
+    def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error of an event loop: no file is left for a connection, for which asyncio logs a traceback each time."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context:
+            self.report("no file descriptor is left for another connection")
+        else:
+            loop.default_exception_handler(context)
 
 
 def free_files() -> int:
@@ -151,7 +147,7 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
         super().connection_made(transport)
         opened, seconds = len(self.connections), self.timeout_seconds
         if opened > self.allowed.most:
-            self.allowed.report(opened)
+            self.allowed.report(f"{opened:,} connections are open")
             if opened > self.allowed.limit:
                 self._refuse(too_many_connections())
                 return
@@ -163,7 +159,7 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
         """Stop the header timer at the end of a header; start it at the beginning of one."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_header_timer()
+            self._header_timer = _cancel(self._header_timer)
         elif self._header_timer is None and not self.transport.is_closing():
             self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
 
@@ -190,28 +186,22 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
     def resume_writing(self) -> None:
         """Stop the write timer."""
         super().resume_writing()
-        self._stop_write_timer()
+        self._write_timer = _cancel(self._write_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop both timers."""
-        self._stop_header_timer()
-        self._stop_write_timer()
+        self._header_timer, self._write_timer = _cancel(self._header_timer), _cancel(self._write_timer)
         super().connection_lost(exc)
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def _time_out(self) -> None:
         self._header_timer = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
@@ -233,7 +223,17 @@ def run_service(service: Service, address: Address, *, started: Callable[[str], 
     Raises:
         InputError: The address is in use, or not an address of this machine.
     """
-    listening = _listen(address)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"{address.host}:{address.port}: not an address ({error.strerror})") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+    except OSError as error:
+        listening.close()
+        raise InputError(f"{address.host}:{address.port}: cannot listen ({error.strerror}); choose another --port") from error
     try:
         asyncio.run(_serve(service, address, listening, started))
     finally:
@@ -254,8 +254,8 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
             ws="none",
             lifespan="on",
             backlog=_BACKLOG,
-            timeout_keep_alive=_whole(service.limits.read_seconds),
-            timeout_graceful_shutdown=_whole(address.drain_seconds),
+            timeout_keep_alive=max(1, round(service.limits.read_seconds)),
+            timeout_graceful_shutdown=max(1, round(address.drain_seconds)),
             log_config=None,
             log_level="error",  # its warnings are a line for every request that is not HTTP
             access_log=False,
@@ -264,7 +264,7 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
         )
     )
     _stop_on_signal(service, server, address.drain_delay)
-    _report_exhaustion(asyncio.get_running_loop(), allowed)
+    asyncio.get_running_loop().set_exception_handler(allowed.handle)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
@@ -274,62 +274,25 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     await serving
 
 
-def _report_exhaustion(loop: asyncio.AbstractEventLoop, allowed: Connections) -> None:
-    """Log once a minute that connections cannot be accepted, where asyncio logs a traceback each time."""
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context:
-            allowed.report(None)
-        else:
-            loop.default_exception_handler(context)
-
-    loop.set_exception_handler(handle)
-
-
 def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
     loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
 
     def drain() -> None:
         if service.draining:  # second signal
             logger.warning("stopping at once")
-            server.force_exit = True
-            stop()
+            server.force_exit = server.should_exit = True
             return
         logger.warning("shutting down: new connections are refused after %g s, running requests are completed", delay)
         service.draining = True
-        loop.call_later(delay, stop)
+        loop.call_later(delay, setattr, server, "should_exit", True)
 
     handle_signals(loop, drain)
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Call a function in a loop at SIGTERM and SIGINT."""
-    for each in _SIGNALS:
+    for each in (signal.SIGTERM, signal.SIGINT):
         try:
             loop.add_signal_handler(each, call)
         except NotImplementedError:  # event loops of Windows have no signal handlers
             signal.signal(each, lambda number, frame: loop.call_soon_threadsafe(call))
-
-
-def _listen(address: Address) -> socket.socket:
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InputError(f"{address.host}:{address.port}: not an address ({error.strerror})") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(where)
-    except OSError as error:
-        listening.close()
-        raise InputError(f"{address.host}:{address.port}: cannot listen ({error.strerror}); choose another --port") from error
-    return listening
-
-
-def _whole(seconds: float) -> int:
-    """Round up to the whole seconds that Uvicorn takes."""
-    return max(1, round(seconds))
