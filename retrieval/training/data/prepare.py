@@ -1,8 +1,8 @@
 """Prepare training rows: read the sources of a recipe, select rows, and write them as Arrow files under the run folder.
 
-``work/<key>`` holds the table (`quiver.retrieval.training.data.table`) and ``rows.json``. The key is a hash of the recipe's data section
-and of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. A folder is
-written by one rename; several processes of a run share one, and only one of them writes it.
+``work/<key>`` holds the table (`quiver.retrieval.training.data.table`), sealed by ``rows.json`` (`quiver.encoder.work_folder`). The key is
+a hash of the recipe's data section and of the path, size and modification time of every file that it reads, so a later run of the same
+recipe finds the rows. Several processes of a run share a folder, and only one of them writes it.
 
 Rows are streamed: memory does not grow with their number, except for 16 bytes per id and 12 bytes per row.
 """
@@ -13,26 +13,24 @@ import gc
 import hashlib
 import json
 import logging
-import os
 import platform
 import shutil
-import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home, file_sha256, naming, read_json, sync_folder, write_json
+from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.encoder.work_folder import SealedFolder, SealedFolders
 from quiver.retrieval.data.corpus import Collection, describe_missing, find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
 from quiver.retrieval.training.data.sources import (
@@ -45,7 +43,7 @@ from quiver.retrieval.training.data.sources import (
     source_files,
     text_of,
 )
-from quiver.retrieval.training.data.table import IdIndex, IdWriter, Table, TableWriter, TrainingRows
+from quiver.retrieval.training.data.table import IdIndex, RowCounts, Table, TableWriter, TrainingRows
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
 logger = logging.getLogger(__name__)
@@ -53,10 +51,9 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 RECORD = "rows.json"
-"""Written last: a folder without it is incomplete."""
+"""The seal of a table."""
 
-_FORMAT_FAMILY = "quiver-rows/"
-_FORMAT = f"{_FORMAT_FAMILY}4"
+_SCHEMA = "quiver-rows/5"
 
 SAMPLE_BLOCK = 1024
 """Rows that are read at a time."""
@@ -250,12 +247,7 @@ class RowNumbering(Protocol):
 
 
 class TextNumbering:
-    """Writes the texts of examples that hold their texts.
-
-    Args:
-        examples: The examples.
-        writer: Table that takes the texts.
-    """
+    """Writes the texts of examples that hold their texts."""
 
     def __init__(self, examples: Iterable[Example], writer: TableWriter) -> None:
         self.examples = examples
@@ -275,14 +267,7 @@ class TextNumbering:
 
 
 class IdNumbering:
-    """Looks up the texts of examples that hold ids.
-
-    Args:
-        examples: The examples.
-        queries: Texts of the queries.
-        documents: Texts of the documents.
-        writer: Table that holds the texts.
-    """
+    """Looks up the texts of examples that hold ids, in the texts of queries and of documents that the table holds."""
 
     def __init__(self, examples: Iterable[Example], queries: TextsById, documents: TextsById, writer: TableWriter) -> None:
         self.examples = examples
@@ -352,28 +337,6 @@ class TextEntry(NamedTuple):
     text: str
 
 
-class TextsById:
-    """The texts of a source by id, as numbers in a table.
-
-    Args:
-        source: Name of the source, for errors.
-        ids: Ids in the order of the texts.
-        first: Number of the first text in the table.
-        blank: Numbers of blank texts.
-    """
-
-    def __init__(self, source: str, ids: IdIndex, first: int, blank: frozenset[int]) -> None:
-        self.source = source
-        self.blank = blank
-        self._ids = ids
-        self._first = first
-
-    def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
-        positions = self._ids.find(ids)
-        return np.where(positions < 0, -1, positions + self._first)
-
-
 def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[TextEntry]:
     """Read the texts of a source with their ids.
 
@@ -384,16 +347,8 @@ def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[T
         yield TextEntry(location, id_of(location, id_field, row), text_of(location, text_field, row))
 
 
-def write_texts_by_id(
-    entries: Iterable[TextEntry],
-    writer: TableWriter,
-    ids: Path,
-    *,
-    source: str,
-    advance: Advance,
-    hashed: Callable[[str], int] = hash,
-) -> TextsById:
-    """Write texts into a table and index their ids.
+class TextsById:
+    """The texts of a source by id, written into a table.
 
     Args:
         entries: The texts.
@@ -401,54 +356,49 @@ def write_texts_by_id(
         ids: File to create for the ids; useful only to this process.
         source: Name of the source, for errors.
         advance: Called with the number of further texts.
-        hashed: Hash function of the ids, see `IdWriter`.
+        hashed: Hash function of the ids, see `IdIndex`.
+
+    Attributes:
+        source: Name of the source.
+        blank: Numbers of blank texts.
 
     Raises:
         InputError: An id has two different texts. The same text twice is allowed.
     """
-    first, blank = len(writer.texts), set[int]()
-    id_writer = IdWriter(ids, hashed=hashed)
-    for entry in entries:
-        number = writer.add_text(encode_text(entry.location, entry.text))
-        id_writer.add(entry.id, encode_text(entry.location, entry.id))
-        if not entry.text.strip():
-            blank.add(number)
-        advance(1)
-    index = id_writer.finish()
-    for one, other in index.repeated():
-        if len(set(writer.digests([first + one, first + other]))) > 1:
-            raise InputError(f"{source}: id '{index.ids[one]}' has two different texts, in rows {one + 1} and {other + 1}")
-    return TextsById(source, index, first, frozenset(blank))
+
+    def __init__(
+        self,
+        entries: Iterable[TextEntry],
+        writer: TableWriter,
+        ids: Path,
+        *,
+        source: str,
+        advance: Advance,
+        hashed: Callable[[str], int] = hash,
+    ) -> None:
+        self.source, self.blank = source, set[int]()
+        self._first, self._ids = len(writer.texts), IdIndex(ids, hashed=hashed)
+        for entry in entries:
+            number = writer.add_text(encode_text(entry.location, entry.text))
+            self._ids.add(entry.id, encode_text(entry.location, entry.id))
+            if not entry.text.strip():
+                self.blank.add(number)
+            advance(1)
+        self._ids.finish()
+        for one, other in self._ids.repeated():
+            if len(set(writer.digests([self._first + one, self._first + other]))) > 1:
+                raise InputError(f"{source}: id '{self._ids.ids[one]}' has two different texts, in rows {one + 1} and {other + 1}")
+
+    def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
+        positions = self._ids.find(ids)
+        return np.where(positions < 0, -1, positions + self._first)
 
 
 # Build a table.
 
 
-class Built(NamedTuple):
-    """What `rows.json` records of a table.
-
-    Attributes:
-        documents: Documents n per row.
-        rows: Number of rows.
-        skipped: Rows that were skipped.
-        copies: Documents that were excluded from their rows.
-        not_relevant: Rows that were excluded by their label.
-        short: Rows with fewer than n documents.
-        cut: Rows with more than n documents.
-        sha256: See `TableWriter.finish`.
-    """
-
-    documents: int
-    rows: int
-    skipped: int
-    copies: int
-    not_relevant: int
-    short: int
-    cut: int
-    sha256: str
-
-
-def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> Built:
+def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> RowCounts:
     """Write the table of a data section.
 
     Args:
@@ -464,7 +414,7 @@ def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advan
         return _write_rows(section, _FORMATS[section.format](section, writer, Path(ids), advance), writer, seed=seed)
 
 
-def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, seed: int) -> Built:
+def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, seed: int) -> RowCounts:
     """Write the table of mined docstring pairs.
 
     Args:
@@ -481,7 +431,7 @@ def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, se
         return _write_rows(section, TextNumbering(examples, writer), writer, seed=seed)
 
 
-def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWriter, *, seed: int) -> Built:
+def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWriter, *, seed: int) -> RowCounts:
     rows = RowFilter(section)
     sample = RowSample(shuffle=section.shuffle, limit=section.limit, seed=seed)
     examples = iter(numbering.examples)
@@ -496,7 +446,7 @@ def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWrit
         why = f" ({', '.join(counts)})" if counts else ""
         raise InputError(f"data.train: no rows in {', '.join(section.train)}{why}")
     found = writer.finish(order)
-    return Built(rows.documents, len(order), rows.skipped, rows.copies, rows.not_relevant, rows.short, rows.cut, found)
+    return RowCounts(rows.documents, len(order), rows.skipped, rows.copies, rows.not_relevant, rows.short, rows.cut, found)
 
 
 def _at(values: Sequence[Value], positions: Sequence[int]) -> list[Value]:
@@ -513,7 +463,7 @@ def _from_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Adv
         if source is None:
             raise InputError(f"data.{name}: required if data.format is ids")
         entries = read_text_entries(source, id_field, section.text_field)
-        found.append(write_texts_by_id(entries, writer, ids / f"{name}.arrow", source=source, advance=advance))
+        found.append(TextsById(entries, writer, ids / f"{name}.arrow", source=source, advance=advance))
     queries, documents = found
     return IdNumbering(read_examples(section, advance), queries, documents, writer)
 
@@ -540,7 +490,7 @@ def _from_beir(section: DataSection, writer: TableWriter, ids: Path, advance: Ad
 
     source = ", ".join(section.train)
     queries, documents = (
-        write_texts_by_id(texts(kind), writer, ids / f"{kind}.arrow", source=source, advance=advance) for kind in ("queries", "documents")
+        TextsById(texts(kind), writer, ids / f"{kind}.arrow", source=source, advance=advance) for kind in ("queries", "documents")
     )
     return IdNumbering(examples(), queries, documents, writer)
 
@@ -587,18 +537,18 @@ def prepare_rows(
     seeded = data.shuffle or data.negatives == "random"
     key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
 
-    def build(folder: Path) -> Built:
+    def build(folder: Path) -> RowCounts:
         if STDLIB_DOCSTRINGS in data.train:
             return build_pairs(data, split_pairs(mine_pairs(progress=progress)).train, folder, seed=seed)
         with progress_bar("reading rows", count_rows(_sources(data)) if progress else 0, enabled=progress) as advance:
             return build_table(data, folder, seed=seed, advance=advance)
 
-    rows = _open(_prepared(work, key, build), data, seed=seed)
-    _tell_lengths(rows, data)
+    rows = _make_rows(work, key, build, data, seed=seed)
+    _log_lengths(rows, data)
     return rows
 
 
-def _tell_lengths(rows: TrainingRows, data: DataSection) -> None:
+def _log_lengths(rows: TrainingRows, data: DataSection) -> None:
     """Log how many rows do not have the usual number of documents, as a warning where the recipe does not say what to do with them."""
     if not is_main_process():
         return
@@ -624,7 +574,7 @@ def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
     """
     key = _key([[pair.query, pair.code] for pair in pairs])
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
-    return _open(_prepared(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0)), section, seed=0)
+    return _make_rows(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0), section, seed=0)
 
 
 def discard_rows(work: Path) -> None:
@@ -632,80 +582,29 @@ def discard_rows(work: Path) -> None:
     if not work.is_dir():
         return
     for path in work.iterdir():
-        if str(_record(path).get("schema")).startswith(_FORMAT_FAMILY):
+        if (path / RECORD).is_file() and str(read_json(path / RECORD).get("schema")).startswith("quiver-rows/"):
             shutil.rmtree(path)
             (work / f".{path.name}.lock").unlink(missing_ok=True)
     if not any(work.iterdir()):
         work.rmdir()
 
 
-def _prepared(work: Path, key: str, build: Callable[[Path], Built]) -> Path:
-    """Return the folder of a key; build it if it is missing or damaged, while other processes wait."""
-    target = work / key
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        with FileLock(work / f".{key}.lock"):
-            if not _is_complete(target):
-                _build(target, build)
-    except OSError as error:
-        raise InputError(f"{work}: cannot be written ({error.strerror or error})") from error
-    return target
+def _make_rows(work: Path, key: str, build: Callable[[Path], RowCounts], data: DataSection, *, seed: int) -> TrainingRows:
+    """Open the table of a key; build it if it is missing or damaged, while other processes wait."""
 
+    def write(part: SealedFolder) -> None:
+        gc.freeze()  # otherwise collections traverse all loaded modules while rows are read, which takes a quarter of the time
+        try:
+            counts = build(part.folder)
+        finally:
+            gc.unfreeze()
+        part.about |= counts._asdict()
+        logger.info("%s: prepared %d rows, skipped %d", work / key, counts.rows, counts.skipped)
 
-def _build(target: Path, build: Callable[[Path], Built]) -> None:
-    # This process holds the lock: whatever has this key was left by a killed process, or is damaged.
-    for leftover in (target, *target.parent.glob(f".{target.name}.*.tmp")):
-        shutil.rmtree(leftover, ignore_errors=True)
-    folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    folder.mkdir()
-    gc.freeze()  # otherwise collections traverse all loaded modules while rows are read, which takes a quarter of the time
-    try:
-        built = build(folder)
-        files = sorted(folder.iterdir())
-        for file in files:
-            with naming(file), file.open("rb+") as written:  # Windows syncs no file that is open for reading only
-                os.fsync(written.fileno())
-        sums = {file.name: file_sha256(file) for file in files}
-        write_json(folder / RECORD, {"schema": _FORMAT, **built._asdict(), "files": sums})
-        folder.replace(target)
-        sync_folder(target.parent)
-    finally:
-        gc.unfreeze()
-        shutil.rmtree(folder, ignore_errors=True)
-    logger.info("%s: prepared %d rows, skipped %d", target, built.rows, built.skipped)
-
-
-def _record(folder: Path) -> Mapping[str, Any]:
-    """The record of a folder of rows; empty if it is missing or malformed."""
-    try:
-        return read_json(folder / RECORD)
-    except InputError:
-        return {}
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether a folder exists with unchanged files."""
-    if not (folder / RECORD).is_file():
-        return False
-    record = _record(folder)
-    sums = record.get("files", {})
-    sound = ((folder / name).is_file() and file_sha256(folder / name) == known for name, known in sums.items())
-    complete = record.get("schema") == _FORMAT and all(sound)
-    if not complete:
-        logger.warning("%s: damaged or of another version; preparing the rows again", folder)
-    return complete
-
-
-def _open(folder: Path, data: DataSection, *, seed: int) -> TrainingRows:
-    record, repeats = read_json(folder / RECORD), data.short == "repeat"
-    return TrainingRows(
-        Table(folder),
-        record["documents"],
-        scored=bool(data.score_fields),
-        **{name: record[name] for name in ("sha256", "skipped", "copies", "short", "cut", "not_relevant")},
-        seed=seed if data.negatives == "random" or repeats else None,
-        repeats=repeats,
-    )
+    sealed = SealedFolders(work, _SCHEMA, RECORD).make(key, write, doing="preparing rows there", redo="preparing the rows again")
+    repeats = data.short == "repeat"
+    drawn = seed if data.negatives == "random" or repeats else None
+    return TrainingRows(Table(sealed.folder), RowCounts(**sealed.about), scored=bool(data.score_fields), seed=drawn, repeats=repeats)
 
 
 def _sources(data: DataSection) -> list[str]:

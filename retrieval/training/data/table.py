@@ -12,7 +12,6 @@ Shapes: R rows, T texts, B numbers of a call, n documents per row.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
@@ -35,6 +34,7 @@ BLOCK = 4096
 # Bytes of text after which a batch is written, so that megabyte documents do not pile up in memory.
 _BATCH_BYTES = 16 << 20
 _DIGEST = 32
+TEXTS = pa.schema({"text": pa.string()})
 _ROWS = pa.schema({"query": pa.int64(), "documents": pa.list_(pa.int64()), "scores": pa.list_(pa.float64())})
 
 
@@ -50,21 +50,42 @@ def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
         yield block
 
 
-class _ArrowFile:
-    """A new Arrow IPC file that takes batches."""
+class ArrowWriter:
+    """Writes rows to a new Arrow IPC file, in batches of `BLOCK` rows or fewer large ones."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema = TEXTS) -> None:
         self._schema = schema
         self._file = path.open("xb")
         self._writer = pa.ipc.new_file(self._file, schema)
+        self._pending: list[tuple[object, ...]] = []
+        self._bytes = 0
+        self._written = 0
 
-    def write(self, *columns: pa.Array) -> None:
-        if len(columns[0]):
-            self._writer.write_batch(pa.record_batch(list(columns), schema=self._schema))
+    def __len__(self) -> int:
+        return self._written + len(self._pending)
+
+    def add(self, *values: object, size: int = 0) -> int:
+        """Append a row and return its number; a text is given in UTF-8, with its size in bytes."""
+        self._pending.append(values)
+        self._bytes += size
+        number = self._written + len(self._pending) - 1
+        if len(self._pending) >= BLOCK or self._bytes >= _BATCH_BYTES:
+            self._write_batch()
+        return number
 
     def close(self) -> None:
-        self._writer.close()
-        self._file.close()
+        """Finish the file."""
+        if not self._file.closed:
+            self._write_batch()
+            self._writer.close()
+            self._file.close()
+
+    def _write_batch(self) -> None:
+        if self._pending:
+            columns = [pa.array(values, field.type) for values, field in zip(zip(*self._pending, strict=True), self._schema, strict=True)]
+            self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._written += len(self._pending)
+        self._pending, self._bytes = [], 0
 
 
 def _read_batches(path: Path) -> list[pa.RecordBatch]:
@@ -73,67 +94,20 @@ def _read_batches(path: Path) -> list[pa.RecordBatch]:
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
-def _first_numbers(batches: Sequence[pa.RecordBatch]) -> NDArray[np.int64]:
-    """Number of the first entry of each batch, and of all entries at the end."""
-    return np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
-
-
-class TextWriter:
-    """Writes texts to an Arrow file with one column, ``text``.
-
-    Args:
-        path: File to create; it must not exist.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = _ArrowFile(path, pa.schema({"text": pa.string()}))
-        self._pending: list[bytes] = []
-        self._bytes = 0
-        self._written = 0
-        self._closed = False
-
-    def __len__(self) -> int:
-        return self._written + len(self._pending)
-
-    def add(self, text: bytes) -> int:
-        """Append a text in UTF-8 and return its number."""
-        pending = self._pending
-        pending.append(text)
-        self._bytes += len(text)
-        number = self._written + len(pending) - 1
-        if len(pending) >= BLOCK or self._bytes >= _BATCH_BYTES:
-            self._flush()
-        return number
-
-    def close(self) -> None:
-        """Finish the file."""
-        if not self._closed:
-            self._flush()
-            self._file.close()
-            self._closed = True
-
-    def _flush(self) -> None:
-        self._file.write(pa.array(self._pending, pa.string()))
-        self._written += len(self._pending)
-        self._pending = []
-        self._bytes = 0
+def _offsets(column: pa.Array) -> memoryview:
+    """Offsets of texts or lists, as a memory view: its items are Python integers, which slice faster than NumPy's."""
+    return memoryview(column.buffers()[1]).cast("B").cast("i")
 
 
 class TextColumn(Sequence[str]):
-    """Texts of an Arrow file, memory-mapped. A pickled or copied column holds only the path.
-
-    Args:
-        path: File that a `TextWriter` has written.
-    """
+    """Texts of an Arrow file, memory-mapped. A pickled or copied column holds only the path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        batches = _read_batches(path)
-        self._first = _first_numbers(batches)
-        buffers = [batch.column(0).buffers() for batch in batches]
-        # Memory views: their items are Python integers, which slice faster than NumPy's.
-        self._offsets = [memoryview(offsets).cast("B").cast("i") for _, offsets, _ in buffers]
-        self._bytes = [memoryview(b"" if values is None else values) for _, _, values in buffers]
+        columns = [batch.column(0) for batch in _read_batches(path)]
+        self._first = np.cumsum([0, *map(len, columns)], dtype=np.int64)  # number of the first text of each batch, and of all texts
+        self._offsets = [_offsets(column) for column in columns]
+        self._bytes = [memoryview(column.buffers()[2] or b"") for column in columns]
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -181,55 +155,13 @@ class Row(NamedTuple):
     scores: NDArray[np.float64]
 
 
-class _RowWriter:
-    """Writes rows to an Arrow file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = _ArrowFile(path, _ROWS)
-        self._closed = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self._queries, self._documents, self._scores = array("q"), array("q"), array("d")
-        self._document_ends, self._score_ends = array("i", [0]), array("i", [0])
-
-    def add(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
-        self._queries.append(query)
-        self._documents.extend(documents)
-        self._document_ends.append(len(self._documents))
-        self._scores.extend(scores)
-        self._score_ends.append(len(self._scores))
-        if len(self._queries) >= BLOCK:
-            self._flush()
-
-    def _flush(self) -> None:
-        queries, documents, document_ends = np.asarray(self._queries), np.asarray(self._documents), np.asarray(self._document_ends)
-        scores, score_ends = np.asarray(self._scores), np.asarray(self._score_ends)
-        self._file.write(
-            pa.array(queries, pa.int64()),
-            pa.ListArray.from_arrays(pa.array(document_ends, pa.int32()), pa.array(documents, pa.int64())),
-            pa.ListArray.from_arrays(pa.array(score_ends, pa.int32()), pa.array(scores, pa.float64())),
-        )
-        self._clear()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._flush()
-            self._file.close()
-            self._closed = True
-
-
 class TableWriter:
-    """Writes the texts and rows of a table; use it as a context manager.
-
-    Args:
-        folder: Existing, empty folder.
-    """
+    """Writes the texts and rows of a table into an empty folder; use it as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.texts = TextWriter(folder / "texts.arrow")
-        self._rows = _RowWriter(folder / "rows.arrow")
+        self.texts = ArrowWriter(folder / "texts.arrow")
+        self._rows = ArrowWriter(folder / "rows.arrow", _ROWS)
         self._digests = (folder / "digests.tmp").open("xb")
         self._stack = ExitStack()
         for file in (self.texts, self._rows, self._digests):
@@ -244,7 +176,7 @@ class TableWriter:
     def add_text(self, text: bytes) -> int:
         """Append a text in UTF-8 and return its number."""
         self._digests.write(sha256(text).digest())
-        return self.texts.add(text)
+        return self.texts.add(text, size=len(text))
 
     def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
         """Append a row with text numbers of its query and documents, and a score for each document or none."""
@@ -271,9 +203,8 @@ class TableWriter:
             first) and the scores (8 bytes each), little-endian.
         """
         self._stack.close()
-        file = _ArrowFile(self.folder / "order.arrow", pa.schema({"row": pa.int64()}))
-        file.write(pa.array(order, pa.int64()))
-        file.close()
+        with (self.folder / "order.arrow").open("xb") as file, pa.ipc.new_file(file, schema := pa.schema({"row": pa.int64()})) as writer:
+            writer.write_batch(pa.record_batch([pa.array(order, pa.int64())], schema=schema))
         table = Table(self.folder)
         total = sha256()
         for numbers in blocks(order.tolist()):
@@ -288,46 +219,50 @@ class TableWriter:
         return total.hexdigest()
 
 
-class _RowBatch(NamedTuple):
-    """Columns of a batch of rows, memory-mapped. The offsets are memory views, whose items are Python integers."""
-
-    queries: NDArray[np.int64]
-    document_ends: memoryview
-    documents: NDArray[np.int64]
-    score_ends: memoryview
-    scores: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch) -> _RowBatch:
-        queries, documents, scores = batch.columns
-        ends = [memoryview(column.offsets.buffers()[1]).cast("B").cast("i") for column in (documents, scores)]
-        return cls(queries.to_numpy(), ends[0], documents.values.to_numpy(), ends[1], scores.values.to_numpy())
-
-
 class Table:
-    """Texts and rows that a `TableWriter` has written, memory-mapped. A pickled or copied table holds only the path.
-
-    Args:
-        folder: Folder of the table.
-    """
+    """Texts and rows that a `TableWriter` has written, memory-mapped. A pickled or copied table holds only the path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.texts = TextColumn(folder / "texts.arrow")
         order = [batch.column(0).to_numpy() for batch in _read_batches(folder / "order.arrow")]
         self.order: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *order])
-        batches = _read_batches(folder / "rows.arrow")
-        self._first: list[int] = _first_numbers(batches).tolist()
-        self._batches = [_RowBatch.of(batch) for batch in batches]
+        self._batches = [
+            (queries.to_numpy(), _offsets(documents), documents.values.to_numpy(), _offsets(scores), scores.values.to_numpy())
+            for queries, documents, scores in (batch.columns for batch in _read_batches(folder / "rows.arrow"))
+        ]
 
     def __getitem__(self, number: int) -> Row:
-        position = bisect_right(self._first, number) - 1
-        batch, row = self._batches[position], number - self._first[position]
-        documents = batch.documents[batch.document_ends[row] : batch.document_ends[row + 1]]
-        return Row(int(batch.queries[row]), documents, batch.scores[batch.score_ends[row] : batch.score_ends[row + 1]])
+        batch, row = divmod(number, BLOCK)  # all batches but the last have BLOCK rows
+        queries, ends, documents, score_ends, scores = self._batches[batch]
+        return Row(int(queries[row]), documents[ends[row] : ends[row + 1]], scores[score_ends[row] : score_ends[row + 1]])
 
     def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
         return Table, (self._folder,)
+
+
+class RowCounts(NamedTuple):
+    """Counts of the rows of a run, as recorded beside their table.
+
+    Attributes:
+        documents: Documents n per row: the positive and n - 1 negatives.
+        rows: Number of rows.
+        skipped: Rows that were excluded because they have fewer than n documents or no query.
+        copies: Documents that were excluded from their rows because they are blank or equal to another document of the row.
+        not_relevant: Rows that were excluded because their label says that no document is relevant.
+        short: Rows with fewer than n documents.
+        cut: Rows with more than n documents.
+        sha256: Checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data.
+    """
+
+    documents: int
+    rows: int
+    skipped: int
+    copies: int
+    not_relevant: int
+    short: int
+    cut: int
+    sha256: str
 
 
 class TrainingRows:
@@ -338,44 +273,18 @@ class TrainingRows:
 
     Args:
         table: The table.
-        documents_per_row: Documents n per row: the positive and n - 1 negatives.
+        counts: Its counts, which are attributes of the rows too.
         scored: Rows have teacher scores.
-        sha256: Checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data.
-        skipped: Rows that were excluded because they have fewer than n documents or no query.
-        copies: Documents that were excluded from their rows because they are blank or equal to another document of the row.
         seed: Random seed for the negatives; None if nothing is drawn.
-        short: Rows with fewer than n documents.
-        cut: Rows with more than n documents.
-        not_relevant: Rows that were excluded because their label says that no document is relevant.
         repeats: Short rows get n documents, some of their negatives more than once.
 
     Attributes:
         epoch: Epoch whose negatives are drawn, from 0.
     """
 
-    def __init__(  # noqa: PLR0913  # each is a fact about the rows
-        self,
-        table: Table,
-        documents_per_row: int,
-        *,
-        scored: bool,
-        sha256: str,
-        skipped: int,
-        copies: int,
-        seed: int | None,
-        short: int = 0,
-        cut: int = 0,
-        not_relevant: int = 0,
-        repeats: bool = False,
-    ) -> None:
-        self.documents_per_row = documents_per_row
+    def __init__(self, table: Table, counts: RowCounts, *, scored: bool, seed: int | None, repeats: bool = False) -> None:
+        self.documents_per_row, _, self.skipped, self.copies, self.not_relevant, self.short, self.cut, self.sha256 = counts
         self.scored = scored
-        self.sha256 = sha256
-        self.skipped = skipped
-        self.copies = copies
-        self.short = short
-        self.cut = cut
-        self.not_relevant = not_relevant
         self.epoch = 0
         self._repeats = repeats
         self._table = table
@@ -438,52 +347,36 @@ class TrainingRows:
         return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
 
 
-class IdWriter:
-    """Writes ids to an Arrow file and hashes them, 8 bytes each in memory.
+class IdIndex:
+    """Numbers of ids, found by their hashes, 8 bytes each in memory; ids of equal hash are compared on disk. Useful to one process.
 
     Args:
         path: File to create for the ids.
-        hashed: A signed hash of at most 64 bits. Python's own differs between processes, so the index is only for this process.
+        hashed: A signed hash of at most 64 bits. Python's own differs between processes.
     """
 
     def __init__(self, path: Path, *, hashed: Callable[[str], int] = hash) -> None:
         self._path = path
         self._hashed = hashed
-        self._ids = TextWriter(path)
-        self._hashes = array("q")
+        self._writer = ArrowWriter(path)
+        self._added = array("q")
 
     def add(self, key: str, encoded: bytes) -> None:
         """Append an id, as a string and in UTF-8."""
-        self._ids.add(encoded)
-        self._hashes.append(self._hashed(key))
+        self._writer.add(encoded, size=len(encoded))
+        self._added.append(self._hashed(key))
 
-    def finish(self) -> IdIndex:
-        """Close the file and sort the hashes."""
-        self._ids.close()
-        hashes = np.frombuffer(self._hashes, np.int64) if self._hashes else np.empty(0, np.int64)
-        return IdIndex(TextColumn(self._path), hashes, self._hashed)
-
-
-class IdIndex:
-    """Numbers of ids, found by binary search over their sorted hashes. Ids of equal hash are compared.
-
-    Args:
-        ids: The ids.
-        hashes: Hash of each id, (T,) int64.
-        hashed: The hash function.
-    """
-
-    def __init__(self, ids: TextColumn, hashes: NDArray[np.int64], hashed: Callable[[str], int]) -> None:
-        self.ids = ids
+    def finish(self) -> None:
+        """Close the file and sort the hashes; afterwards ids are found."""
+        self._writer.close()
+        self.ids = TextColumn(self._path)
+        hashes = np.array(self._added, np.int64)
         self._numbers = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._numbers]
-        self._hashed = hashed
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        del self._added
 
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the number of each id, (B,); -1 for an unknown id."""
+        """Return the first number of each id, (B,); -1 for an unknown id."""
         wanted = np.fromiter(map(self._hashed, ids), np.int64, len(ids))
         found = np.full(len(ids), -1, np.int64)
         at = np.searchsorted(self._hashes, wanted)
@@ -500,20 +393,9 @@ class IdIndex:
         return found
 
     def repeated(self) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of an id and of each of its repetitions, the first number first."""
-        starts = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        group: list[int] = []
-        for start in starts.tolist():
-            if not group or group[-1] != start:
-                yield from self._equal_ids(group)
-                group = [start]
-            group.append(start + 1)
-        yield from self._equal_ids(group)
-
-    def _equal_ids(self, group: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Repetitions among entries of equal hash."""
-        first: dict[str, int] = {}
-        for number in sorted(self._numbers[group].tolist()):
-            known = first.setdefault(self.ids[number], number)
-            if known != number:
-                yield known, number
+        """Yield the first number of an id and that of each repetition."""
+        shared = np.append(False, self._hashes[1:] == self._hashes[:-1])[: len(self._hashes)]
+        for numbers in blocks(np.sort(self._numbers[shared]).tolist()):
+            yield from (
+                (one, other) for one, other in zip(self.find(self.ids.take(numbers)).tolist(), numbers, strict=True) if one != other
+            )

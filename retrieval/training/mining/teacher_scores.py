@@ -44,7 +44,7 @@ from quiver.retrieval.models.batches import BatchSize, copies_for
 from quiver.retrieval.models.loading import check_device, check_is_model, default_device, is_cross_encoder, load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
-from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
+from quiver.retrieval.training.data.prepare import IdNumbering, TextsById, read_text_entries
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
 from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
 from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
@@ -189,7 +189,7 @@ def _number_ids(section: DataSection, rows: _RowReader, writer: TableWriter, fol
     if section.queries is None or section.documents is None:
         raise InputError("rows of ids need the sources of their texts; set queries and documents")
     queries, documents = (
-        write_texts_by_id(
+        TextsById(
             read_text_entries(source, id_field, section.text_field),
             writer,
             folder / f"{name}.arrow",

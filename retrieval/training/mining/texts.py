@@ -30,7 +30,7 @@ from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
 from quiver.retrieval.training.data.sources import Example, read_whole
-from quiver.retrieval.training.data.table import BLOCK, TextColumn, TextWriter, blocks
+from quiver.retrieval.training.data.table import BLOCK, ArrowWriter, TextColumn, blocks
 from quiver.retrieval.training.recipe import DataSection
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class TextTableWriter:
     def __init__(self, folder: Path, *, index: Index | None = None, by_content: bool = True) -> None:
         self._stem = folder / "texts.arrow"
         self._index_texts = None if index is None else IndexTexts(index)
-        self._texts, self._ids = TextWriter(self._stem), TextWriter(folder / "ids.arrow")
+        self._texts, self._ids = ArrowWriter(self._stem), ArrowWriter(folder / "ids.arrow")
         self._identities = bytearray()
         self._digest = hashlib.sha256()
         self._known = KeyTable() if by_content else None
@@ -129,8 +129,8 @@ class TextTableWriter:
 
     def add(self, documents: Sequence[Document]) -> None:
         """Append documents under their ids, even if their texts are already in the table."""
-        for document in documents:
-            self._texts.add(document.text.encode("utf-8"))
+        for text in (document.text.encode("utf-8") for document in documents):
+            self._texts.add(text, size=len(text))
         self._remember([document.id for document in documents], [document.text for document in documents])
 
     def number(self, texts: Sequence[str]) -> NDArray[np.int64]:

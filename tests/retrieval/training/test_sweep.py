@@ -18,7 +18,7 @@ from quiver.encoder.training.recipe_file import find_recipe
 from quiver.encoder.training.run_folder import lock_run
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
-from quiver.retrieval.training.data.prepare import Built
+from quiver.retrieval.training.data.table import RowCounts
 from quiver.retrieval.training.recipe import SCORE, DataSection, Recipe
 from quiver.retrieval.training.sweep import DATA, Grid, Sweep, make_grid, run_sweep
 
@@ -318,7 +318,7 @@ def test_runs_share_prepared_rows(make_recipe: Callable[..., Recipe], tmp_path: 
     grid, out, built, fails = make_grid(tmp_path / "recipe.json", settings), tmp_path / "out", list[Path](), {"learning_rate=0.01"}
     whole = prepare.build_table
 
-    def counted(section: DataSection, folder: Path, *, seed: int, advance: Callable[[int], None]) -> Built:
+    def counted(section: DataSection, folder: Path, *, seed: int, advance: Callable[[int], None]) -> RowCounts:
         built.append(folder)
         return whole(section, folder, seed=seed, advance=advance)
 

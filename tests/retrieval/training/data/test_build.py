@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import Pair, split_pairs
 from quiver.retrieval.training.data import TrainingRows, prepare_rows, rows_of_pairs
-from quiver.retrieval.training.data.prepare import TextEntry, write_texts_by_id
+from quiver.retrieval.training.data.prepare import TextEntry, TextsById
 from quiver.retrieval.training.data.table import TableWriter
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
@@ -118,7 +118,7 @@ def test_ids_of_equal_hash_keep_their_texts(tmp_path: Path) -> None:
     with TableWriter(tmp_path / "table") as writer:
         writer.add_text(b"something before")
         entries = [TextEntry("f:1", f"id{n}", f"text {n}") for n in range(50)]
-        found = write_texts_by_id(entries, writer, tmp_path / "ids.arrow", source="f", advance=lambda steps: None, hashed=lambda key: 1)
+        found = TextsById(entries, writer, tmp_path / "ids.arrow", source="f", advance=lambda steps: None, hashed=lambda key: 1)
         assert found.numbers(["id7", "id49", "none"]).tolist() == [8, 50, -1]
 
 

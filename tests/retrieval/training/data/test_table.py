@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.retrieval.training.data.table import IdIndex, IdWriter, TextColumn, TextWriter
+from quiver.retrieval.training.data.table import ArrowWriter, IdIndex, TextColumn
 
 TEXTS = ["", "plain", "üñí 한국어 🎯", "two\nlines\r\n", "", "x" * 5000]
 HASHES: dict[str, Callable[[str], int]] = {"good": hash, "always equal": lambda key: 7, "few": lambda key: len(key) - 2}
 
 
 def written(folder: Path, texts: Sequence[str]) -> TextColumn:
-    writer = TextWriter(folder / "texts.arrow")
-    assert [writer.add(text.encode()) for text in texts] == list(range(len(texts)))
+    writer = ArrowWriter(folder / "texts.arrow")
+    assert [writer.add(text.encode(), size=len(text)) for text in texts] == list(range(len(texts)))
     assert len(writer) == len(texts)
     writer.close()
     return TextColumn(folder / "texts.arrow")
@@ -65,14 +65,15 @@ def test_copies_hold_no_texts(tmp_path: Path) -> None:
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     written(tmp_path, TEXTS)
     with pytest.raises(FileExistsError):
-        TextWriter(tmp_path / "texts.arrow")
+        ArrowWriter(tmp_path / "texts.arrow")
 
 
 def indexed(folder: Path, ids: Sequence[str], hashed: Callable[[str], int] = hash) -> IdIndex:
-    writer = IdWriter(folder / "ids.arrow", hashed=hashed)
+    index = IdIndex(folder / "ids.arrow", hashed=hashed)
     for key in ids:
-        writer.add(key, key.encode())
-    return writer.finish()
+        index.add(key, key.encode())
+    index.finish()
+    return index
 
 
 @pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
@@ -80,7 +81,7 @@ def test_ids_are_found_whatever_their_hashes(tmp_path: Path, hashed: Callable[[s
     rng = np.random.default_rng(0)
     ids = [f"{'x' * (number % 5)}{number}" for number in rng.permutation(300).tolist()]
     found = indexed(tmp_path, ids, hashed)
-    assert len(found) == 300
+    assert len(found.ids) == 300
     asked = rng.integers(0, 300, 1000).tolist()
     np.testing.assert_array_equal(found.find([ids[number] for number in asked]), asked)
     np.testing.assert_array_equal(found.find(["nobody", ids[3], "", "x"]), [-1, 3, -1, -1])
