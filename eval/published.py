@@ -2,14 +2,12 @@
 
 Source: ModernBERT, arXiv:2412.13663, read from two copies of the paper:
 
-- Tables 1 (section 3), 7, 8 and 9 (appendix E.2): retrieval on BEIR, long text and code, nDCG@10 in points (GLUE in Table 1 in its own
-  measures), and the learning rates used. All cells of Tables 7 and 8 agree in both copies, and all cells of Table 1 except one, which is
-  illegible in one copy (CSN of the base ModernBERT, 56.4 in the other).
-- Tables 5 and 6 (appendix E.1): GLUE scores on the development sets, and ModernBERT's fine-tuning settings. According to the caption, the
-  rows of the other encoders come from Liu et al. 2019, Table 8 (RoBERTa), Portes et al. 2023, Table S3 (BERT, MosaicBERT), Nussbaum et al.
-  2024, Table 2 (NomicBERT), Zhang et al. 2024, Table 21 (GTE-en-MLM), Qiang et al. 2024, Table 2 (DeBERTaV3-base), and He et al. 2023,
-  Table 3 (DeBERTaV3-large).
-- Tables 2 (section 4), 10 and 11 (appendix F): speed on 8,192 documents of random tokens per set, one NVIDIA RTX 4090, means of ten runs.
+- Tables 1 (section 3), 7 and 8 (appendix E.2): retrieval on BEIR, long text and code, nDCG@10 in points (GLUE in Table 1 in its own
+  measures). All cells of Tables 7 and 8 agree in both copies, and all cells of Table 1 except one, which is illegible in one copy (CSN of
+  the base ModernBERT, 56.4 in the other).
+- Table 5 (appendix E.1): GLUE scores on the development sets. According to the caption, the rows of the other encoders come from Liu et al.
+  2019, Table 8 (RoBERTa), Portes et al. 2023, Table S3 (BERT, MosaicBERT), Nussbaum et al. 2024, Table 2 (NomicBERT), Zhang et al. 2024,
+  Table 21 (GTE-en-MLM), Qiang et al. 2024, Table 2 (DeBERTaV3-base), and He et al. 2023, Table 3 (DeBERTaV3-large).
 
 An average in Tables 7 and 8 is the mean of its fifteen columns, rounded to one decimal. In four rows the rounded columns give 0.1 more
 or less (`AVERAGES_OFF_BY_ROUNDING`). The paper's averages are kept; Table 1 repeats them. Table 5 has no averages. Table 1 has them, for
@@ -187,30 +185,6 @@ AVERAGES_OFF_BY_ROUNDING: frozenset[tuple[int, str]] = frozenset(
 """(table, row) pairs whose published average is not the mean of the rounded columns, rounded to one decimal."""
 
 
-@dataclass(frozen=True)
-class LearningRates:
-    """A row of Table 9: peak learning rates."""
-
-    single_vector: float
-    multi_vector: float
-
-
-TABLE_9: Mapping[tuple[str, Size], LearningRates] = {
-    ("BERT", "base"): LearningRates(5e-5, 8e-5),
-    ("RoBERTa", "base"): LearningRates(3e-5, 8e-5),
-    ("DeBERTaV3", "base"): LearningRates(8e-5, 5e-5),
-    ("NomicBERT", "base"): LearningRates(5e-5, 1e-4),
-    ("GTE-en-MLM", "base"): LearningRates(5e-5, 8e-5),
-    ("ModernBERT", "base"): LearningRates(8e-5, 1e-4),
-    ("BERT", "large"): LearningRates(3e-5, 1e-4),
-    ("RoBERTa", "large"): LearningRates(3e-5, 1e-5),
-    ("DeBERTaV3", "large"): LearningRates(8e-5, 1e-5),
-    ("GTE-en-MLM", "large"): LearningRates(3e-5, 3e-5),
-    ("ModernBERT", "large"): LearningRates(1e-4, 3e-5),
-}
-"""(model, size) -> learning rates used for Tables 7 and 8: the best of 1e-5, 2e-5, 3e-5, 5e-5, 8e-5 and 1e-4 by the mean score on
-NFCorpus, SciFact, TREC-Covid and FiQA."""
-
 BM25_SOURCE = "pyserini's two-click reproductions, BM25 over flat BEIR indexes, github.com/castorini/pyserini"
 """Source of `BM25_FLAT`, for reports."""
 
@@ -265,119 +239,3 @@ TABLE_5: tuple[PublishedRow, ...] = (
     _glue_row("ModernBERT", "large", (71.4, 97.1, 91.7, 92.8, 92.7, 90.8, 95.2, 92.1)),
 )
 """Rows of Table 5 in the paper's order; their averages are those of Table 1."""
-
-
-@dataclass(frozen=True)
-class HyperParameters:
-    """Fine-tuning settings of one model on one GLUE task, a cell of Table 6."""
-
-    learning_rate: float
-    weight_decay: float
-    epochs: int
-
-
-TABLE_6: Mapping[tuple[str, Size], HyperParameters] = {
-    ("CoLA", "base"): HyperParameters(8e-5, 1e-6, 5),
-    ("MNLI", "base"): HyperParameters(5e-5, 5e-6, 1),
-    ("MRPC", "base"): HyperParameters(5e-5, 5e-6, 10),
-    ("QNLI", "base"): HyperParameters(8e-5, 5e-6, 2),
-    ("QQP", "base"): HyperParameters(5e-5, 5e-6, 10),
-    ("RTE", "base"): HyperParameters(5e-5, 1e-5, 3),
-    ("SST-2", "base"): HyperParameters(8e-5, 1e-5, 2),
-    ("STS-B", "base"): HyperParameters(8e-5, 5e-6, 10),
-    ("CoLA", "large"): HyperParameters(3e-5, 8e-6, 5),
-    ("MNLI", "large"): HyperParameters(3e-5, 1e-5, 1),
-    ("MRPC", "large"): HyperParameters(8e-5, 5e-6, 2),
-    ("QNLI", "large"): HyperParameters(3e-5, 5e-6, 2),
-    ("QQP", "large"): HyperParameters(5e-5, 8e-6, 2),
-    ("RTE", "large"): HyperParameters(5e-5, 8e-6, 3),
-    ("SST-2", "large"): HyperParameters(1e-5, 1e-6, 3),
-    ("STS-B", "large"): HyperParameters(8e-5, 1e-5, 10),
-}
-"""(task, size) -> settings of ModernBERT's fine-tuning."""
-
-
-EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents per set, means of 10 runs"
-"""Source of the figures, for reports."""
-
-EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
-"""The four sets in the order of the columns: short fixed, short variable, long fixed, long variable."""
-
-
-@dataclass(frozen=True)
-class SetStatistics:
-    """Statistics of one set of documents, a row of Table 10; lengths are in tokens."""
-
-    documents: int
-    tokens: int
-    shortest: int
-    longest: int
-
-
-TABLE_10: Mapping[str, SetStatistics] = {
-    "fixed-512": SetStatistics(8_192, 4_194_304, 512, 512),
-    "variable-256": SetStatistics(8_192, 2_096_510, 32, 476),
-    "fixed-8192": SetStatistics(8_192, 67_108_864, 8_192, 8_192),
-    "variable-4096": SetStatistics(8_192, 33_604_913, 171, 7_624),
-}
-"""Name of a set -> its statistics."""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Runtime of one model on one set of documents, a cell of Table 11."""
-
-    seconds: float
-    deviation: float
-
-
-@dataclass(frozen=True)
-class EncoderEfficiency:
-    """Speed and memory of one model, a row of Tables 2 and 11; sets with a dash in the tables are missing."""
-
-    model: str
-    size: Literal["base", "large"]
-    largest_batch: Mapping[int, int]
-    kilotokens: Mapping[str, float]
-    runtimes: Mapping[str, Runtime]
-
-
-def _speed_row(
-    model: str,
-    size: Literal["base", "large"],
-    batches: tuple[int, ...],
-    kilotokens: tuple[float, ...],
-    runtimes: tuple[tuple[float, float] | None, ...],
-) -> EncoderEfficiency:
-    return EncoderEfficiency(
-        model=model,
-        size=size,
-        largest_batch=dict(zip((512, 8_192), batches, strict=False)),
-        kilotokens=dict(zip(EFFICIENCY_SETS, kilotokens, strict=False)),
-        runtimes={name: Runtime(*cell) for name, cell in zip(EFFICIENCY_SETS, runtimes, strict=False) if cell},
-    )
-
-
-# Table 11 gives a runtime for a variable set only if it was measured. A model that pads needs as long as for the fixed set, and
-# Table 2 gives half of the fixed set's throughput. In some copies of the paper, three cells of the large models (4144.7, 4059.1 and
-# 1433.9 seconds) have a digit swapped or missing; the values here agree with Tables 2 and 10, and a test checks that for all cells.
-ENCODER_EFFICIENCY: tuple[EncoderEfficiency, ...] = (
-    _speed_row("BERT", "base", (1096,), (180.4, 90.2), ((23.3, 0.02),)),
-    _speed_row("RoBERTa", "base", (664,), (179.9, 89.9), ((23.3, 0.19),)),
-    _speed_row("DeBERTaV3", "base", (236,), (70.2, 35.1), ((59.7, 0.11),)),
-    _speed_row("NomicBERT", "base", (588, 36), (117.1, 58.5, 46.1, 23.1), ((35.8, 0.01), None, (1455.5, 0.31))),
-    _speed_row("GTE-en-MLM", "base", (640, 38), (123.7, 61.8, 46.8, 23.4), ((33.9, 1.21), None, (1434.7, 3.69))),
-    _speed_row(
-        "GTE-en-MLM xformers", "base", (640, 38), (122.5, 128.6, 47.5, 67.3), ((34.2, 0.10), (16.3, 0.04), (1412.6, 3.19), (499.2, 0.11))
-    ),
-    _speed_row("ModernBERT", "base", (1604, 98), (148.1, 147.3, 123.7, 133.8), ((28.3, 0.55), (14.2, 0.01), (542.4, 0.20), (251.2, 0.32))),
-    _speed_row("BERT", "large", (792,), (54.4, 27.2), ((77.1, 1.50),)),
-    _speed_row("RoBERTa", "large", (460,), (42.0, 21.0), ((99.8, 1.79),)),
-    _speed_row("DeBERTaV3", "large", (134,), (24.6, 12.3), ((170.8, 0.06),)),
-    _speed_row("GTE-en-MLM", "large", (472, 28), (38.7, 19.3, 16.2, 8.1), ((108.4, 0.07), None, (4144.7, 0.05))),
-    _speed_row(
-        "GTE-en-MLM xformers", "large", (472, 28), (38.5, 40.4, 16.5, 22.8), ((109.0, 0.14), (51.9, 0.02), (4059.1, 4.55), (1476.3, 0.94))
-    ),
-    _speed_row("ModernBERT", "large", (770, 48), (52.3, 52.9, 46.8, 49.8), ((80.1, 1.65), (39.6, 0.02), (1433.9, 0.99), (674.9, 0.15))),
-)
-"""All rows of Tables 2 and 11."""

@@ -10,7 +10,18 @@ from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.nlu.recipes import GLUE_KINDS, load_glue_recipe
-from quiver.eval.published import TABLE_6
+
+# Table 6 of the ModernBERT paper (arXiv:2412.13663): task -> learning rate, weight decay and epochs of the base and of the large model.
+TABLE_6 = {
+    "cola": {"base": (8e-5, 1e-6, 5), "large": (3e-5, 8e-6, 5)},
+    "mnli": {"base": (5e-5, 5e-6, 1), "large": (3e-5, 1e-5, 1)},
+    "mrpc": {"base": (5e-5, 5e-6, 10), "large": (8e-5, 5e-6, 2)},
+    "qnli": {"base": (8e-5, 5e-6, 2), "large": (3e-5, 5e-6, 2)},
+    "qqp": {"base": (5e-5, 5e-6, 10), "large": (5e-5, 8e-6, 2)},
+    "rte": {"base": (5e-5, 1e-5, 3), "large": (5e-5, 8e-6, 3)},
+    "sst2": {"base": (8e-5, 1e-5, 2), "large": (1e-5, 1e-6, 3)},
+    "stsb": {"base": (8e-5, 5e-6, 10), "large": (8e-5, 1e-5, 10)},
+}
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
@@ -22,13 +33,9 @@ def test_the_shipped_recipes_have_the_settings_of_the_paper(size: Literal["base"
     assert set(recipe.model.from_mnli) == {"rte", "mrpc", "stsb"}
     assert recipe.trained == ["cola", "sst2", "qqp", "mnli", "qnli", "mrpc", "stsb", "rte"]
     for task in TASKS:
-        updates, published = recipe.updates(task), TABLE_6[TASKS[task].title, size]
+        updates = recipe.updates(task)
         assert updates is not None
-        assert (updates.learning_rate, updates.weight_decay, updates.epochs) == (
-            published.learning_rate,
-            published.weight_decay,
-            published.epochs,
-        )
+        assert (updates.learning_rate, updates.weight_decay, updates.epochs) == TABLE_6[task][size]
     assert recipe.training.decoupled_decay
     assert recipe.training.patience is not None
 
