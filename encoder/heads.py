@@ -27,9 +27,10 @@ from torch.nn import functional as F
 
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
+from quiver.encoder.dropout import Dropout
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, product_dtype, use_triton
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, product_dtype, use_triton
 from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}

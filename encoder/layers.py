@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from quiver.encoder.attention import attend
+from quiver.encoder.attention.layout import split_qkv
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import Linear
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, Norm, add_norm, embed, gated, rotate, split_qkv
+from quiver.encoder.dropout import Dropout
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Norm, add_norm, embed, gated, rotate
 from quiver.encoder.packing import PackedBatch, PaddedBatch
 from quiver.encoder.positions import alibi_slopes
 
@@ -94,16 +96,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
-        q, k, v = self._heads(hidden, rope, batch_invariant=batch.batch_invariant)
+        q, k, v = self._heads(hidden, rope)
         dropout = self.probability_dropout if self.training else 0.0
         mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
         output: Tensor = self.out(mixed.flatten(1))
         return output
 
-    def _heads(self, hidden: Tensor, rope: RotaryRows | None, *, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, (N, H, K) each, from one product."""
         qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
-        return split_qkv(qkv) if rope is None else rotate(qkv, *rope, batch_invariant=batch_invariant)
+        return split_qkv(qkv) if rope is None else rotate(qkv, *rope)
 
 
 class MLP(nn.Module):

@@ -24,10 +24,10 @@ from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply, plain_rows
+from quiver.encoder.dropout import drop
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
-from quiver.encoder.ops import drop
 
 
 class LoRALinear(nn.Module):

@@ -1,4 +1,4 @@
-"""Token-wise arithmetic between the matrix products: activations, gates, norms, rotary positions, dropout.
+"""Token-wise arithmetic between the matrix products: activations, gates, norms, rotary positions.
 
 On CUDA tensors each operation runs as one Triton kernel (`quiver.encoder.gpu`); elsewhere it runs as PyTorch operators.
 `choose_ops` decides which.
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.support import row_kernels_run
+from quiver.encoder.attention.layout import join_qkv
+from quiver.encoder.dropout import drop
 from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -251,65 +252,11 @@ def embed(
     return normalize(hidden, norm)
 
 
-def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (N, 3, H, K) into queries, keys and values: views (N, H, K)."""
-    if qkv.device.type == "cpu" and qkv.requires_grad and not torch.compiler.is_compiling():
-        views: tuple[Tensor, Tensor, Tensor] = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return views
-    q, k, v = qkv.unbind(1)
-    return q, k, v
-
-
-class _SplitQKV(torch.autograd.Function):
-    """Unbinding whose gradient is not copied if attention has written it in the layout of the product."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        del ctx
-        return qkv.unbind(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        del ctx
-        return join_qkv(*gradients)
-
-
-def empty_qkv(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate gradients of queries, keys and values, each shaped like ``like`` (N, H, K), which `join_qkv` need not copy."""
-    q, k, v = like.new_empty(len(like), 3, *like.shape[1:]).unbind(1)
-    return q, k, v
-
-
-def is_packed(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether three tensors (N, H, K) are the parts of one tensor (N, 3, H, K), such as those of `empty_qkv`."""
-    heads, width = q.shape[1:]
-    size = heads * width
-    starts = [part.storage_offset() - q.storage_offset() for part in (q, k, v)]
-    same = len({part.untyped_storage()._cdata for part in (q, k, v)}) == 1
-    return same and starts == [0, size, 2 * size] and {q.stride(), k.stride(), v.stride()} == {(3 * size, width, 1)}
-
-
-def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are parts of, otherwise a copy.
-
-    Example:
-        >>> parts = empty_qkv(torch.empty(2, 4, 8))
-        >>> join_qkv(*parts).data_ptr() == parts[0].data_ptr(), join_qkv(*(part.clone() for part in parts)).shape
-        (True, torch.Size([2, 3, 4, 8]))
-    """
-    if not is_packed(q, k, v):
-        return torch.stack((q, k, v), dim=1)
-    heads, width = q.shape[1:]
-    size = heads * width
-    return q.as_strided((len(q), 3, heads, width), (3 * size, size, width, 1))
-
-
 # Tokens rotated at a time on a CPU: their halves stay in its cache during the five passes over them.
 ROTARY_CHUNK = 1024
 
 
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Apply rotary positions to queries and keys, with gradients.
 
     The arithmetic is float32 for every dtype: at position 8,191 a bfloat16 angle is wrong by full turns.
@@ -318,7 +265,6 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = Fal
         qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be rotated in place.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
-        batch_invariant: See `quiver.encoder.PackedBatch`.
 
     Returns:
         Queries, keys and values, (N, H, K) each, in the dtype of the input.
@@ -328,7 +274,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = Fal
 
         return triton_rotary.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
-        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin, batch_invariant)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
     return rotate_reference(qkv, cos, sin)
 
@@ -352,39 +298,33 @@ class _RotateInPlace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         q, k, v = qkv.unbind(1)
-        return rotate_(q, cos, sin, batch_invariant=batch_invariant), rotate_(k, cos, sin, batch_invariant=batch_invariant), v
+        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         gradient = join_qkv(grad_q, grad_k, grad_v)
         for turned in gradient.unbind(1)[:2]:
             rotate_(turned, cos, -sin)
-        return gradient, None, None, None
+        return gradient, None, None
 
 
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> Tensor:
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions in place, without gradients; the arithmetic is float32 or wider.
 
     Args:
         heads: Queries or keys, (N, H, K); overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
-        batch_invariant: See `quiver.encoder.PackedBatch`.
 
     Returns:
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and row_kernels_run(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
-        from quiver.encoder.cpu import block_kernels
-
-        block_kernels.rotate_(heads, cos.contiguous(), sin.contiguous())
-        return heads
     for start in range(0, len(heads), ROTARY_CHUNK):
         chunk = heads[start : start + ROTARY_CHUNK]
         wide = chunk.to(torch.promote_types(heads.dtype, torch.float32))
@@ -396,91 +336,3 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = 
         if wide is not chunk:
             chunk.copy_(wide)
     return heads
-
-
-# Values processed at a time: as float32 they fill half of a common second-level cache.
-DROPOUT_CHUNK = 2**18
-
-
-def new_seed() -> int:
-    """Draw a seed from PyTorch's default generator; a generator uses 32 bits of its seed."""
-    return int(torch.randint(2**32, (), device="cpu"))
-
-
-def dropped_levels(probability: float, levels: int) -> int:
-    """Return how many of the equally probable ``levels`` drop a value: a probability above 0 and below 1, rounded in the same range."""
-    return min(max(round(probability * levels), 1), levels - 1)
-
-
-class DropoutMask:
-    """A reproducible stream of zeros and ones, drawn in pieces.
-
-    PyTorch draws one float per value, 7 ns of a core; here 64 random bits serve four or eight values, and the backward pass draws them
-    again from the seed instead of keeping a mask. The seed comes from PyTorch's default generator, so whatever replays that generator
-    replays the masks: checkpointing, GradCache, a resumed run.
-
-    Attributes:
-        scale: Factor for the kept values, so that the mean is preserved.
-    """
-
-    def __init__(self, probability: float, seed: int, *, bits: torch.dtype = torch.int16) -> None:
-        """Start a stream.
-
-        Args:
-            probability: Probability of dropping a value, above 0 and below 1; rounded to a multiple of 2**-16 or 2**-8 in the same range.
-            seed: Seed of the stream.
-            bits: Random bits per value: int16 or int8.
-        """
-        levels = 2 ** (8 * bits.itemsize)
-        dropped = dropped_levels(probability, levels)
-        self.scale = levels / (levels - dropped)
-        self._bits, self._threshold = bits, dropped - levels // 2
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def fill(self, place: Tensor) -> Tensor:
-        """Write 1 where a value is kept and 0 where it is dropped to a contiguous CPU tensor; returns it."""
-        count = -(-place.numel() * self._bits.itemsize // 8)
-        bits = torch.empty(count, dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=self._generator)
-        return torch.ge(bits.view(self._bits)[: place.numel()].view(place.shape), self._threshold, out=place)
-
-
-class Dropout(nn.Dropout):
-    """nn.Dropout with `DropoutMask` on a CPU; never in place, and not supported by torch.func."""
-
-    @property
-    def probability(self) -> float:
-        """The probability now: zero in evaluation. For functions that drop values themselves, such as `add_norm`."""
-        return self.p if self.training else 0.0
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        """Drop values in training; any shape."""
-        return drop(input, self.p, training=self.training)
-
-
-def drop(x: Tensor, probability: float, *, training: bool, chunk: int = DROPOUT_CHUNK) -> Tensor:
-    """Dropout of any shape; see torch.nn.functional.dropout."""
-    if not training or not 0 < probability < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, probability, training)
-    output: Tensor = _Dropout.apply(x, probability, new_seed(), chunk)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return output
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, probability: float, seed: int, chunk: int) -> Tensor:
-        ctx.drawn, ctx.chunk = (probability, seed), chunk
-        return _dropped(x, DropoutMask(probability, seed), chunk)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _dropped(gradient, DropoutMask(*ctx.drawn), ctx.chunk), None, None, None
-
-
-def _dropped(x: Tensor, kept: DropoutMask, chunk: int) -> Tensor:
-    x = x.contiguous()
-    output = torch.empty_like(x)
-    for values, place in zip(torch.split(x.view(-1), chunk), torch.split(output.view(-1), chunk), strict=True):
-        torch.mul(values, kept.fill(place), out=place)
-        place.mul_(kept.scale)
-    return output

@@ -20,7 +20,8 @@ from quiver.encoder.attention.packed import attend_packed
 from quiver.encoder.attention.reference import attend_padded, attend_reference
 from quiver.encoder.cpu.attention import attend_compiled
 from quiver.encoder.cpu.attention import is_supported as compiled_is_supported
-from quiver.encoder.cpu.support import WIDTH_MULTIPLE, bfloat16_kernels_run
+from quiver.encoder.cpu.kernels import bfloat16_kernels_run
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch, PaddedBatch, effective_window
 

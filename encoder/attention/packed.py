@@ -28,7 +28,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from quiver.encoder.ops import DROPOUT_CHUNK, DropoutMask, empty_qkv, new_seed
+from quiver.encoder.attention.layout import empty_qkv
+from quiver.encoder.dropout import DROPOUT_CHUNK, DropoutMask, new_seed
 from quiver.encoder.packing import PackedBatch, places_by_length, token_order
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.cpu.support import enough_tokens, is_eager, kernels_run
-from quiver.encoder.ops import empty_qkv
+from quiver.encoder.attention.layout import empty_qkv
+from quiver.encoder.cpu.kernels import kernels_run
+from quiver.encoder.cpu.support import enough_tokens, is_eager
 from quiver.encoder.packing import PackedBatch
 
 UNIT_BYTES = 4

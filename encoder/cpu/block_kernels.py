@@ -1,4 +1,4 @@
-"""Kernels of a block around attention: hidden states to heads, attention output to the next hidden states, and two passes over rows.
+"""Kernels of a block around attention: hidden states to heads, and attention output to the next hidden states.
 
 A task is a few panels of LANES tokens, whose states stay in a core's second-level cache from start to end: norms, biases, gates,
 activations, RoPE and residual sums are computed beside the products, and only heads and hidden states are written to memory. Rows of a
@@ -9,9 +9,6 @@ int8 matrices multiply tokens that are rotated (`quiver.encoder.cpu.linear.hadam
 step; the sums are exact, and everything but the products is float32. bfloat16 matrices multiply tokens rounded to bfloat16; heads are
 bfloat16 then, and sums, norms, activations and the residual stream float32. The argument ``kind`` names the dtype of the matrices:
 `FLOAT32`, `BFLOAT16` or `INT8`.
-
-RoPE of separate heads and activation gradients process tokens row by row, in one pass where PyTorch operators make five: a vector holds
-neighbouring values of one token, which is not transposed to lanes.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -24,15 +21,12 @@ import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, INT8, LANES, amx_begin, amx_end
 from quiver.encoder.cpu.jit import CompiledCallback, jit
 from quiver.encoder.cpu.support import run_on_threads, thread_scratch
 from quiver.encoder.cpu.tiles import (
-    ACTIVATIONS,
     activate,
-    activation_gradients,
     copy,
     gate,
     gather,
@@ -43,7 +37,6 @@ from quiver.encoder.cpu.tiles import (
     numbers_of,
     product,
     rotate,
-    rotate_row,
     store_heads,
     store_rows,
 )
@@ -275,97 +268,3 @@ class BlockArguments:
         """Compute heads from hidden states or, if MIXED is set, hidden states from the attention output."""
         self.numbers[[TAKEN, MET]] = 0
         run_on_threads(self._entry.address, self.numbers.ctypes.data, len(self.scratch))
-
-
-# Tokens per task.
-TOKENS_PER_TASK = 32
-
-# Layout of the arguments of passes over rows: next task, N, and bytes per value of the heads to rotate; 0 for activation gradients.
-ROW_TAKEN, ROW_TOKENS, ROTATES = range(3)
-# Activation gradients: addresses of the activation's input, of the gradient of its output and of the gradient of its input; I, index of
-# the activation, whether it is gated.
-ROW_INNER, GRADIENT, OF_INNER, ROW_WIDTH, ROW_ACTIVATION, ROW_GATED = range(3, 9)
-# RoPE: address of the heads, strides of token and head in bytes, H; addresses of cosines and sines, R / 2.
-ROW_HEADS, ROW_TOKEN_STRIDE, ROW_HEAD_STRIDE, COUNT, ROW_COSINES, ROW_SINES, ROW_HALF = range(3, 10)
-ROW_SIZE = 10
-
-
-@jit
-def _rotate(call: NDArray[np.int64], token: int) -> None:
-    """Rotate all heads of a token."""
-    row, half = token * call[ROW_HALF] * _FLOAT, call[ROW_HALF]
-    heads = call[ROW_HEADS] + token * call[ROW_TOKEN_STRIDE]
-    for head in range(call[COUNT]):
-        address = heads + head * call[ROW_HEAD_STRIDE]
-        if call[ROTATES] == _FLOAT:
-            rotate_row(FLOAT32, address, half, call[ROW_COSINES] + row, call[ROW_SINES] + row)
-        else:
-            rotate_row(BFLOAT16, address, half, call[ROW_COSINES] + row, call[ROW_SINES] + row)
-
-
-@jit
-def _activation_backward(call: NDArray[np.int64], token: int) -> None:
-    """Backpropagate through the activation of a token."""
-    width = call[ROW_WIDTH]
-    place = token * width * _FLOAT
-    inner = place * (1 + call[ROW_GATED])
-    activation_gradients(
-        call[ROW_ACTIVATION], call[ROW_GATED], call[ROW_INNER] + inner, width, call[GRADIENT] + place, call[OF_INNER] + inner
-    )
-
-
-@jit
-def _run_rows(call: NDArray[np.int64]) -> None:
-    """Run tasks until none is left; every thread runs this."""
-    while True:
-        first = next_index(call.ctypes.data + ROW_TAKEN * 8) * TOKENS_PER_TASK
-        if first >= call[ROW_TOKENS]:
-            return
-        for token in range(first, min(first + TOKENS_PER_TASK, call[ROW_TOKENS])):
-            if call[ROTATES]:
-                _rotate(call, token)
-            else:
-                _activation_backward(call, token)
-
-
-def _rows(pointer: Any) -> None:
-    """C entry of `_run_rows`."""
-    _run_rows(numba.carray(pointer, ROW_SIZE, np.int64))
-
-
-_ROWS_ENTRY = CompiledCallback(_rows)
-
-
-def _run(tokens: int, *, turns: int, numbers: tuple[int, ...]) -> None:
-    call = np.zeros(ROW_SIZE, np.int64)
-    call[[ROW_TOKENS, ROTATES]] = tokens, turns
-    call[3 : 3 + len(numbers)] = numbers
-    run_on_threads(_ROWS_ENTRY.address, call.ctypes.data, torch.get_num_threads())
-
-
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Apply RoPE in place, on PyTorch's threads.
-
-    Args:
-        heads: (N, H, K) float32 or bfloat16, contiguous within a head.
-        cos: Cosines of the tokens' positions, (N, R/2) float32 and contiguous; R/2 is a multiple of 16.
-        sin: Sines, likewise.
-    """
-    size = heads.itemsize
-    strides = heads.stride(0) * size, heads.stride(1) * size
-    numbers = heads.data_ptr(), *strides, heads.shape[1], cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-    _run(len(heads), turns=size, numbers=numbers)
-
-
-def activation_backward_(inner: Tensor, gradient: Tensor, of_inner: Tensor, activation: str) -> None:
-    """Recompute an activation or gate and compute the gradient of its input, on PyTorch's threads.
-
-    Args:
-        inner: Input of the activation, (N, I) or, gated, (N, 2 I); all three tensors are float32 and contiguous, I is a multiple of 16.
-        gradient: Gradient of its output, (N, I); overwritten by the output.
-        of_inner: Receives the gradient of ``inner``, in its shape.
-        activation: A key of `quiver.encoder.cpu.tiles.ACTIVATIONS`.
-    """
-    gated = inner.shape[1] != gradient.shape[1]
-    numbers = inner.data_ptr(), gradient.data_ptr(), of_inner.data_ptr(), gradient.shape[1], ACTIVATIONS[activation], int(gated)
-    _run(len(inner), turns=0, numbers=numbers)

@@ -7,8 +7,7 @@ In training the forward pass runs the same kernels, with one autograd step on ei
 For the backward pass an encoder keeps the residual stream before attention and before the MLP, the heads, the attention output and the
 output of the MLP's first matrix. Norms are recomputed, which takes no longer than reading them from memory.
 
-Large batches that the kernels do not support in inference run by PyTorch operators in place, a chunk of tokens at a time. For all others
-`run_blocks` returns None; then `quiver.encoder.layers.Block.forward` runs the blocks.
+For what the kernels do not support `run_blocks` returns None; then `quiver.encoder.layers.Block.forward` runs the blocks.
 
 `optimize_for_inference` prepacks the matrices of an encoder. Small batches gain most: a lone query no longer waits for weights to be packed
 or widened from half precision.
@@ -31,26 +30,26 @@ from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.attention import attend
 from quiver.encoder.attention.dispatch import VARIABLE
+from quiver.encoder.attention.layout import join_qkv
 from quiver.encoder.cpu.attention import is_supported as attention_is_supported
+from quiver.encoder.cpu.kernels import amx_kernels_run, int8_kernels_run, kernels_available
 from quiver.encoder.cpu.linear import (
     MATRICES,
     Linear,
     PrepackedLinear,
-    Product,
     compute_dtype,
     has_plain_layout,
     int8_levels,
     is_cpu_inference,
     pack_weight,
-    packed_once,
     packed_product,
     product_gradients,
     weight_dtype,
 )
-from quiver.encoder.cpu.support import WIDTH_MULTIPLE, amx_kernels_run, int8_kernels_run, is_plain, kernels_available, row_kernels_run
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE, is_plain
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import MLP, Block, RotaryRows, SelfAttention, has_hooks
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated_backward, join_qkv, normalize, rotate, rotate_
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated_backward, rotate_
 from quiver.encoder.packing import PackedBatch
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Tokens per chunk of PyTorch operators: the inner states of ModernBERT-base's MLP, 9 MB, stay in the last-level cache. Smaller chunks make
+# Tokens per chunk of a backward pass: the inner states of ModernBERT-base's MLP, 9 MB, stay in the last-level cache. Smaller chunks make
 # the products that sum up weight gradients slower: an MLP of 384 and 1,536 takes, forward and backward over 7,000 tokens, 924 ms in chunks
 # of 256, 864 of 512, 855 of 1,024, 886 of 2,048, 912 in one piece.
 CHUNK = 1024
@@ -70,7 +69,7 @@ CHUNK = 1024
 def run_blocks(
     layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: Sequence[RotaryRows | None], *, checkpointing: bool = False
 ) -> Tensor | None:
-    """Run an encoder's blocks by compiled kernels, or in inference by PyTorch operators in chunks of tokens, where that is faster.
+    """Run an encoder's blocks by compiled kernels where that is faster.
 
     In inference a block with a forward hook, on itself or on a module inside it, runs by its own ``forward``, so that the hook fires.
 
@@ -85,9 +84,7 @@ def run_blocks(
         The residual stream after the last block, (N, D); None if `Block.forward` has to run the blocks.
     """
     if is_cpu_inference(hidden) and not any(layer.training for layer in layers):
-        if inference_is_supported(layers, batch, hidden, ropes[0]):
-            return _infer(layers, batch, hidden, ropes)
-        return _infer_in_chunks(layers, batch, hidden, ropes) if len(hidden) > CHUNK else None
+        return _infer(layers, batch, hidden, ropes) if inference_is_supported(layers, batch, hidden, ropes[0]) else None
     if not training_is_supported(layers, batch, hidden, ropes[0]):
         return None
     for layer, rope in zip(layers, ropes, strict=True):
@@ -134,49 +131,6 @@ def _infer(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: S
         mixed = attend(q, k, v, batch, layer.attention.window, slopes=layer.attention.slopes).contiguous()
         passes.make_states(layer, hidden, mixed, (hidden, hidden))
     return hidden
-
-
-def _infer_in_chunks(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: Sequence[RotaryRows | None]) -> Tensor:
-    """Run all blocks by PyTorch operators over the residual stream, in place and a few tokens at a time.
-
-    The results are those of `Block.forward`, whose temporaries are as long as the batch: the allocator returns them to the system, so that
-    every layer waits for new pages.
-    """
-    parts, heads = torch.split(hidden, CHUNK), layers[0].attention.heads
-    qkv = hidden.new_empty(len(hidden), 3, heads, hidden.shape[1] // heads)
-    for layer, rope in zip(layers, ropes, strict=True):
-        if has_hooks(layer):
-            _run_hooked(layer, batch, hidden, rope)
-            continue
-        attention, product = layer.attention, packed_once(layer.attention.qkv, hidden)
-        for part, rows in zip(parts, torch.split(qkv, CHUNK), strict=True):
-            rows.copy_(product(part if layer.norm_position == "post" else normalize(part, layer.attention_norm)).view_as(rows))
-        q, k, v = qkv.unbind(1) if rope is None else rotate(qkv, *rope, batch_invariant=batch.batch_invariant)
-        mixed = attend(q, k, v, batch, attention.window, slopes=attention.slopes).flatten(1)
-        product, mlp = packed_once(attention.out, hidden), _packed_mlp(layer.mlp, hidden)
-        for part, rows in zip(parts, torch.split(mixed, CHUNK), strict=True):
-            _add_updates(layer, part, product(rows), mlp)
-    return hidden
-
-
-def _packed_mlp(mlp: MLP, hidden: Tensor) -> Product:
-    """Return an MLP, without dropout, whose matrices are packed once for all hidden states."""
-    if "forward" in vars(mlp):  # replaced, as by `compile_encoder` in blocks with parallel norms
-        return mlp
-    up, down = packed_once(mlp.up, hidden), packed_once(mlp.down, hidden)
-    return lambda x: down(mlp.activate(up(x)))
-
-
-def _add_updates(block: Block, hidden: Tensor, update: Tensor, mlp: Product) -> None:
-    """Add attention's update and that of the MLP to C tokens of the residual stream, in place; (C, D) each."""
-    if block.norm_position == "post":
-        hidden.copy_(normalize(hidden.add_(update), block.attention_norm))
-        hidden.copy_(normalize(hidden.add_(mlp(hidden)), block.mlp_norm))
-    elif block.norm_position == "parallel":
-        hidden.add_(update.add_(mlp(normalize(hidden, block.attention_norm))))
-    else:
-        hidden.add_(update)
-        hidden.add_(mlp(normalize(hidden, block.mlp_norm)))
 
 
 def _run_hooked(layer: Block, batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> None:
@@ -538,7 +492,11 @@ def mlp_gradients(
     places = range(0, len(x), CHUNK)
     parts, upstreams = (torch.split(rows, CHUNK) for rows in (x, gradient))
     for start, part, upstream, up_to in zip(places, parts, upstreams, inner, strict=True):
-        activated, of_inner = activation_gradients(up_to, from_output(upstream), activation, gate=gate)
+        of_activated = from_output(upstream)
+        if gate:
+            activated, of_inner = gated_backward(up_to, of_activated, activation)
+        else:
+            activated, of_inner = ACTIVATION_FUNCTIONS[activation](up_to), ACTIVATION_GRADIENTS[activation](of_activated, up_to)
         if of_down is not None:
             of_down.addmm_(upstream.t(), activated)
         if of_up is not None:
@@ -548,19 +506,6 @@ def mlp_gradients(
         if of_x is not None:
             of_x[start : start + CHUNK] = from_inner(of_inner)
     return of_x, of_up, of_up_bias, of_down, gradient.sum(0) if wants_down_bias else None
-
-
-def activation_gradients(inner: Tensor, gradient: Tensor, activation: str, *, gate: bool) -> tuple[Tensor, Tensor]:
-    """Recompute the activation of a chunk, and the gradient of its input; ``gradient``, (C, I), may be overwritten."""
-    if inner.is_contiguous() and gradient.is_contiguous() and row_kernels_run(inner, gradient.shape[1]):
-        from quiver.encoder.cpu.block_kernels import activation_backward_
-
-        of_inner = torch.empty_like(inner)
-        activation_backward_(inner, gradient, of_inner, activation)
-        return gradient, of_inner
-    if gate:
-        return gated_backward(inner, gradient, activation)
-    return ACTIVATION_FUNCTIONS[activation](inner), ACTIVATION_GRADIENTS[activation](gradient, inner)
 
 
 def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") -> Encoder:

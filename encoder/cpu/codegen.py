@@ -97,7 +97,6 @@ _LEAST = -125.0  # smaller powers of two are 0
 
 FLOAT, BYTE, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 VECTOR, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
-HALVES = ir.VectorType(ir.IntType(16), WIDTH)
 
 FLOAT32, BFLOAT16, INT8 = np.float32(0), np.uint16(0), np.uint8(0)
 """What a function multiplies, as an argument of one of these types: float32, pairs of bfloat16, or quads of int8."""
@@ -141,10 +140,6 @@ class Code:
     def numbers(self, address: Any) -> Any:
         """Return an address as a pointer to float32."""
         return self.builder.inttoptr(address, FLOAT.as_pointer())
-
-    def halves(self, address: Any) -> Any:
-        """Return an address as a pointer to bfloat16."""
-        return self.builder.inttoptr(address, HALVES.element.as_pointer())
 
     def place(self, *factors: Any) -> Any:
         """Emit an offset: the sum of products, given as pairs (index, stride), and of single terms."""
@@ -216,21 +211,6 @@ class Code:
         places = ir.Constant(ir.VectorType(INT, len(order)), order)
         first, second = (self.builder.bitcast(each, narrow) for each in (first, second))
         return self.builder.bitcast(self.builder.shuffle_vector(first, second, places), VECTOR)
-
-    def load_halves(self, base: Any, place: Any) -> Any:
-        """Load a vector of bfloat16; the offset counts bfloat16 values."""
-        address = self.builder.bitcast(self.at(base, place), HALVES.as_pointer())
-        wide = self.builder.zext(self.builder.load(address, align=2), INTS)
-        return self._low_halves(wide)
-
-    def store_halves(self, value: Any, base: Any, place: Any) -> None:
-        """Store a vector as bfloat16, rounded to nearest even; the offset counts bfloat16 values."""
-        address = self.builder.bitcast(self.at(base, place), HALVES.as_pointer())
-        if bfloat16_is_native():
-            narrow = self._instruction("vcvtneps2bf16 $1, $0", "=v,v", HALVES, value)
-        else:
-            narrow = self.builder.trunc(self.builder.lshr(self._rounded(value), self.ints(16)), HALVES)
-        self.builder.store(narrow, address, align=2)
 
     def ints(self, value: int) -> Any:
         """A vector with a constant integer in all lanes."""

@@ -184,19 +184,6 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Product:
     return product
 
 
-def packed_once(matrix: nn.Module, x: Tensor) -> Product:
-    """Return a matrix for products with parts of ``x`` in inference: converted and packed once for all of them.
-
-    Args:
-        matrix: `Linear`; any other module is returned as it is.
-        x: All tokens, (N, D).
-    """
-    if type(matrix) is not Linear:
-        return matrix
-    weight, bias = matrix.weight.detach().to(x.dtype), None if matrix.bias is None else matrix.bias.detach().to(x.dtype)
-    return packed_product(pack_weight(weight, len(x)) if len(x) >= PACK_TOKENS and packable(x.dtype) else weight, bias)
-
-
 HADAMARD_SIZES = (64, 16, 4, 1)
 """Orders of the Hadamard matrix, powers of four: how many neighbouring features are rotated together."""
 

@@ -1,7 +1,7 @@
-"""What this CPU supports: fast dtypes and weight layouts, PyTorch's threads for compiled kernels, and whether the kernels can run.
+"""What this CPU supports: fast dtypes and weight layouts, and PyTorch's threads for compiled kernels.
 
-Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result. `assume`
-replaces answers, to run the code for another CPU. Importing this module loads neither numba nor a kernel.
+Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result.
+`quiver.encoder.cpu.kernels.assume` replaces answers, to run the code for another CPU. Importing this module loads no kernel.
 
 Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP runtimes have too.
 """
@@ -9,11 +9,9 @@ Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import logging
 import platform
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,65 +24,30 @@ logger = logging.getLogger(__name__)
 
 Question = TypeVar("Question", bound=Callable[..., bool])
 
-_CACHES: dict[str, Any] = {}
-_ASSUMED: dict[str, Callable[..., bool] | bool] = {}
+CACHES: dict[str, Any] = {}
+ASSUMED: dict[str, Callable[..., bool] | bool] = {}
 
 
-def _question(function: Question) -> Question:
-    """Answer a question about this CPU once per process, unless `assume` gives another answer."""
+def cpu_question(function: Question) -> Question:
+    """Answer a question about this CPU once per process, unless `quiver.encoder.cpu.kernels.assume` gives another answer."""
     name = function.__name__
-    answer = _CACHES[name] = cache(function)
+    answer = CACHES[name] = cache(function)
 
     @wraps(function)
     def ask(*arguments: Any) -> bool:
-        if name in _ASSUMED:
-            assumed = _ASSUMED[name]
+        if name in ASSUMED:
+            assumed = ASSUMED[name]
             return assumed(*arguments) if callable(assumed) else assumed
         return bool(answer(*arguments))
 
     return cast(Question, ask)
 
 
-@contextmanager
-def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
-    """Replace answers of this module's questions, for tests and measurements of the code for other CPUs.
-
-    Answers that follow from others change with them. An answer that the CPU cannot live up to makes the process crash.
-
-    Args:
-        answers: Name of a question, and its answer or a function of its arguments.
-
-    Raises:
-        ValueError: There is no such question.
-
-    Example:
-        >>> with assume(kernels_run=False):
-        ...     bfloat16_kernels_run()
-        False
-    """
-    if unknown := answers.keys() - _CACHES.keys():
-        raise ValueError(f"must be one of {', '.join(_CACHES)}, got {', '.join(sorted(unknown))}")
-    before = dict(_ASSUMED)
-    _ASSUMED.update(answers)
-    _forget()
-    try:
-        yield
-    finally:
-        _ASSUMED.clear()
-        _ASSUMED.update(before)
-        _forget()
-
-
-def _forget() -> None:
-    for answer in _CACHES.values():
-        answer.cache_clear()
-
-
 # The file in which Linux describes the CPU.
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-@_question
+@cpu_question
 def is_intel(cpu_info: Path = CPU_INFO) -> bool:
     """Return whether the CPU is made by Intel, as far as the operating system says.
 
@@ -100,7 +63,7 @@ def _has(*checks: str) -> bool:
     return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
-@_question
+@cpu_question
 def native_on_cpu(dtype: torch.dtype) -> bool:
     """Return whether this CPU multiplies a dtype at least as fast as float32; emulated half precision is several times slower.
 
@@ -114,7 +77,7 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
     return dtype == torch.float16 and _has("_is_amx_fp16_supported")
 
 
-@_question
+@cpu_question
 def has_fast_bfloat16() -> bool:
     """Return whether bfloat16 dot products run at twice the rate of float32 products, as on AMD CPUs from Zen 4 on.
 
@@ -124,7 +87,7 @@ def has_fast_bfloat16() -> bool:
     return _has("_is_avx512_bf16_supported") and not is_intel()
 
 
-@_question
+@cpu_question
 def has_amx() -> bool:
     """Return whether this CPU has the AMX matrix unit and the operating system lets this process use it.
 
@@ -133,13 +96,13 @@ def has_amx() -> bool:
     return _has("_is_amx_tile_supported") and _has("_init_amx")
 
 
-@_question
+@cpu_question
 def has_vnni() -> bool:
     """Return whether PyTorch's kernels sum four 8-bit products in one instruction (AVX-512 VNNI)."""
     return _has("_is_avx512_supported") and _has("_is_vnni_supported")
 
 
-@_question
+@cpu_question
 def has_fma() -> bool:
     """Return whether this is an x86 CPU with fused multiply-add, which came with AVX2.
 
@@ -148,14 +111,14 @@ def has_fma() -> bool:
     return _has("_is_avx2_supported", "_is_avx512_supported")
 
 
-@_question
+@cpu_question
 def has_onednn() -> bool:
     """Return whether this build of PyTorch has oneDNN's packed products."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@_question
+@cpu_question
 def prefers_plain_weights() -> bool:
     """Return whether MKL multiplies a thousand tokens with a plain weight faster than oneDNN does with a packed one.
 
@@ -225,62 +188,6 @@ WIDTH_MULTIPLE = 16
 SMALLEST_SPAN = 1e-30
 
 
-@_question
-def kernels_available() -> bool:
-    """Return whether the kernels should run here, without loading them."""
-    return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
-
-
-@_question
-def kernels_run() -> bool:
-    """Return whether the kernels do run here; logs a warning once if they should but do not."""
-    if not kernels_available():
-        return False
-    try:
-        from quiver.encoder.cpu import codegen, jit
-    except ImportError as error:
-        logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
-        return False
-    if not jit.can_cache():
-        return False
-    if reason := codegen.unsupported_reason():
-        logger.warning("encoding on this CPU is slower than it could be: %s", reason)
-        return False
-    return True
-
-
-@_question
-def bfloat16_kernels_run() -> bool:
-    """Return whether the kernels multiply bfloat16 faster than float32 here."""
-    if amx_kernels_run():
-        return True
-    if not has_fast_bfloat16() or not kernels_run():
-        return False
-    from quiver.encoder.cpu import codegen
-
-    return codegen.bfloat16_is_native()
-
-
-@_question
-def amx_kernels_run() -> bool:
-    """Return whether the kernels multiply bfloat16 and int8 by AMX here."""
-    if not has_amx() or not kernels_run():
-        return False
-    from quiver.encoder.cpu import codegen
-
-    return codegen.amx_is_native()
-
-
-@_question
-def int8_kernels_run(levels: int) -> bool:
-    """Return whether the kernels multiply int8 weights with unsigned activations up to ``levels`` here."""
-    if not kernels_run():
-        return False
-    from quiver.encoder.cpu import codegen
-
-    return codegen.int8_levels() >= levels
-
-
 def enough_tokens(tokens: int) -> bool:
     """Return whether a batch is large enough for the kernels to pay off."""
     return tokens >= MIN_TOKENS_PER_THREAD * torch.get_num_threads()
@@ -289,20 +196,6 @@ def enough_tokens(tokens: int) -> bool:
 def is_eager(x: Tensor) -> bool:
     """Return whether a tensor is plain data: not traced, compiled or transformed, without forward-mode gradients."""
     return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
-
-
-def row_kernels_run(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, batch_invariant: bool = False) -> bool:
-    """Return whether `quiver.encoder.cpu.block_kernels` supports these rows and is worth its overhead.
-
-    Args:
-        rows: One row per token, contiguous in the last dimension.
-        width: Number of values that the kernel processes in vectors.
-        dtypes: Dtypes that the kernel reads.
-        batch_invariant: Use the kernel for few tokens too, so that results do not depend on their number.
-    """
-    if not is_eager(rows) or rows.dtype not in dtypes or rows.stride(-1) != 1 or width % WIDTH_MULTIPLE:
-        return False
-    return (batch_invariant or enough_tokens(len(rows))) and kernels_run()
 
 
 def _is_traced() -> bool:

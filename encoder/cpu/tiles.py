@@ -277,11 +277,7 @@ def _scaled_erfc() -> list[float]:
 _ERFC = _scaled_erfc()
 
 
-Activated = tuple[Any, Any]
-"""Value and derivative of an activation."""
-
-
-def _gelu(code: Code, x: Any) -> Activated:
+def _gelu(code: Code, x: Any) -> Any:
     """Exact GELU to 2e-7: ``x / 2 * erfc(-x / sqrt(2))``."""
     b = code.builder
     below = b.fcmp_ordered("<", x, every(0.0))
@@ -292,37 +288,25 @@ def _gelu(code: Code, x: Any) -> Activated:
     polynomial = every(_ERFC[-1])
     for coefficient in _ERFC[-2::-1]:
         polynomial = code.fma(polynomial, t, every(coefficient))
-    bell = code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2))))
-    tail = b.fmul(polynomial, bell)  # erfc(|x| / sqrt(2))
-    share = b.select(below, tail, b.fsub(every(2.0), tail))
-    slope = code.fma(b.fmul(x, every(1 / math.sqrt(2 * math.pi))), bell, b.fmul(share, every(0.5)))
-    return b.fmul(b.fmul(x, every(0.5)), share), slope
+    tail = b.fmul(polynomial, code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2)))))  # erfc(|x| / sqrt(2))
+    return b.fmul(b.fmul(x, every(0.5)), b.select(below, tail, b.fsub(every(2.0), tail)))
 
 
-def _gelu_tanh(code: Code, x: Any) -> Activated:
+def _gelu_tanh(code: Code, x: Any) -> Any:
     b = code.builder
-    scale, square = every(2 * math.sqrt(2 / math.pi)), b.fmul(x, x)
-    inner = b.fmul(x, code.fma(square, every(0.044715), every(1.0)))
-    share = _logistic(code, b.fmul(inner, scale))
-    value = b.fmul(x, share)
-    steepness = b.fmul(scale, code.fma(square, every(3 * 0.044715), every(1.0)))
-    return value, code.fma(b.fmul(value, b.fsub(every(1.0), share)), steepness, share)
+    inner = b.fmul(x, code.fma(b.fmul(x, x), every(0.044715), every(1.0)))
+    return b.fmul(x, _logistic(code, b.fmul(inner, every(2 * math.sqrt(2 / math.pi)))))
 
 
-def _silu(code: Code, x: Any) -> Activated:
-    b = code.builder
-    share = _logistic(code, x)
-    value = b.fmul(x, share)
-    return value, code.fma(value, b.fsub(every(1.0), share), share)
+def _silu(code: Code, x: Any) -> Any:
+    return code.builder.fmul(x, _logistic(code, x))
 
 
-def _relu(code: Code, x: Any) -> Activated:
-    b = code.builder
-    slope = b.select(b.fcmp_ordered("<=", x, every(0.0)), every(0.0), every(1.0))
-    return b.select(b.fcmp_ordered("<", x, every(0.0)), every(0.0), x), slope
+def _relu(code: Code, x: Any) -> Any:
+    return code.builder.select(code.builder.fcmp_ordered("<", x, every(0.0)), every(0.0), x)
 
 
-_FUNCTIONS: dict[str, Callable[[Code, Any], Activated]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
+_FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
 ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
 """Index of each activation of `quiver.encoder.ops`."""
 
@@ -334,7 +318,7 @@ def activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
             for place in code.lanes(row.index):
-                code.store(_FUNCTIONS[name](code, code.load(tile, place))[0], out, place)
+                code.store(_FUNCTIONS[name](code, code.load(tile, place)), out, place)
 
 
 @emitted
@@ -344,49 +328,8 @@ def gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) -> 
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
             for place in code.lanes(row.index):
-                activated, _ = _FUNCTIONS[name](code, code.load(tile, place))
+                activated = _FUNCTIONS[name](code, code.load(tile, place))
                 code.store(code.builder.fmul(activated, code.load(gates, place)), out, place)
-
-
-@emitted
-def activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: Any, gradient: Any, of_inner: Any) -> None:
-    """Backpropagate one token through an activation or gate.
-
-    Its input is (I,) or, gated, (2 I,), and the gradient of that goes to ``of_inner``; the gradient of its output, (I,), is overwritten by
-    the output.
-    """
-    b = code.builder
-    inner, gradient, of_inner = (code.numbers(address) for address in (inner, gradient, of_inner))
-    for name, number in ACTIVATIONS.items():
-        for other in (0, 1):
-            chosen = b.and_(b.icmp_signed("==", kind, long(number)), b.icmp_signed("==", gated, long(other)))
-            with b.if_then(chosen), code.loop(b.udiv(width, long(WIDTH))) as vector:
-                first = code.place((vector.index, long(WIDTH)))
-                activated, slope = _FUNCTIONS[name](code, code.load(inner, first))
-                given = code.load(gradient, first)
-                if other:
-                    second = code.place(first, width)
-                    gate = code.load(inner, second)
-                    code.store(b.fmul(given, activated), of_inner, second)
-                    given, activated = b.fmul(given, gate), b.fmul(activated, gate)
-                code.store(b.fmul(given, slope), of_inner, first)
-                code.store(activated, gradient, first)
-
-
-@emitted
-def rotate_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: Any) -> None:
-    """Apply RoPE to one token's head (K,) in place, bfloat16 if ``kind`` says so; cosines and sines are (R/2,) float32."""
-    b = code.builder
-    numbers, load, store = (
-        (code.halves, code.load_halves, code.store_halves) if is_bfloat16(kind) else (code.numbers, code.load, code.store)
-    )
-    head, cosines, sines = numbers(head), code.numbers(cosines), code.numbers(sines)
-    with code.loop(b.udiv(half, long(WIDTH))) as vector:
-        place = code.place((vector.index, long(WIDTH)))
-        other = code.place(place, half)
-        first, second, cosine, sine = load(head, place), load(head, other), code.load(cosines, place), code.load(sines, place)
-        store(b.fsub(b.fmul(first, cosine), b.fmul(second, sine)), head, place)
-        store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
 
 
 MASKED = -3e38

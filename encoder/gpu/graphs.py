@@ -13,21 +13,19 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quiver.encoder.attention import dispatch, flash
-from quiver.encoder.layers import any_hooked
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.layers import Embeddings, any_hooked
 from quiver.encoder.packing import PackedBatch, copy_to, effective_window
-
-if TYPE_CHECKING:
-    from quiver.encoder.model import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,19 @@ MAX_SEQUENCES = 64
 SHORTEST = 64
 # A bucket is captured when it comes for the second time: a capture takes as long as four or five plain passes.
 USES = 2
+
+
+class GraphedEncoder(Protocol):
+    """What a capture needs of `quiver.encoder.Encoder`."""
+
+    @property
+    def config(self) -> EncoderConfig: ...  # noqa: D102
+    @property
+    def embeddings(self) -> Embeddings: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    def modules(self) -> Iterator[nn.Module]: ...  # noqa: D102
+    def run(self, batch: PackedBatch) -> Tensor: ...  # noqa: D102
 
 
 class Bucket(NamedTuple):
@@ -207,7 +218,7 @@ class EncoderGraphs:
         """The captured buckets, in the order of their captures."""
         return tuple(self._captured)
 
-    def encode(self, encoder: Encoder, batch: PackedBatch) -> Tensor | None:
+    def encode(self, encoder: GraphedEncoder, batch: PackedBatch) -> Tensor | None:
         """Encode a batch by a captured graph, without gradients.
 
         Args:
@@ -235,7 +246,7 @@ class EncoderGraphs:
             captured.recording.replay()
             return captured.recording.output[: batch.num_tokens].clone()
 
-    def _capture(self, encoder: Encoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
+    def _capture(self, encoder: GraphedEncoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
         static = StaticBatch(bucket, encoder.device)
         static.fill(batch)  # a capture runs the pass, so there must be valid ids
         if not reads_borders_on_the_device(encoder, static.batch):
@@ -252,7 +263,7 @@ class EncoderGraphs:
         return self._captured[bucket]
 
 
-def reads_borders_on_the_device(encoder: Encoder, batch: PackedBatch) -> bool:
+def reads_borders_on_the_device(encoder: GraphedEncoder, batch: PackedBatch) -> bool:
     """Return whether every layer would use flash attention: other backends plan by the lengths on the host."""
     config, weight = encoder.config, encoder.embeddings.tokens.weight
     q = weight.new_empty(0, config.num_heads, config.hidden_size // config.num_heads)

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.ops import dropped_levels, new_seed
+from quiver.encoder.dropout import dropped_levels, new_seed
 
 # Programs of the backward pass. A constant instead of the device's number of multiprocessors, so that the order of the sums is the same
 # everywhere; enough to fill the largest device, few enough that their (P, D) partial sums are small.

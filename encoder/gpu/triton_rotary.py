@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.ops import is_packed, join_qkv
+from quiver.encoder.attention.layout import is_packed, join_qkv
 
 # Pairs of numbers that one program rotates: eight per thread with four warps, 16-byte loads in half precision.
 ROTARY_PAIRS = 1024

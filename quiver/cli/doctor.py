@@ -166,7 +166,7 @@ def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> Attent
 
     from quiver.encoder.attention import AttentionCall
     from quiver.encoder.attention.flash import installed, missing
-    from quiver.encoder.cpu.support import kernels_available
+    from quiver.encoder.cpu.kernels import kernels_available
 
     if device == "cpu":
         return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quiver.encoder.cpu.support import assume
+from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.heads import MIN_ROWS, linear_cross_entropy
 
 WIDTH, VOCABULARY = 16, 96

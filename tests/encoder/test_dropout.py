@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.attention import attend
 from quiver.encoder.attention.packed import attend_dropping, length_groups
-from quiver.encoder.ops import DROPOUT_CHUNK, Dropout, DropoutMask, drop
+from quiver.encoder.dropout import DROPOUT_CHUNK, Dropout, DropoutMask, drop
 from quiver.encoder.packing import PackedBatch, pack_ids
 
 PROBABILITY = 0.25

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, multiplies_bfloat16
+from quiver.encoder.cpu.kernels import amx_kernels_run, assume, kernels_available
 from quiver.encoder.cpu.linear import PrepackedLinear, has_plain_layout
-from quiver.encoder.cpu.support import amx_kernels_run, assume, kernels_available
 from quiver.encoder.layers import Block
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
@@ -228,7 +228,7 @@ import hashlib, sys
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
 from quiver.encoder.cpu import codegen
-from quiver.encoder.cpu.support import assume
+from quiver.encoder.cpu.kernels import assume
 assert codegen.amx_is_native() is (sys.argv[1] == "amx")
 torch.set_num_threads(2)
 config = EncoderConfig.modernbert(
@@ -259,7 +259,7 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 
 ASSEMBLED = """
 from llvmlite import binding, ir
-from quiver.encoder.cpu.support import assume
+from quiver.encoder.cpu.kernels import assume
 assumed = assume(has_amx=True)
 assumed.__enter__()
 from quiver.encoder.cpu import codegen

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
+from quiver.encoder.cpu.kernels import assume, kernels_available
 from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size, int8_levels
-from quiver.encoder.cpu.support import assume, kernels_available
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -297,7 +297,7 @@ import numpy as np
 import torch
 from quiver.encoder.cpu.codegen import INT8, LANES, int8_levels
 from quiver.encoder.cpu.linear import Int8Matrix
-from quiver.encoder.cpu.support import assume
+from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
 assert int8_levels() == 127, int8_levels()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.cpu import support
-from quiver.encoder.cpu.support import assume
+from quiver.encoder.cpu import kernels, support
+from quiver.encoder.cpu.kernels import assume
 
 CHECKS = (
     "_is_amx_tile_supported",
@@ -92,7 +92,7 @@ def test_kernels_run_bfloat16_where_it_is_fast() -> None:
     found = []
     for fast, tiles in ((True, False), (False, False), (False, True)):
         with assume(has_fast_bfloat16=fast, amx_kernels_run=tiles, kernels_run=True):
-            found.append(support.bfloat16_kernels_run())
+            found.append(kernels.bfloat16_kernels_run())
     assert found == [codegen.bfloat16_is_native(), False, True]
 
 
