@@ -17,7 +17,7 @@ from torch import nn
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, resolve
 from quiver.eval.metrics import Part, grouped, score
-from quiver.eval.rankers import ModelRanker
+from quiver.eval.rankers import ModelSearcher, rank
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
@@ -47,7 +47,9 @@ class DevelopmentScorer:
     def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
         # Open a new store for every score: a store finds vectors by the model's fingerprint, which a model computes only once.
         with open_embedding_store(None) as store:
-            ranking = ModelRanker(model, store)(benchmark, collection, DEPTH)
+            ranking = rank(
+                lambda benchmark, collection: ModelSearcher(model, store, benchmark.policy, collection), benchmark, collection, DEPTH
+            )
         value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
         return Part(benchmark.name, benchmark.split, benchmark.metadata.group, benchmark.metadata.group_size, value)
 

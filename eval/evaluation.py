@@ -26,7 +26,18 @@ from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, find, resolve
 from quiver.eval.datasets.catalogue import Metadata
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
-from quiver.eval.rankers import BASELINES, Contenders, GroupedDocuments, GroupedRanker, Ranker, Ranking, SystemDocuments, is_run
+from quiver.eval.rankers import (
+    BASELINES,
+    Contenders,
+    GroupedDocuments,
+    GroupedRanker,
+    Ranker,
+    Ranking,
+    SystemDocuments,
+    check_ranker,
+    is_run,
+    rank,
+)
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -50,8 +61,8 @@ from quiver.eval.results import (
 )
 from quiver.retrieval.data.corpus import NO_NAMES, UNFIT, Collection, DuplicateJudgements, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
-from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.index import IndexReader, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
@@ -90,7 +101,7 @@ class _Settings:
 
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
-    model: str | Path | DenseModel | TokenModel | Retriever | Index | None = None,
+    model: str | Path | DenseModel | TokenModel | Retriever | IndexReader | None = None,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark] = (),
     *,
     queries: str | Path | Mapping[str, str] | Iterable[Mapping[str, object]] | None = None,
@@ -98,7 +109,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     rename: Mapping[str, str] = NO_NAMES,
     duplicate_judgements: DuplicateJudgements = "error",
     collection_name: str | Sequence[str] = (),
-    index: str | Path | Index | None = None,
+    index: str | Path | IndexReader | None = None,
     run: str | Path | None = None,
     fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
@@ -297,7 +308,7 @@ def _failed(name: str, split: str, metadata: Metadata, error: InputError) -> Fai
 
 
 def _check_ranker(ranker: Ranker, checked: _Checked) -> _Checked:
-    ranker.check(checked.benchmark, checked.collection)
+    check_ranker(ranker, checked.benchmark, checked.collection)
     return checked
 
 
@@ -338,20 +349,18 @@ def _check_combination(systems: int, fusion: Fusion | None, rerank: object, cand
         raise InputError("candidates are those of a fusion or a re-ranking: pass fuse or rerank, or leave them out")
 
 
-_Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | None"
+_Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | IndexReader | None"
 
 
-def _of_opened(model: _Model | Index, index: str | Path | Index | None) -> tuple[_Model, str | Path | None]:
-    """The model and the folder of an index, where an opened index was given as either."""
-    if isinstance(model, Index):
-        if index is not None:
+def _of_opened(model: _Model, index: str | Path | IndexReader | None) -> tuple[_Model, str | Path | None]:
+    """The system, which an opened index is, and the folder of an index."""
+    if not isinstance(index, IndexReader):
+        if isinstance(model, IndexReader) and index is not None:
             raise InputError("pass only one index, opened or as a folder (index=DIR)")
-        model, index = None, model
-    if not isinstance(index, Index):
         return model, index
-    if not index.path.is_dir():
-        raise InputError(f"{index.path}: an index in memory cannot be evaluated; build it in a folder (out=DIR)")
-    return model, index.path
+    if model is not None:
+        raise InputError("pass only one of a model, an index and a run; to combine them, fuse them")
+    return index, None
 
 
 def _check_runs(given: Sequence[object], collections: int) -> None:
@@ -503,7 +512,7 @@ def _spaced(benchmark: Benchmark, key: str) -> InputError:
 
 def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:
     """The rankers of baselines, which rank the values of a field if the system does."""
-    rankers: dict[str, Ranker] = {name: BASELINES[name](progress) for name in names}
+    rankers: dict[str, Ranker] = {name: BASELINES[name](progress=progress) for name in names}
     return rankers if groups is None else {name: GroupedRanker(ranker, groups) for name, ranker in rankers.items()}
 
 
@@ -523,7 +532,7 @@ class _Evaluation:
     """Scores one collection after the other with the same system and settings; ``stage`` receives the files, if any are written."""
 
     system: System
-    rank: Ranker
+    ranker: Ranker
     baselines: Mapping[str, Ranker]
     explain: Explain | None
     settings: _Settings
@@ -546,7 +555,8 @@ class _Evaluation:
     def _score(self, checked: _Checked) -> CollectionResult:
         benchmark, collection = checked.benchmark, checked.collection
         key, policy, metadata = benchmark.key, benchmark.policy, benchmark.metadata
-        ranking = self.rank(benchmark, collection, self.settings.k)
+        effort = None if self.settings.effort == "balanced" else self.settings.effort
+        ranking = rank(self.ranker, benchmark, collection, self.settings.k, effort)
         scores = self._scores(collection, ranking)
         names = self.settings.baselines
         if names and isinstance(collection.documents, NamedDocuments):
@@ -599,7 +609,7 @@ class _Evaluation:
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranking: Ranking = self.baselines[name](benchmark, collection, self.settings.k)
+        ranking = rank(self.baselines[name], benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(

@@ -35,7 +35,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import DenseModel, Query, TokenModel
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import IndexSearcher
 from quiver.retrieval.training.data import TrainingRows, rows_of_pairs
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import Recipe, load_recipe
@@ -255,7 +255,8 @@ def _remove(out: Path) -> None:
 
 
 def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
-    found = search(index, model, [Query(question.text, question.text) for question in QUESTIONS], ANSWERS).run
+    hits = IndexSearcher(index, model).search([Query(question.text, question.text) for question in QUESTIONS], ANSWERS)
+    found = hits.to_run([question.text for question in QUESTIONS])
     return {
         question.text: [
             Answer(key, score, index.text_of(key), key.rpartition(":")[0] in question.right) for key, score in found[question.text].items()

@@ -1,6 +1,7 @@
 """What an evaluation scores: models, BM25, TREC runs, indexes and retrievers, their fusions and re-rankings.
 
-Each is a ranker: it ranks the documents of a collection for its queries. `Contenders` opens them and describes them as systems.
+Each is a retriever over a collection: a model searches an in-memory index of its documents, BM25 streams them, and a run is read from its
+file. `Contenders` opens systems and describes them; `rank` makes the run of one collection and says how it was made.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
@@ -28,7 +27,7 @@ from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index.documents import Condition, Filter, FilterLike
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
-from quiver.retrieval.index.index import Index, open_index
+from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
@@ -36,26 +35,25 @@ from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Role, Run, TokenCounts, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
-    CANDIDATES,
-    CandidateScorer,
-    Effort,
-    Explained,
     Explanations,
     FusedRetriever,
-    IndexScorer,
+    IndexSearcher,
     OpenIndexes,
     RerankedRetriever,
     Retriever,
+    RunRetriever,
     SharedModel,
     TextScorer,
-    VectorRetriever,
-    WordRetriever,
+    identity_of,
+    indexes_of,
+    search_with,
+    sum_seconds,
 )
-from quiver.retrieval.search.search import Fusion, SearchResult, search_slices
+from quiver.retrieval.search.search import Fusion, search_slices
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -65,14 +63,11 @@ logger = logging.getLogger(__name__)
 OVERLAPS = (10, 100)
 """Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
 
-
 TIE = 1e-6
 """Relative tolerance for equal scores: float32 sums in another order differ by about this much."""
 
-
 BM25 = System(source="bm25", kind="bm25", library="quiver")
 """System record of ``model="bm25"``."""
-
 
 _BATCH = 10_000  # document ids that are looked up in an index at a time
 
@@ -95,127 +90,265 @@ class Ranking:
 
 
 class Ranker(Protocol):
-    """Ranks the documents of a collection for its queries."""
+    """A system that has still to be opened for a collection."""
 
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """Check before anything is encoded that this collection can be ranked.
+    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
+        """The retriever of a collection's documents. Nothing is encoded before its first search.
 
         Raises:
-            InputError: It cannot.
+            InputError: A run cannot be read.
         """
 
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """The first k documents of every query, after applying the benchmark's policy."""
+
+def check_ranker(ranker: Ranker, benchmark: Benchmark, collection: Collection) -> None:
+    """Check before anything is encoded that a system can rank a collection.
+
+    Raises:
+        InputError: It cannot.
+    """
+    retriever = ranker(benchmark, collection)
+    if isinstance(retriever, GroupedRetriever):
+        collection = replace(collection, documents=retriever.groups.index.documents)
+    for leaf in _leaves(retriever):
+        if isinstance(leaf, ModelSearcher | StreamedWords | _CollectionScorer):
+            if isinstance(leaf.collection.documents, NamedDocuments):
+                raise InputError(
+                    f"{benchmark.key}: {leaf.name} ranks texts, and only the ids of the documents are known; pass a folder with"
+                    " corpus.jsonl (--data), or an index that stores texts (--index)"
+                )
+        elif isinstance(leaf, RunRetriever):
+            _check_run(leaf, benchmark, collection)
+        for index in indexes_of(leaf):
+            _check_index(index, benchmark, collection)
 
 
-@dataclass
-class Stopwatch:
-    """Wall-clock time per step, in seconds."""
+def rank(ranker: Ranker, benchmark: Benchmark, collection: Collection, k: int, effort: Effort = None) -> Ranking:
+    """The first k documents of every query, after applying the benchmark's policy.
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
+    Args:
+        ranker: The system.
+        benchmark: Its policy applies.
+        collection: Documents and queries.
+        k: Documents per query.
+        effort: Effort of the search; None for the retriever's own.
 
-    def lap(self, step: str) -> None:
-        """Add the time since the last lap to ``step``."""
-        now = time.perf_counter()
-        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._last
-        self._last = now
+    Raises:
+        InputError: The index of a model cannot be built, or its vectors cannot be searched.
+    """
+    retriever, policy = ranker(benchmark, collection), benchmark.policy
+    wanted = depth(k, policy)
+    # A deeper search would take more candidates than the retriever has in use.
+    hits = search_with(retriever, collection.queries, _bounded(retriever, wanted), effort=effort)
+    leaves = list(_leaves(retriever))
+    return Ranking(
+        run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
+        index=_index_used(retriever, hits, wanted, collection.queries, OVERLAPS),
+        truncated=Truncated(documents=_most(map(_documents_truncated, leaves)), queries=_queries_truncated(hits)),
+        seconds={_STAGES.get(stage, stage): taken for stage, taken in hits.seconds.items()},
+        cached=sum(leaf.cached for leaf in leaves if isinstance(leaf, ModelSearcher)),
+        depth=_candidates(retriever),
+    )
+
+
+def _candidates(retriever: Retriever) -> int | None:
+    if isinstance(retriever, GroupedRetriever):
+        return _candidates(retriever.first)
+    return retriever.candidates if isinstance(retriever, FusedRetriever | RerankedRetriever) else None
+
+
+def _bounded(retriever: Retriever, wanted: int) -> int:
+    candidates = _candidates(retriever)
+    return wanted if candidates is None or isinstance(retriever, GroupedRetriever) else min(wanted, candidates)
+
+
+def _leaves(retriever: Retriever) -> Iterator[object]:
+    """The retrievers and scorers that a retriever combines."""
+    if isinstance(retriever, FusedRetriever):
+        for part in retriever.parts:
+            yield from _leaves(part)
+    elif isinstance(retriever, RerankedRetriever):
+        yield from _leaves(retriever.first)
+        yield retriever.scorer
+    elif isinstance(retriever, GroupedRetriever):
+        yield from _leaves(retriever.first)
+    else:
+        yield retriever.first if isinstance(retriever, _WithoutSelf) else retriever
+
+
+def _most(counts: Iterator[int | None]) -> int | None:
+    """The largest count; a text is counted as truncated by the part that truncates most, if all parts know."""
+    given = list(counts)
+    known = [count for count in given if count is not None]
+    return max(known) if known and len(known) == len(given) else None
+
+
+def _documents_truncated(leaf: object) -> int | None:
+    if isinstance(leaf, ModelSearcher):
+        return leaf.documents.counts.truncated
+    if isinstance(leaf, StreamedWords):
+        return 0
+    return _most(map(index_truncated, indexes_of(leaf)))
+
+
+def _queries_truncated(hits: Hits) -> int | None:
+    if hits.lists:
+        return _most(map(_queries_truncated, hits.lists.values()))
+    if hits.candidates is not None:
+        return _queries_truncated(hits.candidates)
+    return hits.counts.truncated if hits.counts.texts else None
+
+
+def index_truncated(index: IndexReader) -> int:
+    """Number of documents of an index that the model truncated when they were encoded; deleted ones do not count."""
+    return sum(int((segment.documents.tokens.whole()[segment.kept] >> 1 & 1).sum()) for segment in index.segments)
+
+
+def _index_used(retriever: Retriever, hits: Hits, wanted: int, queries: Sequence[Query], cuts: Sequence[int]) -> IndexUsed:
+    """What made hits; where it is an approximate index, with its overlap with exact search at these cuts."""
+    if isinstance(retriever, GroupedRetriever | _WithoutSelf):
+        return _index_used(retriever.first, hits, wanted, queries, cuts)
+    if isinstance(retriever, ModelSearcher | IndexSearcher) and retriever.index.kind != WORDS:
+        return _vectors_used(retriever, hits, wanted, queries, cuts)
+    if isinstance(retriever, IndexSearcher):
+        index = retriever.index
+        return IndexUsed("bm25", index.parameters, None, index.nbytes, 1000 * hits.seconds["search"] / len(queries))
+    if isinstance(retriever, RunRetriever):
+        settings: dict[str, Parameter] = {"depth": max((len(retriever.run.get(query.id, {})) for query in queries), default=0)}
+        return IndexUsed("run", settings | ({"documents": retriever.documents} if isinstance(retriever, _RunOfCollection) else {}))
+    if isinstance(retriever, RerankedRetriever):
+        first = _index_used(retriever.first, hits.candidates or hits, retriever.candidates, queries, ())
+        return IndexUsed("re-ranking", {"candidates": retriever.candidates, "first": index_name(first)})
+    if isinstance(retriever, FusedRetriever | StreamedWords):
+        described: Mapping[str, Any] = retriever.describe()
+        return IndexUsed(described["kind"], {name: value for name, value in described.items() if name not in ("kind", "parts")})
+    return IndexUsed("retriever", {"name": retriever.name})
+
+
+def _vectors_used(
+    retriever: ModelSearcher | IndexSearcher, hits: Hits, wanted: int, queries: Sequence[Query], cuts: Sequence[int]
+) -> IndexUsed:
+    index, milliseconds = retriever.index, 1000 * hits.seconds.get("search", 0.0) / len(queries)
+    cuts = [cut for cut in cuts if cut <= wanted]
+    if index.kind.startswith("exact-"):
+        return IndexUsed(EXACT, index.parameters, {_overlap_name(cut): 1.0 for cut in cuts}, index.nbytes, milliseconds)
+    recall = {}
+    if cuts:
+        most = max(cuts)
+        exact = retriever.search_exactly(most) if isinstance(retriever, ModelSearcher) else retriever.search(queries, most, effort=EXACT)
+        recall = {_overlap_name(cut): overlap(exact, hits, cut) for cut in cuts}
+    # The work of an approximate search also depends on the number of requested documents.
+    parameters = {**index.parameters, **next(iter(hits.efforts.values()), {}), "k": wanted}
+    return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
+
+
+def _overlap_name(k: int) -> str:
+    return f"overlap@{k}"
 
 
 @dataclass(frozen=True)
-class ModelRanker:
-    """Ranks documents by the vectors of a model.
+class ModelSearcher:
+    """A model over a collection: it searches an in-memory index of the documents, which is built at the first search.
 
     Attributes:
         model: Model that encodes the texts.
         store: Store for the vectors.
+        policy: Decides whether titles are part of the texts.
+        collection: Documents and queries.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
-        effort: Search effort: a preset, or search parameters of the engine by name.
+        name: Name in tables.
         progress: Show progress bars.
     """
 
     model: DenseModel | TokenModel
     store: EmbeddingStore
+    policy: Policy
+    collection: Collection
     engine: str = EXACT
-    effort: str | Mapping[str, Setting] = "balanced"
+    name: str = "model"
     progress: bool = False
 
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection with texts can be encoded."""
-        _check_texts(self.model.card.source, benchmark, collection)
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`.
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
+        """See `Retriever`; for the queries of the collection.
 
         Raises:
-            InputError: The index cannot be built for this model or collection.
+            InputError: The index cannot be built for this model or collection, or the queries are others.
         """
-        watch, policy = Stopwatch(), benchmark.policy
+        if queries is not self.collection.queries:
+            raise InputError(f"{self.name}: the queries are not those of the collection")
         # Queries first: they take seconds, and a faulty model fails on them already.
-        queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
-        vectors = query_vectors(queries)
-        watch.lap("encode_queries")
-        ids: list[str] = []
-        documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
-        watch.lap("encode_documents")
-        model, lengths = self.model, documents.lengths
-        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, engine=self.engine, device=device_of(model))
-        watch.lap("index")
-        wanted = depth(k, policy)
-        hits = self._search(index, vectors, wanted, self.effort)
-        watch.lap("search")
-        exact = index.kind.startswith("exact-")
-        overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
-        return Ranking(
-            run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
-            index=IndexUsed(
-                kind=EXACT if exact else index.kind,
-                # The work of an approximate search also depends on the number of requested documents.
-                parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
-                recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
-                bytes=index.nbytes,
-                query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
-            ),
-            truncated=Truncated(documents=documents.counts.truncated, queries=queries.counts.truncated),
-            seconds=watch.seconds,
-            cached=documents.reused,
-        )
+        seconds = {"encode_queries": _clock(lambda: self.queries), "encode_documents": _clock(lambda: self.documents)}
+        seconds["index"] = _clock(lambda: self.index)
+        begun = time.perf_counter()
+        params = self.index.search_params("balanced" if effort is None else effort, k)
+        hits = self._search(self.index, k, params, filter)
+        seconds["search"] = time.perf_counter() - begun
+        return replace(hits, counts=self.queries.counts, efforts={self.name: params}, seconds=seconds)
 
-    def _encode(self, texts: Any, role: Any, total: int) -> StoredVectors:
+    def search_exactly(self, k: int) -> Hits:
+        """Search all vectors, of which the index may have compressed ones."""
+        return self._search(self._indexed(EXACT), k, "balanced", None)
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`: nothing."""
+        del query, documents
+        return {}
+
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"kind": "model", "fingerprint": self.model.card.fingerprint, "engine": self.engine}
+
+    @cached_property
+    def queries(self) -> StoredVectors:
+        """The encoded queries."""
+        return self._encode([query.text for query in self.collection.queries], "query", len(self.collection.queries))
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        return []
+
+    @cached_property
+    def documents(self) -> StoredVectors:
+        """The encoded documents."""
+        self._ids.clear()
+        return self._encode(self._contents(), "document", len(self.collection.documents))
+
+    @cached_property
+    def index(self) -> IndexReader:
+        """The index of the documents."""
+        return self._indexed(self.engine)
+
+    @property
+    def cached(self) -> int:
+        """Documents whose vectors were in the store."""
+        return self.documents.reused
+
+    def _contents(self) -> Iterator[str]:
+        """Yield the text of each document and collect the ids, so that the corpus is read once."""
+        for document in self.collection.documents:
+            self._ids.append(document.id)
+            yield document.content(use_title=self.policy.use_title)
+
+    def _encode(self, texts: Any, role: Role, total: int) -> StoredVectors:
         return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
 
-    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
-        if not cuts:
-            return {}
-        model, lengths = self.model, documents.lengths
-        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model))
-        exact = self._search(index, queries, max(cuts), "balanced")
-        return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
+    def _indexed(self, engine: str) -> IndexReader:
+        model, documents = self.model, self.documents
+        return index_vectors(self._ids, documents.rows, model.card, lengths=documents.lengths, engine=engine, device=device_of(model))
 
-    def _search(self, index: Index, queries: Any, k: int, effort: str | Mapping[str, Setting]) -> Hits:
+    def _search(self, index: IndexReader, k: int, effort: Effort, filter: FilterLike) -> Hits:
+        vectors = self.queries.as_queries()
         try:
-            return search_slices(lambda part: index.search(queries[part], k, effort=effort), len(queries), progress=self.progress)
+            return search_slices(
+                lambda part: index.search(vectors[part], k, filter=filter, effort=effort), len(vectors), progress=self.progress
+            )
         except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
             raise InputError(f"{self.model.card.source}: its vectors cannot be searched: {error}") from error
 
 
-def query_vectors(stored: StoredVectors) -> Any:
-    """Query vectors in the form that an index expects: (Q, d), or for a ColBERT a list of (T_i, d)."""
-    rows = stored.rows.span(0, stored.rows.shape[0])
-    if stored.lengths is None:
-        return rows
-    return np.split(rows, np.cumsum(stored.lengths)[:-1])
-
-
-def _name(k: int) -> str:
-    return f"overlap@{k}"
-
-
-def _contents(collection: Collection, policy: Policy, ids: list[str]) -> Iterator[str]:
-    """Yield the text of each document and collect the ids in ``ids``, so that the corpus is read once."""
-    for document in collection.documents:
-        ids.append(document.id)
-        yield document.content(use_title=policy.use_title)
+def _clock(step: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    step()
+    return time.perf_counter() - begun
 
 
 def overlap(exact: Hits, hits: Hits, k: int) -> float:
@@ -275,29 +408,60 @@ def bm25_run(
 
 
 @dataclass(frozen=True)
-class WordRanker:
-    """Ranks documents by BM25.
+class StreamedWords:
+    """BM25 over a collection, which is read in blocks.
 
     Attributes:
+        policy: Decides whether titles are part of the texts.
+        collection: The documents.
         progress: Show a progress bar.
+        limits: Size of the blocks.
     """
 
+    policy: Policy
+    collection: Collection
     progress: bool = False
+    limits: BlockLimits | None = None
+    name: str = "BM25"
 
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection with texts has words."""
-        _check_texts("BM25", benchmark, collection)
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
+        """See `Retriever`; the search is always exhaustive.
 
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`."""
-        started, policy = time.perf_counter(), benchmark.policy
-        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self, progress=self.progress)
-        return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
+        Raises:
+            InputError: A filter is given.
+        """
+        del effort
+        if filter is not None:
+            raise InputError("BM25 over a collection has no filters; build an index of it")
+        begun, documents = time.perf_counter(), self.collection.documents
+        with progress_bar("BM25", 2 * len(documents), enabled=self.progress) as advance:
+            hits = rank_streamed(
+                lambda: ((document.id, document.content(use_title=self.policy.use_title)) for document in documents),
+                [query.text for query in queries],
+                k,
+                limits=self.limits,
+                advance=advance,
+            )
+        return replace(hits, counts=TokenCounts(len(queries), 0, 0, 0), seconds={"search": time.perf_counter() - begun})
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`: nothing."""
+        del query, documents
+        return {}
+
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"kind": "bm25", **PARAMETERS}
 
 
 @dataclass(frozen=True)
-class RunRanker:
-    """Takes the rankings from a TREC run.
+class _RunOfCollection(RunRetriever):
+    documents: str = "named by the run and the judgements"
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A TREC run.
 
     Attributes:
         path: The file; or a folder with one file ``COLLECTION.SPLIT.trec`` per collection, as in a results folder.
@@ -305,30 +469,10 @@ class RunRanker:
 
     path: Path
 
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`.
-
-        Raises:
-            InputError: The run cannot be read, has no judged query, or has a document that the collection lacks.
-        """
-        path, run = self._file(benchmark), self.read(benchmark)
-        if run.keys().isdisjoint(collection.qrels):
-            raise InputError(f"{path}: none of its {len(run):,} queries is judged in {benchmark.key}; pass its own run")
-        found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
-        for document in collection.documents:
-            found.discard(document.id)
-        if found:
-            several = f", and {len(found) - 1:,} others are not" if len(found) > 1 else ""
-            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}{several}; pass the run of this collection")
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
         """See `Ranker`."""
-        run = self.read(benchmark)
-        judged = {query.id: run.get(query.id, {}) for query in collection.queries}
-        settings: dict[str, Parameter] = {"depth": max(map(len, judged.values()), default=0)}
-        if isinstance(collection.documents, NamedDocuments):
-            settings["documents"] = "named by the run and the judgements"
-        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", settings), Truncated(None, None), {})
+        kind = _RunOfCollection if isinstance(collection.documents, NamedDocuments) else RunRetriever
+        return kind(self.read(benchmark), str(self._file(benchmark)))
 
     def read(self, benchmark: Benchmark) -> Run:
         """The run of a collection.
@@ -342,94 +486,19 @@ class RunRanker:
         return self.path / f"{benchmark.key}.trec" if self.path.is_dir() else self.path
 
 
-@dataclass(frozen=True)
-class RetrieverRanker:
-    """Ranks by a retriever, such as an index with its model.
-
-    Attributes:
-        retriever: The retriever.
-        effort: Effort of the search.
-    """
-
-    retriever: Retriever
-    effort: str | Mapping[str, Setting] = "balanced"
-
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; only the documents of indexes are known.
-
-        Raises:
-            InputError: The documents of an index are not those of the collection, or one has titles in its texts and the other has not.
-        """
-        for index in _indexes(self.retriever):
-            _check_index(index, benchmark, collection)
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`."""
-        wanted = depth(k, benchmark.policy)
-        candidates = self.retriever.candidates if isinstance(self.retriever, (FusedRetriever, RerankedRetriever)) else None
-        # A deeper search would take more candidates than the retriever has in use.
-        found = self.retriever.search(collection.queries, wanted if candidates is None else min(wanted, candidates), effort=self.effort)
-        seconds = {_STAGES.get(stage, stage): taken for stage, taken in found.seconds.items()}
-        return Ranking(
-            run=cut(found.run, k, benchmark.policy),
-            index=self._used(found, wanted, collection),
-            truncated=Truncated(documents=_documents_truncated(self.retriever), queries=found.counts.truncated),
-            seconds=seconds,
-            depth=candidates,
-        )
-
-    def _used(self, found: SearchResult, wanted: int, collection: Collection) -> IndexUsed:
-        if not isinstance(self.retriever, VectorRetriever):
-            return _combination(self.retriever)
-        index, card = self.retriever.index, self.retriever.model.card
-        milliseconds = 1000 * found.seconds["search"] / len(collection.queries)
-        if card.kind not in ("dense", "colbert"):
-            return IndexUsed("bm25", index.parameters, None, index.nbytes, milliseconds)
-        cuts = tuple(cut for cut in OVERLAPS if cut <= wanted)
-        if index.kind.startswith("exact-"):
-            return IndexUsed(EXACT, index.parameters, {_name(cut): 1.0 for cut in cuts}, index.nbytes, milliseconds)
-        exact = _hits(self.retriever.search(collection.queries, max(cuts, default=1), effort=EXACT).run)
-        hits = _hits(found.run)
-        recall = {_name(cut): overlap(exact, hits, cut) for cut in cuts}
-        parameters = {**index.parameters, **found.efforts[self.retriever.name], "k": wanted}
-        return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
+def _check_run(retriever: RunRetriever, benchmark: Benchmark, collection: Collection) -> None:
+    path, run = retriever.name, retriever.run
+    if run.keys().isdisjoint(collection.qrels):
+        raise InputError(f"{path}: none of its {len(run):,} queries is judged in {benchmark.key}; pass its own run")
+    found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
+    for document in collection.documents:
+        found.discard(document.id)
+    if found:
+        several = f", and {len(found) - 1:,} others are not" if len(found) > 1 else ""
+        raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}{several}; pass the run of this collection")
 
 
-def _combination(retriever: Retriever) -> IndexUsed:
-    """How a retriever that is no index ranks: its settings, and in one line those of its first stage."""
-    if isinstance(retriever, FusedRetriever):
-        return IndexUsed("fusion", _fusion_settings(retriever.fusion, len(retriever.parts), retriever.candidates))
-    if isinstance(retriever, RerankedRetriever):
-        return IndexUsed("re-ranking", {"candidates": retriever.candidates, "first": index_name(_combination(retriever.first))})
-    if isinstance(retriever, VectorRetriever):
-        return IndexUsed(retriever.index.kind, retriever.index.parameters)
-    return IndexUsed("retriever", {"name": retriever.name})
-
-
-def _fusion_settings(fusion: Fusion, parts: int, candidates: int) -> dict[str, Parameter]:
-    how: dict[str, Parameter] = {"constant": fusion.constant} if fusion.method == "rrf" else {"normalize": fusion.normalise}
-    weights = ", ".join(f"{weight:g}" for weight in fusion.weights_of(parts))
-    return {"method": fusion.method, **how, "weights": weights, "candidates": candidates}
-
-
-def _indexes(retriever: Retriever) -> list[Index]:
-    """The indexes that a retriever searches or scores with."""
-    if isinstance(retriever, VectorRetriever):
-        return [retriever.index]
-    if isinstance(retriever, WordRetriever):
-        return [retriever.words]
-    if isinstance(retriever, FusedRetriever):
-        return [index for part in retriever.parts for index in _indexes(part)]
-    if isinstance(retriever, RerankedRetriever):
-        return [*_indexes(retriever.first), *_scored_by(retriever.scorer)]
-    return []
-
-
-def _scored_by(scorer: CandidateScorer | None) -> list[Index]:
-    return [scorer.index] if isinstance(scorer, IndexScorer) else []
-
-
-def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> None:
+def _check_index(index: IndexReader, benchmark: Benchmark, collection: Collection) -> None:
     key = benchmark.key
     documents, missing = iter(collection.documents), 0
     first = ""
@@ -451,14 +520,6 @@ def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> 
         raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
 
 
-def _check_texts(ranker: str, benchmark: Benchmark, collection: Collection) -> None:
-    if isinstance(collection.documents, NamedDocuments):
-        raise InputError(
-            f"{benchmark.key}: {ranker} ranks texts, and only the ids of the documents are known; pass a folder with corpus.jsonl (--data),"
-            " or an index that stores texts (--index)"
-        )
-
-
 class GroupedDocuments:
     """The values of a field of an index as documents; each has the text of the first passage with this value.
 
@@ -475,7 +536,7 @@ class GroupedDocuments:
         InputError: No document of the index has the field, or it stores no texts.
     """
 
-    def __init__(self, index: Index, field: str) -> None:
+    def __init__(self, index: IndexReader, field: str) -> None:
         self.index = index
         self.field = field
         self.values_of = field_of(index, field)
@@ -503,8 +564,8 @@ class SystemDocuments:
         groups: The values of the field that it is grouped by.
     """
 
-    index: Index | None
-    run: RunRanker | None = None
+    index: IndexReader | None
+    run: RunFile | None = None
     groups: GroupedDocuments | None = None
 
     @classmethod
@@ -527,7 +588,7 @@ class SystemDocuments:
         if index is not None:
             return cls(index, groups=None if group_by is None else GroupedDocuments(index, group_by))
         run = next((each for each in given if is_run(each)), None)
-        return None if run is None else cls(None, RunRanker(Path(str(run))))
+        return None if run is None else cls(None, RunFile(Path(str(run))))
 
     def of_collection(self, benchmark: Benchmark, collection: Collection) -> tuple[Benchmark, Collection]:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
@@ -563,122 +624,42 @@ class SystemDocuments:
         return benchmark, replace(collection, documents=documents, missing=tuple(missing))
 
 
-def _field_with(index: Index, value: str) -> str | None:
+def _field_with(index: IndexReader, value: str) -> str | None:
     """A field of an index that has a value."""
     return next((name for name in index.fields if index.count(Filter((Condition(name, "=", (value,)),)))), None)
 
 
-def _indexes_of(given: object) -> list[Index]:
+def _indexes_of(given: object) -> Sequence[IndexReader]:
     """The indexes of a system, opened without their models."""
     if isinstance(given, (str, Path)):
         known = str(given) != BM25.source and format_version(Path(given)) is not None
         return [open_index(given)] if known else []
-    return _indexes(given) if isinstance(given, (VectorRetriever, WordRetriever, FusedRetriever, RerankedRetriever)) else []
+    return [given] if isinstance(given, IndexReader) else indexes_of(given)
 
 
-def _documents_truncated(retriever: Retriever) -> int | None:
-    """Documents that a model truncated for the indexes of a retriever, of the one that truncates most; None if it is not known."""
-    indexes = _indexes(retriever)
-    scored_by_text = isinstance(retriever, RerankedRetriever) and not isinstance(retriever.scorer, IndexScorer)
-    return max(map(index_truncated, indexes)) if indexes and not scored_by_text else None
+@dataclass(frozen=True)
+class _WithoutSelf:
+    """A part of a fusion or re-ranking, without the document that has the id of the query."""
 
+    first: Retriever
 
-def index_truncated(index: Index) -> int:
-    """Number of documents of an index that the model truncated when they were encoded; deleted ones do not count."""
-    return sum(int((segment.documents.tokens.whole()[segment.kept] >> 1 & 1).sum()) for segment in index.segments)
+    @property
+    def name(self) -> str:
+        return self.first.name
 
-
-def _hits(run: Run) -> Hits:
-    return Hits(
-        [list(scores) for scores in run.values()], [np.fromiter(scores.values(), np.float32, len(scores)) for scores in run.values()]
-    )
-
-
-@dataclass
-class _Part:
-    """A ranker as a retriever of one collection, which keeps its last ranking."""
-
-    name: str
-    ranker: Ranker
-    benchmark: Benchmark
-    collection: Collection
-    ranking: Ranking | None = None
-
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
-        del queries, filter, effort, target_recall
-        self.ranking = self.ranker(self.benchmark, self.collection, k)
-        return SearchResult(self.ranking.run)
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
+        hits = search_with(self.first, queries, _bounded(self.first, k + 1), filter, effort)
+        best = []
+        for row, query in enumerate(queries):
+            best.append(dict(islice(((key, score) for key, score in hits.ranking(row).items() if key != query.id), k)))
+        without = Hits.of(best)
+        return replace(hits, ids=without.ids, scores=without.scores)
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        del query, documents
-        return {}
+        return self.first.explain(query, documents)
 
-
-@dataclass(frozen=True)
-class FusedRanker:
-    """Fuses the rankings of several systems.
-
-    Attributes:
-        parts: At least two.
-        fusion: Method, weights and normalization.
-        candidates: Documents that each contributes; the run holds no more.
-    """
-
-    parts: Sequence[Contender]
-    fusion: Fusion
-    candidates: int = CANDIDATES
-
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`."""
-        for part in self.parts:
-            part.ranker.check(benchmark, collection)
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`."""
-        parts = [_Part(part.shown, part.ranker, benchmark, collection) for part in self.parts]
-        found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, min(k, self.candidates))
-        settings = _fusion_settings(self.fusion, len(parts), self.candidates)
-        used = [part.ranking for part in parts if part.ranking is not None]
-        return _combined("fusion", self.candidates, settings, found, used, [part.truncated.documents for part in used])
-
-
-@dataclass(frozen=True)
-class RerankedRanker:
-    """Re-ranks the candidates of another system.
-
-    Attributes:
-        first: Finds the candidates.
-        name: Name of the model or index that scores them.
-        scorer: Scores them; that of texts gets the texts of the collection.
-        candidates: Candidates per query; the run holds no others.
-    """
-
-    first: Contender
-    name: str
-    scorer: CandidateScorer
-    candidates: int = CANDIDATES
-
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; an index that scores the candidates must have the documents too."""
-        self.first.ranker.check(benchmark, collection)
-        if isinstance(self.scorer, TextScorer):
-            _check_texts(self.name, benchmark, collection)
-        for index in _scored_by(self.scorer):
-            _check_index(index, benchmark, collection)
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`."""
-        first = _Part(self.first.shown, self.first.ranker, benchmark, collection)
-        scorer = _CollectionScorer(self.scorer, benchmark, collection) if isinstance(self.scorer, TextScorer) else self.scorer
-        found = RerankedRetriever(first, scorer, self.name, self.candidates).search(collection.queries, min(k, self.candidates))
-        used = [] if first.ranking is None else [first.ranking]
-        settings: dict[str, Parameter] = {"candidates": self.candidates, "first": ", ".join(index_name(each.index) for each in used)}
-        # How many documents a model truncates whose vectors are not stored depends on the candidates, and is not counted.
-        stored: list[int | None] = [index_truncated(index) for index in _scored_by(self.scorer)]
-        truncated = [*(each.truncated.documents for each in used), *(stored or [None])]
-        return _combined("re-ranking", self.candidates, settings, found, used, truncated)
+    def describe(self) -> Mapping[str, object]:
+        return self.first.describe()
 
 
 @dataclass(frozen=True)
@@ -686,83 +667,81 @@ class _CollectionScorer:
     """Scores candidates of a collection; the texts of a batch's candidates are read from it in one pass."""
 
     scorer: TextScorer
-    benchmark: Benchmark
+    policy: Policy
     collection: Collection
+    name: str
 
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[Any]:
         wanted = {document for documents in candidates for document in documents}
-        titles = self.benchmark.policy.use_title
+        titles = self.policy.use_title
         texts = {each.id: each.content(use_title=titles) for each in self.collection.documents if each.id in wanted}
         return replace(self.scorer, text_of=texts.__getitem__)(queries, candidates)
 
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Any]:
         del query, documents
         return {}
+
+    def describe(self) -> Mapping[str, object]:
+        return self.scorer.describe()
+
+
+@dataclass(frozen=True)
+class GroupedRetriever:
+    """Ranks the values of a field, each by its best passage.
+
+    Attributes:
+        first: Ranks the passages.
+        groups: The values.
+    """
+
+    first: Retriever
+    groups: GroupedDocuments
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        return self.first.name
+
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
+        """See `Retriever`; the ids are values of the field."""
+        found: list[Hits] = []
+
+        def search(passages: int) -> Hits:
+            found.append(search_with(self.first, queries, _bounded(self.first, passages), filter, effort))
+            return found[-1]
+
+        hits = search_groups(search, k, self.groups.values_of)
+        ids = [[group.key for group in own] for own in hits.groups or []]
+        return replace(hits, ids=ids, groups=None, seconds=sum_seconds([each.seconds for each in found]))
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`."""
+        return self.first.explain(query, documents)
+
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"first": self.first.describe(), "field": self.groups.field, **identity_of(self.groups.index)}
 
 
 @dataclass(frozen=True)
 class GroupedRanker:
-    """Ranks the values of a field, each by its best passage.
-
-    Attributes:
-        ranker: Ranks the passages.
-        groups: The values.
-    """
+    """A system whose passages are ranked by the values of a field."""
 
     ranker: Ranker
     groups: GroupedDocuments
 
-    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
         """See `Ranker`."""
-        self.ranker.check(benchmark, self._passages(collection))
-
-    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
-        """See `Ranker`."""
-        rankings: list[Ranking] = []
-
-        def search(passages: int) -> SearchResult:
-            rankings.append(self.ranker(benchmark, self._passages(collection), passages))
-            return SearchResult(rankings[-1].run)
-
-        _, groups = search_groups(search, depth(k, benchmark.policy), self.groups.values_of)
-        run = {query: {each.key: each.score for each in found} for query, found in groups.items()}
-        steps = {step for each in rankings for step in each.seconds}
-        seconds = {step: sum(each.seconds.get(step, 0.0) for each in rankings) for step in steps}
-        return replace(rankings[-1], run=cut(run, k, benchmark.policy), seconds=seconds)
-
-    def _passages(self, collection: Collection) -> Collection:
-        return replace(collection, documents=self.groups.index.documents)
+        passages = replace(collection, documents=self.groups.index.documents)
+        return GroupedRetriever(self.ranker(benchmark, passages), self.groups)
 
 
-def _combined(
-    kind: str,
-    candidates: int,
-    settings: Mapping[str, Parameter],
-    found: SearchResult,
-    used: Sequence[Ranking],
-    documents: Sequence[int | None],
-) -> Ranking:
-    """The ranking that was made of others; a text is counted as truncated by the part that truncates most, if all parts know."""
-    seconds = dict(found.seconds)
-    for part in used:
-        for step, taken in part.seconds.items():
-            seconds[step] = seconds.get(step, 0.0) + taken
-    return Ranking(
-        run=found.run,
-        index=IndexUsed(kind, settings),
-        truncated=Truncated(documents=_most(documents), queries=_most([part.truncated.queries for part in used])),
-        seconds=seconds,
-        cached=sum(part.cached for part in used),
-        depth=candidates,
-    )
+def word_ranker(*, progress: bool) -> Ranker:
+    """BM25 over the documents of any collection."""
+    return lambda benchmark, collection: StreamedWords(benchmark.policy, collection, progress)
 
 
-def _most(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return max(known) if len(known) == len(counts) else None
-
-
-BASELINES: Mapping[str, Callable[[bool], Ranker]] = {"bm25": WordRanker}
+BASELINES: Mapping[str, Callable[..., Ranker]] = {"bm25": word_ranker}
 """Baseline name -> ranker, with or without progress bars. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
 
 
@@ -772,7 +751,7 @@ class Contender:
 
     Attributes:
         system: Record of the system.
-        ranker: Ranks the collections.
+        ranker: Opens it for a collection.
         model: A ColBERT model that explains the worst queries, or None.
         made_of: What its rankings depend on beside the record of the system and the data, as JSON.
         folder: Folder of an index, which tells it from others of the same model; empty otherwise.
@@ -794,6 +773,16 @@ class Contender:
         """Name in a fusion or a re-ranking; that of a combination is made of such names already."""
         return self.path if self.system.kind in ("fusion", "re-ranking") else short_names([self.path])[0]
 
+    def over(self, benchmark: Benchmark, collection: Collection) -> Retriever:
+        """Its retriever as a part of a fusion or a re-ranking."""
+        found = self.ranker(benchmark, collection)
+        return _WithoutSelf(found) if benchmark.policy.exclude_self else found
+
+    @property
+    def described(self) -> list[object]:
+        """What a combination depends on."""
+        return [self.system.source, self.system.fingerprint, self.made_of]
+
 
 @dataclass
 class Contenders:
@@ -801,7 +790,7 @@ class Contenders:
 
     Attributes:
         store: Store for the vectors of models.
-        engine: Index engine of models, see `ModelRanker`.
+        engine: Index engine of models, see `ModelSearcher`.
         effort: Search effort of models and indexes.
         library: Library that loads and runs models.
         dtype: Dtype of models.
@@ -837,11 +826,14 @@ class Contenders:
             InputError: It cannot be loaded, or the engine does not suit it.
         """
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
-            return Contender(BM25, WordRanker(self.progress))
+            return Contender(BM25, word_ranker(progress=self.progress))
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
         self.encodes = self.searches = True
         check_engine(self.engine, loaded.card)
-        ranker = ModelRanker(loaded, self.store, self.engine, self.effort, self.progress)
+
+        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
+            return ModelSearcher(loaded, self.store, benchmark.policy, collection, self.engine, loaded.card.source, self.progress)
+
         return Contender(System.of(loaded.card), ranker, loaded if isinstance(loaded, ColBERT) else None)
 
     def run(self, path: Path) -> Contender:
@@ -857,7 +849,7 @@ class Contenders:
         files = sorted(path.glob("*.trec")) if path.is_dir() else [path]
         made_of = {file.name: file_sha256(file) for file in files}
         system = System(source=str(path), kind="run", library="other", fingerprint=_sha256(made_of))
-        return Contender(system, RunRanker(path), made_of=made_of)
+        return Contender(system, RunFile(path), made_of=made_of)
 
     def index(self, folder: Path) -> Contender:
         """An index with the model that built it.
@@ -867,18 +859,29 @@ class Contenders:
         """
         return replace(self.retriever(self.opened.vectors(folder)), folder=str(folder))
 
-    def retriever(self, retriever: Retriever) -> Contender:
-        """A retriever, such as `quiver.retrieval.search.retrievers.open_retriever` gives."""
-        ranker = RetrieverRanker(retriever, self.effort)
-        self.searches |= _has_effort(retriever)
-        if not isinstance(retriever, VectorRetriever):
-            made_of, kind = _made_of(retriever), _kind(retriever)
-            return Contender(System(_shown(retriever), kind, fingerprint=_sha256(made_of) if made_of else None), ranker, made_of=made_of)
-        model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
-        return Contender(System.of(retriever.model.card), ranker, model if isinstance(model, ColBERT) else None, _identity(retriever.index))
+    def retriever(self, retriever: Retriever | IndexReader) -> Contender:
+        """A retriever, such as `quiver.retrieval.search.retrievers.open_retriever` gives, or an opened index."""
+        folder = ""
+        if isinstance(retriever, IndexReader):
+            folder = str(retriever.path)
+            retriever = IndexSearcher(retriever, retriever.model, short_names([folder])[0])
+        self.searches |= any(not isinstance(leaf, IndexSearcher) or leaf.index.kind != WORDS for leaf in _leaves(retriever))
+        opened = retriever
 
-    def of(self, given: str | Path | DenseModel | TokenModel | Retriever) -> Contender:
-        """What is given or named: a retriever, a model, BM25, an index folder, or a file with a run."""
+        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
+            del benchmark, collection
+            return opened
+
+        if isinstance(retriever, IndexSearcher):
+            model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
+            explaining = model if isinstance(model, ColBERT) else None
+            return Contender(System.of(retriever.model.card), ranker, explaining, identity_of(retriever.index), folder)
+        made_of, kind = dict(retriever.describe()), retriever.describe().get("kind")
+        system = System(_shown(retriever), kind if kind in ("fusion", "re-ranking") else "retriever", fingerprint=_sha256(made_of))
+        return Contender(system, ranker, made_of=made_of)
+
+    def of(self, given: str | Path | DenseModel | TokenModel | Retriever | IndexReader) -> Contender:
+        """What is given or named: a retriever, a model, BM25, an index or its folder, or a file with a run."""
         if not isinstance(given, (str, Path)):
             return self.retriever(given) if _is_retriever(given) else self.model(given)
         if str(given) == BM25.source:
@@ -896,9 +899,13 @@ class Contenders:
         fusion.weights_of(len(parts))
         short = short_names([part.path for part in parts])
         names = [part.path if part.system.kind in ("fusion", "re-ranking") else name for part, name in zip(parts, short, strict=True)]
-        made_of = {"parts": list(map(_description, parts)), "fusion": asdict(fusion), "candidates": candidates}
+        made_of = {"parts": [part.described for part in parts], "fusion": asdict(fusion), "candidates": candidates}
         system = System(source=" + ".join(names), kind="fusion", fingerprint=_sha256(made_of))
-        return Contender(system, FusedRanker(parts, fusion, candidates), made_of=made_of)
+
+        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
+            return FusedRetriever([part.over(benchmark, collection) for part in parts], fusion, candidates)
+
+        return Contender(system, ranker, made_of=made_of)
 
     def reranked(self, first: Contender, given: str | Path | TokenModel, candidates: int) -> Contender:
         """The re-ranking of a system's candidates by a ColBERT model or an index of one.
@@ -908,13 +915,18 @@ class Contenders:
         """
         scorer = self.opened.scorer(given)
         (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
-        made_of = {"first": _description(first), "second": _scorer_made_of(scorer), "candidates": candidates}
+        made_of = {"first": first.described, "second": scorer.describe(), "candidates": candidates}
         system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
-        return Contender(system, RerankedRanker(first, name, scorer, candidates), made_of=made_of)
+
+        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
+            scoring = _CollectionScorer(scorer, benchmark.policy, collection, name) if isinstance(scorer, TextScorer) else scorer
+            return RerankedRetriever(first.over(benchmark, collection), scoring, name, candidates)
+
+        return Contender(system, ranker, made_of=made_of)
 
     def grouped(self, first: Contender, groups: GroupedDocuments) -> Contender:
         """The values of a field, ranked by the passages that a system finds."""
-        made_of = {"first": _description(first), "field": groups.field, **_identity(groups.index)}
+        made_of = {"first": first.described, "field": groups.field, **identity_of(groups.index)}
         return replace(
             first,
             system=replace(first.system, group_by=groups.field),
@@ -943,7 +955,7 @@ class Contenders:
         return load_baseline(self.library, source)
 
 
-def _is_retriever(given: DenseModel | TokenModel | Retriever) -> TypeIs[Retriever]:
+def _is_retriever(given: DenseModel | TokenModel | Retriever | IndexReader) -> TypeIs[Retriever | IndexReader]:
     return not hasattr(given, "encode_texts")
 
 
@@ -954,52 +966,8 @@ def is_run(given: object) -> bool:
     return Path(given).is_file() or any(Path(given).glob("*.trec"))
 
 
-def _has_effort(retriever: Retriever) -> bool:
-    if isinstance(retriever, VectorRetriever):
-        return retriever.index.kind != WORDS
-    if isinstance(retriever, FusedRetriever):
-        return any(map(_has_effort, retriever.parts))
-    if isinstance(retriever, RerankedRetriever):
-        return _has_effort(retriever.first)
-    return not isinstance(retriever, WordRetriever)
-
-
-def _kind(retriever: Retriever) -> Literal["fusion", "re-ranking", "retriever"]:
-    if isinstance(retriever, FusedRetriever):
-        return "fusion"
-    return "re-ranking" if isinstance(retriever, RerankedRetriever) else "retriever"
-
-
 def _shown(retriever: Retriever) -> str:
     return f"{_shown(retriever.first)} > {retriever.name}" if isinstance(retriever, RerankedRetriever) else retriever.name
-
-
-def _made_of(retriever: Retriever) -> dict[str, object]:
-    """What the rankings of a retriever depend on, as JSON; empty if it is of an unknown kind."""
-    if isinstance(retriever, (VectorRetriever, WordRetriever)):
-        return {"name": retriever.name, **_identity(_indexes(retriever)[0])}
-    if isinstance(retriever, FusedRetriever):
-        parts = list(map(_made_of, retriever.parts))
-        return {"parts": parts, "fusion": asdict(retriever.fusion), "candidates": retriever.candidates}
-    if isinstance(retriever, RerankedRetriever):
-        second = _scorer_made_of(retriever.scorer)
-        return {"first": _made_of(retriever.first), "second": second, "candidates": retriever.candidates}
-    return {}
-
-
-def _scorer_made_of(scorer: CandidateScorer) -> dict[str, object]:
-    if isinstance(scorer, IndexScorer):
-        return {str(scorer.index.path): _identity(scorer.index)}
-    return {"model": scorer.model.card.fingerprint} if isinstance(scorer, TextScorer) else {}
-
-
-def _identity(index: Index) -> dict[str, object]:
-    manifest = index.manifest
-    return {"engine": index.kind, "model": manifest.model.fingerprint, "generation": manifest.generation, "created": manifest.created}
-
-
-def _description(part: Contender) -> list[object]:
-    return [part.system.source, part.system.fingerprint, part.made_of]
 
 
 def _sha256(made_of: object) -> str:

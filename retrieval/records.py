@@ -8,15 +8,16 @@ Shapes: Q queries, k hits per query, B texts, n rows, d vector width, n_i token 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import check_utf8
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.progress import Advance
 from quiver.retrieval.display import html_table, text_table
 
@@ -254,16 +255,42 @@ class QueryHits(Sequence[Hit]):
         return [header[column] for column in shown], [[row[column] for column in shown] for row in rows]
 
 
+@dataclass(frozen=True)
+class TokenCounts:
+    """Token counts of a set of texts.
+
+    Attributes:
+        texts: Number of texts.
+        tokens: Number of tokens after truncation, special tokens included.
+        truncated: Number of truncated texts.
+        empty: Number of blank texts.
+    """
+
+    texts: int
+    tokens: int
+    truncated: int
+    empty: int
+
+
+NOT_ENCODED = TokenCounts(0, 0, 0, 0)
+"""Token counts of a search that encodes no query."""
+
+
 @dataclass(frozen=True, repr=False)
 class Hits:
     """Documents found for each query, best first.
 
     Attributes:
         ids: Document ids, Q lists of at most k.
-        scores: Scores of these documents, Q float32 arrays.
+        scores: Scores of these documents, Q float32 arrays; of a fusion float64.
         missing: Part of the index that was not searched; None if all of it was.
         document: Function from an id to the document, for ``hits[query]``; None if texts are not at hand.
         groups: The groups of each query, whose best passages ``ids`` holds; None without ``group_by``.
+        counts: Token counts of the queries; zeros where none was encoded.
+        lists: Name of each fused ranking -> its hits; empty without fusion.
+        candidates: The hits before re-ranking; None without re-ranking.
+        efforts: Name of each ranking of an index -> search parameters that were used.
+        seconds: Wall-clock time of each stage: ``encode``, ``search``, ``fuse``, ``rerank``.
 
     Example:
         >>> import numpy as np
@@ -274,13 +301,45 @@ class Hits:
     """
 
     ids: Sequence[Sequence[str]]
-    scores: Sequence[NDArray[np.float32]]
+    scores: Sequence[NDArray[np.floating[Any]]]
     missing: Missing | None = None
     document: Callable[[str], Document | None] | None = field(default=None, compare=False)
     groups: Sequence[Sequence[Group]] | None = None
+    counts: TokenCounts = field(default=NOT_ENCODED, compare=False)
+    lists: Mapping[str, Hits] = field(default_factory=dict, compare=False)
+    candidates: Hits | None = field(default=None, compare=False)
+    efforts: Mapping[str, Mapping[str, str | int | float | bool | None]] = field(default_factory=dict, compare=False)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, rankings: Iterable[Mapping[str, float]]) -> Hits:
+        """Make hits of rankings: document id -> score, best first.
+
+        Example:
+            >>> from quiver.retrieval.records import Hits
+            >>> Hits.of([{"owl": 0.5}]).ids
+            [['owl']]
+        """
+        given = list(rankings)
+        return cls([list(each) for each in given], [np.fromiter(each.values(), np.float64, len(each)) for each in given])
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def ranking(self, query: int) -> dict[str, float]:
+        """The documents found for a query, by its position: id -> score, best first."""
+        return dict(zip(self.ids[query], self.scores[query].tolist(), strict=True))
+
+    def part(self, queries: slice) -> Hits:
+        """The hits of some of the queries; token counts and times stay those of all."""
+        return replace(
+            self,
+            ids=self.ids[queries],
+            scores=self.scores[queries],
+            groups=None if self.groups is None else self.groups[queries],
+            lists={name: hits.part(queries) for name, hits in self.lists.items()},
+            candidates=None if self.candidates is None else self.candidates.part(queries),
+        )
 
     def __getitem__(self, query: int) -> QueryHits:
         """The documents found for a query, by its position, with their texts."""
@@ -330,6 +389,7 @@ class Hits:
             query_ids: Q ids in the order of the queries.
 
         Raises:
+            InputError: An id is repeated.
             ValueError: The number of ids differs from the number of queries searched.
 
         Example:
@@ -340,10 +400,11 @@ class Hits:
         """
         if len(query_ids) != len(self.ids):
             raise ValueError(f"got {len(query_ids)} query ids for the hits of {len(self.ids)} queries")
-        return {
-            query: dict(zip(ids, map(float, scores), strict=True))
-            for query, ids, scores in zip(query_ids, self.ids, self.scores, strict=True)
-        }
+        run = {query: self.ranking(row) for row, query in enumerate(query_ids)}
+        if len(run) < len(query_ids):
+            key, times = Counter(query_ids).most_common(1)[0]
+            raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
+        return run
 
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -379,23 +440,6 @@ class ModelCard:
     document_prompt: str = ""
     dtype: Dtype = "float32"
     library: Literal["quiver", "sentence-transformers", "pylate"] = "quiver"
-
-
-@dataclass(frozen=True)
-class TokenCounts:
-    """Token counts of a set of texts.
-
-    Attributes:
-        texts: Number of texts.
-        tokens: Number of tokens after truncation, special tokens included.
-        truncated: Number of truncated texts.
-        empty: Number of blank texts.
-    """
-
-    texts: int
-    tokens: int
-    truncated: int
-    empty: int
 
 
 @dataclass(frozen=True)

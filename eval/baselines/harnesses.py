@@ -22,7 +22,6 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Policy, cut, depth
-from quiver.eval.rankers import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
@@ -306,7 +305,7 @@ class _CorpusSearch:
 
     def _query_vectors(self, queries: Sequence[Query], progress: bool) -> Any:
         stored = self._store.encode(self._model, [query.text for query in queries], "query", total=len(queries), progress=progress)
-        return query_vectors(stored)
+        return stored.as_queries()
 
     def _candidate_rows(self, query: str, documents: Sequence[str]) -> list[int]:
         """Rows of the candidates that have at least one vector, without repetitions."""

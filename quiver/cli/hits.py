@@ -11,10 +11,10 @@ from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import check_target
 from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
-from quiver.retrieval.records import Query
+from quiver.retrieval.records import Hits, Query
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 from quiver.retrieval.search.retrievers import Explained, OpenIndexes
-from quiver.retrieval.search.search import Fusion, SearchResult
+from quiver.retrieval.search.search import Fusion
 
 QUERY = "query"
 """Id of a query that is given as a text."""
@@ -80,25 +80,26 @@ def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> 
                 raise InputError(f"{run}: the {kind} id {key!r} {UNFIT}")
 
 
-def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:
+def describe_hits(opened: OpenIndexes, found: Hits, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:
     """Describe the hits of a single query for JSON and tables."""
-    lists = {name: _places(run.get(QUERY, {})) for name, run in found.lists.items()}
-    candidates = None if found.candidates is None else _places(found.candidates[QUERY])
+    lists = {name: _places(hits.ranking(0)) for name, hits in found.lists.items()}
+    candidates = None if found.candidates is None else _places(found.candidates.ranking(0))
     hits = []
-    for rank, (document, score) in enumerate(found.run[QUERY].items(), start=1):
+    for rank, (document, score) in enumerate(found.ranking(0).items(), start=1):
         hit: dict[str, Any] = {"rank": rank, "id": document, "score": score, "effort": found.efforts}
         if candidates is not None:
             hit["candidate"] = candidates[document]
         if lists:
             hit["lists"] = {name: places.get(document) for name, places in lists.items()}
         try:
-            stored = opened.stored(document)
+            index = opened.storing(document)
+            stored = None if index is None else index.document(document)
         except DamagedIndexError as error:  # the hit itself is valid
             hit["text_error"] = str(error)
         else:
-            if stored is not None:
+            if index is not None and stored is not None:
                 # The text as it was encoded, to which the spans of explanations refer.
-                hit["text"] = stored.text
+                hit["text"] = stored.content(use_title=index.manifest.policy.use_title)
                 if stored.metadata:
                     hit["metadata"] = stored.metadata
         if explained:

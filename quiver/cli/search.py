@@ -28,11 +28,10 @@ from quiver.retrieval.units import parse_size
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.index import Filter, Index
-    from quiver.retrieval.records import Group, Missing, Query, Run
+    from quiver.retrieval.records import Hits, Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
     from quiver.retrieval.search.retrievers import Explained
-    from quiver.retrieval.search.search import SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +111,12 @@ def search(
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
-    from quiver.cli.hits import QUERY, check_run, describe_hits, make_fusion, queries_of
+    from quiver.cli.hits import check_run, describe_hits, make_fusion, queries_of
     from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.bm25 import describe_wordless
     from quiver.retrieval.search.groups import field_of, search_groups
-    from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
+    from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes, search_with
 
     condition = _condition(conditions or [], ids)
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
@@ -132,27 +131,29 @@ def search(
     _check_device(device, rerank, opened.indexes)
     if out is not None:
         check_run(out, query_list, opened.indexes)
-    how_far = None if target_recall is not None else parse_effort(effort or "balanced")
-    search_to = partial(retriever.search, query_list, filter=condition, effort=how_far, target_recall=target_recall)
-    groups: dict[str, list[Group]] = {}
+    how_far = target_recall if target_recall is not None else parse_effort(effort or "balanced")
+    search_to = partial(search_with, retriever, query_list, filter=condition, effort=how_far)
     if group_by is None:
         found = search_to(k)
     else:
         keys_of = field_of(index, group_by)
-        found, groups = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
+        found = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
     by_words = "bm25" in (index.kind, *(fuse or []))
     wordless = describe_wordless([query.text for query in query_list]) if by_words else None
-    if wordless is not None and any(found.run.values()):
+    if wordless is not None and any(found.ids):
         logger.warning("%s", wordless)
     if out is not None:
-        ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}
+        names = [query.id for query in query_list]
+        ranking = found.to_run(names)
+        if found.groups is not None:
+            ranking = {query: {each.key: each.score for each in own} for query, own in zip(names, found.groups, strict=True)}
         write_run(ranking, out, tag="quiver")
         _report_run(out, ranking)
         return
-    explained = retriever.explain(text or "", list(found.run[QUERY])) if explain else {}
+    explained = retriever.explain(text or "", found.ids[0]) if explain else {}
     hits = describe_hits(opened, found, explained)
-    for hit, group in zip(hits, next(iter(groups.values()), []), strict=False):
+    for hit, group in zip(hits, (found.groups or [[]])[0], strict=False):
         hit |= {"group": group.key, "passages": dict(group.passages)}
     _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=as_json)
 
@@ -256,7 +257,7 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
 
 def _print_found(
     hits: Sequence[Mapping[str, Any]],
-    found: SearchResult,
+    found: Hits,
     index: Index,
     condition: Filter | None,
     group_by: str | None,
@@ -286,7 +287,7 @@ def _print_found(
             _print_hits(hits, found, among, group_by, filtered)
 
 
-def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, among: str, group_by: str | None, filtered: Sequence[str]) -> None:
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: Hits, among: str, group_by: str | None, filtered: Sequence[str]) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
     # Documents show their file already.
     grouped = [] if group_by is None else ["passages"] if group_by == "file" else [group_by, "passages"]

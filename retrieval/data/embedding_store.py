@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -133,6 +133,11 @@ class StoredVectors:
     reused: int
     rows: Rows
     lengths: NDArray[np.int64] | None
+
+    def as_queries(self) -> Any:
+        """All vectors in memory, in the form that an index expects of queries: (Q, d), or for a ColBERT a list of (T_i, d)."""
+        rows = self.rows.span(0, self.rows.shape[0])
+        return rows if self.lengths is None else np.split(rows, np.cumsum(self.lengths)[:-1])
 
 
 @dataclass(frozen=True)

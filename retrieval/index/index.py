@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, get_args, overload
 
 import numpy as np
@@ -69,7 +68,6 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.index.words import WordQueries, WordSegment
-from quiver.retrieval.models import bm25
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.records import (
     DenseEncoding,
@@ -78,7 +76,6 @@ from quiver.retrieval.records import (
     Document,
     Hits,
     ModelCard,
-    Query,
     QueryHits,
     TextTokens,
     TokenCounts,
@@ -90,16 +87,10 @@ from quiver.retrieval.records import (
 if TYPE_CHECKING:
     import torch
 
-    from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
-
-    _Combination: TypeAlias = tuple[str | Path | None, ...]
-
 
 _DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
 _PRICE = re.compile(r"[$€£¥]\s?[0-9]")
 _YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
-_COMBINING = Lock()
-"""Held while an index opens what it is fused with, so that several threads open it once."""
 
 
 class PartHits(Protocol):
@@ -324,12 +315,19 @@ def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
     return TokenCounts(*(sum(getattr(count, field.name) for count in counts) for field in fields(TokenCounts)))
 
 
+Effort: TypeAlias = str | Mapping[str, Setting] | None
+"""Effort of a search: a preset, or search parameters by name; None for ``balanced``."""
+
+TextsOrVectors: TypeAlias = Sequence[str] | Sequence[ArrayLike] | NDArray[Any]
+"""Q queries: texts, vectors, or words."""
+
+
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search; see `Index.search`."""
+    """Options of a search; see `IndexReader.search`."""
 
     filter: FilterLike = None
-    effort: str | Mapping[str, Setting] | None = None
+    effort: Effort = None
     target_recall: float | None = None
 
 
@@ -395,7 +393,7 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
 
 
 def encoded_queries(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> Sequence[Any] | DenseVectors:
-    """Return encoded queries in the form that `Index.search` takes: vectors whose inner product is the similarity; words for BM25."""
+    """Return encoded queries in the form that `IndexReader.search` takes: vectors whose inner product is the similarity; words for BM25."""
     if isinstance(encoding, DenseEncoding):
         return comparable(encoding.vectors, card)
     return encoding.vectors if card.kind == "colbert" else encoding.token_ids or []
@@ -509,8 +507,10 @@ _PRESETS: tuple[Preset, ...] = get_args(Preset)
 _FILTERS = 4
 
 
-class Index:
-    """An opened index; see `open_index`.
+class IndexReader:
+    """An opened generation of an index, which answers queries that are vectors, words, or texts that its model encodes.
+
+    `quiver.retrieval.search.index.Index` adds fusion, re-ranking, explanations and changes.
 
     Args:
         path: Folder of the index.
@@ -559,7 +559,6 @@ class Index:
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
-        self._combined: tuple[OpenIndexes, dict[_Combination, Retriever]] | None = None
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -687,7 +686,7 @@ class Index:
         self.check_model(model.card)
         self._model = model
 
-    def search_on(self, device: torch.device) -> Index:
+    def search_on(self, device: torch.device) -> IndexReader:
         """Search on a device from now on, and return the index.
 
         The exact engines search on a GPU if it is given; the rankings are the same there. The other engines search on the CPU, with FAISS.
@@ -711,164 +710,42 @@ class Index:
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
-        self,
-        queries: str,
-        k: int = 10,
-        *,
-        filter: FilterLike = None,
-        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | Index | TokenModel | None = None,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        group_by: str | None = None,
+        self, queries: str, k: int = 10, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
     ) -> QueryHits: ...
     @overload
     def search(
-        self,
-        queries: Sequence[str] | Sequence[ArrayLike] | NDArray[Any],
-        k: int = 10,
-        *,
-        filter: FilterLike = None,
-        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | Index | TokenModel | None = None,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        group_by: str | None = None,
+        self, queries: TextsOrVectors, k: int = 10, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
     ) -> Hits: ...
     def search(
-        self,
-        queries: Any,
-        k: int = 10,
-        *,
-        filter: FilterLike = None,
-        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
-        rerank: str | Path | Index | TokenModel | None = None,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        group_by: str | None = None,
+        self, queries: Any, k: int = 10, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
     ) -> Hits | QueryHits:
         """The k best documents of each query; ties go to the greater id.
 
-        One text gives its hits, a list of texts or of vectors gives the hits of each: ``search("a")`` is ``search(["a"])[0]``.
+        One text gives its hits (`QueryHits`), a list of texts or of vectors gives the hits of each (`Hits`).
 
         Args:
             queries: A text or Q texts, which ``model`` encodes as queries; or vectors, (Q, d) for a dense index, Q arrays (n_i, d) for
                 token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
                 An index of BM25 takes texts, or Q lists of words.
             k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
-            filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
-                `Filter`. It is applied during the search, so that k hits are found if k documents match.
-            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, as folders or opened from
-                one. What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
-            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents; each by its folder or opened.
+            filter: Condition that hits must meet. It is applied during the search, so that k hits are found if k documents match.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
-            target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
-                queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
-            group_by: Field, such as ``"file"`` or ``"document"``, whose values are ranked, each by its best passage, which is the hit; k
-                counts values. Passages are searched until k values are found.
+            target_recall: Recall to reach, instead of an effort; see ``search_params_for``. It was measured without a filter; filtered
+                searches visit more of the index.
 
         Raises:
-            InputError: An index to fuse or a model cannot be opened, the filter is malformed, it or ``group_by`` names a field that no
-                document has, hits are to be grouped and the index stores no texts, the preset or search parameter does not exist, or recall
+            InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, recall
                 was not measured for the target, a vector of a query is not finite, or a text contains half of a surrogate pair.
             ValueError: k < 1, the queries have a wrong width, or both an effort and a target recall are given.
-
-        Example:
-            >>> from quiver import build_index
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "sentence-transformers/all-MiniLM-L6-v2")
-            >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
-            ['owl']
-            >>> index.search(["fins", "wings"], k=1).ids
-            [['trout'], ['owl']]
-            >>> [hit.id for hit in index.search("which animal has wings", k=1, fuse="bm25")]
-            ['owl']
-            >>> [(hit.group, hit.id) for hit in index.search("which animal has wings", group_by="year")]
-            [('2012', 'owl'), ('2008', 'trout')]
         """
-        options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path | Index) else list(fuse or ())
         if not hasattr(queries, "__len__"):
             raise InputError(f"a text, a list of texts or vectors are searched for, got {queries!r}")
         texts = [queries] if isinstance(queries, str) else queries
-        if not others and rerank is None:
-            vectors = self._encoded(texts)
-            hits = self._ranked(lambda depth: self.answer(self.request(vectors, depth, options)), k, group_by)
-        else:
-            hits = self._search_combined(texts, k, options, others, rerank, group_by)
-        hits = replace(hits, document=hits.document or self._document_or_none)
-        by_words = bm25.NAME in (self.kind, *others) and all(isinstance(text, str) for text in texts)
-        if by_words and (wordless := bm25.describe_wordless(texts)) is not None:
-            logger.warning("%s", wordless)
-        elif isinstance(queries, str) and filter is not None and not len(hits[0]):
-            from quiver.retrieval.search.search import describe_nothing_found
-
-            logger.warning("%s", describe_nothing_found(self, as_filter(filter)))
+        hits = self.answer(self.request(self._encode_queries(texts), k, SearchOptions(filter, effort, target_recall)))
+        hits = replace(hits, document=self._document_or_none)
         return hits[0] if isinstance(queries, str) else hits
 
-    def _ranked(self, find: Callable[[int], Hits], k: int, group_by: str | None, *, bounded: bool = True) -> Hits:
-        """The k best passages, or values of a field; ``bounded`` if ``find`` finds only documents of this index."""
-        if group_by is None:
-            return find(k)
-        from quiver.retrieval.search.groups import field_of, search_groups
-        from quiver.retrieval.search.search import SearchResult
-
-        def search(depth: int) -> SearchResult:
-            hits = find(depth)
-            return SearchResult(hits.to_run([str(query) for query in range(len(hits))]))
-
-        keys_of = field_of(self, group_by)
-        groups = list(search_groups(search, min(k, keys_of.most) if bounded else k, keys_of)[1].values())
-        scores = [np.array([group.score for group in those], np.float32) for those in groups]
-        return Hits([[group.best for group in those] for those in groups], scores, groups=groups)
-
-    def _twin(self) -> Index:
-        """This index with the same segments and model, without what it has opened."""
-        twin = Index(self.path, self.manifest, self.codec, self.segments, fields=self._fields, verified=self.verified)
-        twin._model = self.model
-        return twin
-
-    def _search_combined(
-        self,
-        queries: Any,
-        k: int,
-        options: SearchOptions,
-        others: Sequence[str | Path | Index],
-        rerank: str | Path | Index | TokenModel | None,
-        group_by: str | None,
-    ) -> Hits:
-        """Search by a fusion or re-ranking, whose indexes and models are opened at its first use."""
-        from quiver.retrieval.search.retrievers import OpenIndexes
-
-        if not all(isinstance(query, str) for query in queries):
-            raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
-        given = [each for each in (*others, rerank) if isinstance(each, Index)]
-        if any(not each.path.is_dir() for each in given):
-            raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
-        if isinstance(rerank, Index):
-            rerank = rerank.path
-        names = [str(each.path if isinstance(each, Index) else each) for each in others]
-        with _COMBINING:
-            if self._combined is None:
-                # A twin: a reference to this index would be a cycle, and keep deleted files mapped until the next garbage collection.
-                self._combined = OpenIndexes(), {}
-                self._combined[0].add(self._twin())
-            opened, retrievers = self._combined
-            for index in given:
-                opened.add(index)
-            retriever = fused = _kept(retrievers, (*names, None), lambda: opened.fused([self.path, *names]))
-            if isinstance(rerank, str | Path):
-                retriever = _kept(retrievers, (*names, rerank), lambda: opened.reranked(fused, rerank))
-            elif rerank is not None:  # a loaded model is the caller's: the index does not keep it
-                retriever = opened.reranked(fused, rerank)
-        asked = [Query(str(number), text) for number, text in enumerate(queries)]
-
-        def find(depth: int) -> Hits:
-            run = retriever.search(asked, depth, filter=options.filter, effort=options.effort, target_recall=options.target_recall).run
-            return Hits([list(run[each.id]) for each in asked], [np.array(list(run[each.id].values()), np.float32) for each in asked])
-
-        return replace(self._ranked(find, k, group_by, bounded=set(names) <= {"bm25"}), document=opened.document)
-
-    def _encoded(self, queries: Any) -> Any:
+    def _encode_queries(self, queries: Any) -> Any:
         """Encode queries that are texts; others are vectors, or words, already."""
         if not (isinstance(queries, Sequence) and queries and isinstance(queries[0], str)):
             return queries
@@ -1005,7 +882,7 @@ class Index:
                 places[which] = Place(number, int(rows[which]))
         return places
 
-    def shared_documents(self, other: Index) -> int:
+    def shared_documents(self, other: IndexReader) -> int:
         """Number of documents of this index whose ids also occur in another index, without deleted documents.
 
         :meta private:
@@ -1182,6 +1059,18 @@ class Index:
         sizes = [len(segment.documents) for segment in self.segments]
         return sum(size if rows is None else int(np.count_nonzero(rows)) for size, rows in zip(sizes, bitmaps, strict=True))
 
+    def ids_matching(self, filter: FilterLike) -> list[str]:
+        """Ids of the documents that match a filter, in the order they were added.
+
+        Raises:
+            InputError: The filter is malformed, or names a field that no document has.
+        """
+        chosen, found = self.check_filter(filter), list[str]()
+        bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
+        for segment, rows in zip(self.segments, bitmaps, strict=True):
+            found += segment.documents.ids.strings.take(np.arange(len(segment.documents)) if rows is None else np.flatnonzero(rows))
+        return found
+
     def facets(self, fields: Sequence[str], *, filter: FilterLike = None, most: int = 20) -> dict[str, Facet]:
         """Count the values of fields over all documents that match a filter, whatever a query ranks first.
 
@@ -1276,7 +1165,10 @@ class Index:
         return calibration
 
 
-def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:
+Index: TypeAlias = IndexReader
+
+
+def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> IndexReader:
     """Open an index for searching; its vectors and texts stay on disk.
 
     Args:
@@ -1307,7 +1199,9 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
         raise missing_file(Path(error.filename)) from error
 
 
-def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
+def open_manifest(
+    layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None
+) -> IndexReader:
     """Open a generation whose manifest has been read; see `open_index`.
 
     Args:
@@ -1318,7 +1212,7 @@ def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fi
     """
     codec = open_checked_codec(layout, manifest)
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
-    return Index(layout.root, manifest, codec, segments, fields=fields, verified=verify)
+    return IndexReader(layout.root, manifest, codec, segments, fields=fields, verified=verify)
 
 
 def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
@@ -1336,7 +1230,7 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
     return codec
 
 
-def check_has_vectors(index: Index, action: str) -> None:
+def check_has_vectors(index: IndexReader, action: str) -> None:
     """Check that an index has vectors.
 
     Args:
@@ -1403,13 +1297,6 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     if len(segment.vectors) != entry.documents:
         raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
-
-
-def _kept(retrievers: dict[_Combination, Retriever], key: _Combination, make: Callable[[], Retriever]) -> Retriever:
-    """The retriever of a key, made at its first use."""
-    if key not in retrievers:
-        retrievers[key] = make()
-    return retrievers[key]
 
 
 def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:

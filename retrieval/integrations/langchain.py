@@ -10,11 +10,13 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.integrations.retrievers import SCORE, TextSearcher, metadata_of
+
+SCORE = "quiver_score"
+"""Name of a document's score in the metadata."""
 
 
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
-    """Returns documents with the metadata of `metadata_of` and their scores in ``metadata["quiver_score"]``.
+    """Returns documents with their fields and titles as metadata, and their scores in ``metadata["quiver_score"]``.
 
     ``invoke(text, k=..., filter=...)`` overrides the defaults.
 
@@ -24,13 +26,13 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where La
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    searcher: TextSearcher
+    searcher: Any  # `quiver.retrieval.integrations.retrievers.TextSearcher`
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
         del run_manager
         return [
-            Document(page_content=self.searcher.text_of(document), metadata={SCORE: score, **metadata_of(document)}, id=document.id)
-            for document, score in self.searcher.ask(query, k=k, filter=filter)
+            Document(page_content=found.text, metadata={SCORE: found.score, **found.metadata}, id=found.id)
+            for found in self.searcher.ask(query, k=k, filter=filter)
         ]
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:

@@ -8,31 +8,32 @@ from typing import Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from quiver.retrieval.integrations.retrievers import TextSearcher, metadata_of
-
 
 class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
-    """Returns nodes with scores and the metadata of `metadata_of`; the id of a node is that of the document.
+    """Returns nodes with scores and the fields of the documents as metadata; the id of a node is that of the document.
 
     Args:
-        searcher: The index and how it is searched.
+        searcher: A `quiver.retrieval.integrations.retrievers.TextSearcher`.
     """
 
-    def __init__(self, searcher: TextSearcher) -> None:
+    def __init__(self, searcher: Any) -> None:
         self.searcher = searcher
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
-        found = []
-        for document, score in self.searcher.ask(query_bundle.query_str):
-            text, metadata = self.searcher.text_of(document), metadata_of(document)
+        nodes = []
+        for found in self.searcher.ask(query_bundle.query_str):
             # Only the text is embedded and shown to a language model, not the fields.
-            keys = list(metadata)
+            hidden = list(found.metadata)
             node = TextNode(
-                id_=document.id, text=text, metadata=metadata, excluded_embed_metadata_keys=keys, excluded_llm_metadata_keys=keys
+                id_=found.id,
+                text=found.text,
+                metadata=dict(found.metadata),
+                excluded_embed_metadata_keys=hidden,
+                excluded_llm_metadata_keys=hidden,
             )
-            found.append(NodeWithScore(node=node, score=score))
-        return found
+            nodes.append(NodeWithScore(node=node, score=found.score))
+        return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[Any]:
         return await asyncio.to_thread(self._retrieve, query_bundle)

@@ -14,8 +14,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import is_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import Place
-from quiver.retrieval.records import Group
-from quiver.retrieval.search.search import SearchResult
+from quiver.retrieval.records import Group, Hits
 
 _PASSAGES = 4  # passages a group that are searched for at first
 
@@ -38,35 +37,34 @@ def group_hits(ranking: Mapping[str, float], keys_of: Callable[[Sequence[str]], 
     return [Group(key, passages) for key, passages in found.items()]
 
 
-def search_groups(
-    search: Callable[[int], SearchResult], k: int, keys_of: Callable[[Sequence[str]], Sequence[str]]
-) -> tuple[SearchResult, dict[str, list[Group]]]:
+def search_groups(search: Callable[[int], Hits], k: int, keys_of: Callable[[Sequence[str]], Sequence[str]]) -> Hits:
     """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
 
     The groups of a query do not depend on how deep the other queries have to be searched.
 
     Args:
-        search: Function from a number of passages to the result of their search.
+        search: Function from a number of passages to the hits of their search.
         k: Groups per query; if there are fewer, all passages are searched, so `FieldValues.most` should bound k where it can.
         keys_of: Function from ids of passages to the group of each, see `field_of`.
 
     Returns:
-        The result, with the best passage of each group alone in its run; and query id -> groups, the one with the best passage first.
+        The best passage of each group alone, and the groups, the one with the best passage first.
 
     Raises:
         ValueError: k < 1.
     """
-    depth, groups, complete = _PASSAGES * check_k(k), dict[str, list[Group]](), set[str]()
+    depth, complete = _PASSAGES * check_k(k), dict[int, list[Group]]()
     while True:
-        result = search(depth)
-        for query, ranking in result.run.items():
+        hits = search(depth)
+        for query in range(len(hits)):
             if query not in complete:
-                groups[query] = group_hits(ranking, keys_of)[:k]
-                if len(groups[query]) >= k or len(ranking) < depth:
-                    complete.add(query)
-        if len(complete) == len(result.run):
-            best = {query: {each.best: each.score for each in those} for query, those in groups.items()}
-            return replace(result, run=best), groups
+                found = group_hits(hits.ranking(query), keys_of)[:k]
+                if len(found) >= k or len(hits.ids[query]) < depth:
+                    complete[query] = found
+        if len(complete) == len(hits):
+            groups = [complete[query] for query in range(len(hits))]
+            scores = [np.array([each.score for each in own], found.dtype) for own, found in zip(groups, hits.scores, strict=True)]
+            return replace(hits, ids=[[each.best for each in own] for own in groups], scores=scores, groups=groups)
         depth *= 4
 
 

@@ -1,9 +1,8 @@
 """Retrievers: whatever ranks documents for queries, with one interface.
 
-An index with its model, BM25, a fusion of retrievers, and a re-ranking of a retriever's candidates. `OpenIndexes` opens them by folders and
-names, each index and each model once. The command line, the service and integrations search through them; loaded indexes and models can
-be passed as well. A retriever holds no state of a search, so several threads may search it; models that they share are wrapped in
-`SharedModel`.
+An index with its model, BM25, a run, a fusion of retrievers, and a re-ranking of a retriever's candidates. `OpenIndexes` opens them by
+folders and names, each index and each model once. The command line, evaluations, the service and integrations search through them. A
+retriever holds no state of a search, so several threads may search it; models that they share are wrapped in `SharedModel`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -24,20 +23,21 @@ from quiver.encoder.progress import progress_bar
 from quiver.retrieval.cache import WORDS as WORD_TABLES
 from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.display import short_names
-from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
-from quiver.retrieval.index.index import encoded_queries
+from quiver.retrieval.index.index import Index, encoded_queries, open_index
 from quiver.retrieval.index.store.reading import format_version
-from quiver.retrieval.models.bm25 import NAME, query_words
+from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
     Document,
-    Metadata,
+    Hits,
+    ModelCard,
     Query,
     Role,
+    Run,
     TextTokens,
     TokenCounts,
     TokenEncoding,
@@ -45,12 +45,10 @@ from quiver.retrieval.records import (
 )
 from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
 from quiver.retrieval.search.explain import Explanation, explain, explain_texts
-from quiver.retrieval.search.search import Fusion, SearchResult, check_fusible, fuse_runs, rerank, search
+from quiver.retrieval.search.search import Fusion, check_fusible, fuse_hits, rerank, search_slices
 
 if TYPE_CHECKING:
     import torch
-
-    from quiver.retrieval.cluster.index import ShardedIndex
 
 CANDIDATES = 100
 """Default number of documents that each ranking contributes to a fusion or a re-ranking."""
@@ -58,8 +56,12 @@ CANDIDATES = 100
 RECIPROCAL_RANKS = Fusion()
 """Default fusion."""
 
-Effort: TypeAlias = str | Mapping[str, Setting] | None
-"""Preset, or search parameters; None for ``balanced``."""
+Effort: TypeAlias = str | Mapping[str, Setting] | float | None
+"""Effort of the searches of indexes: a preset, search parameters, or a recall to reach with the fastest parameters that were measured to
+reach it. None for ``balanced``. BM25 is always exhaustive."""
+
+WORD_MODEL = BM25()
+"""The model of indexes of words."""
 
 Explained: TypeAlias = Explanation | Sequence[WordScore]
 """Explanation of a document's score in one ranking."""
@@ -69,31 +71,43 @@ Explanations: TypeAlias = dict[str, dict[str, Explained]]
 
 
 class Retriever(Protocol):
-    """Ranks documents for queries."""
+    """Ranks documents for queries. One that knows efforts also takes ``effort``, which it is given only where one was asked for."""
 
     @property
     def name(self) -> str:
         """Name in tables and reports."""
 
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
-        """Return the k best documents of each query.
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None) -> Hits:
+        """Return the k best documents of each query, in the order of the queries.
 
         Args:
-            queries: At least one, with unique ids.
+            queries: At least one.
             k: Documents per query, at most.
             filter: Condition on the documents.
-            effort: Effort of the searches of indexes; BM25 is always exhaustive.
-            target_recall: Use the fastest search parameters measured to reach this recall, instead of an effort.
 
         Raises:
-            InputError: The queries, the filter or the target recall cannot be used.
+            InputError: The queries, the filter or a target recall cannot be used.
             ValueError: k < 1.
         """
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         """Explain the scores of documents for a query text."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What the rankings depend on, as JSON; an evaluation records it. ``kind`` is what ranks, such as ``index`` or ``fusion``."""
+
+
+def search_with(retriever: Retriever, queries: Sequence[Query], k: int, filter: FilterLike = None, effort: Effort = None) -> Hits:
+    """Search a retriever, with an effort only where one was asked for."""
+    given: dict[str, Any] = {} if effort is None else {"effort": effort}
+    return retriever.search(queries, k, filter=filter, **given)
+
+
+def one_effort(effort: str | Mapping[str, Setting] | None, target_recall: float | None) -> Effort:
+    """The effort or the target recall, of which only one may be given."""
+    if effort is not None and target_recall is not None:
+        raise ValueError("give either effort or target_recall, not both")
+    return effort if target_recall is None else float(target_recall)
 
 
 _PIECE = 2048  # tokens of one piece: tenths of a second on one core
@@ -137,16 +151,6 @@ class _Turns:
             self.__exit__()
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """The encoding of all texts of several encodings."""
-    told = [part.tokens for part in parts]
-    tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in told]) for name in ("tokens", "truncated", "empty")))
-    if isinstance(parts[0], DenseEncoding):
-        return DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
-    ids = None if parts[0].token_ids is None else [each for part in parts for each in part.token_ids]
-    return TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
-
-
 class SharedModel:
     """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
 
@@ -159,7 +163,7 @@ class SharedModel:
         model: The model.
         lock: Held during a forward pass; texts that are encoded in pieces wait for all others.
         card: Card of the model.
-        device: Device of the model.
+        device: Device of the model; None for one that has none.
     """
 
     def __init__(self, model: DenseModel | TokenModel) -> None:
@@ -170,8 +174,7 @@ class SharedModel:
     @property
     def device(self) -> torch.device | None:
         """Device of the model; None for one that has none."""
-        found: torch.device | None = getattr(self.model, "device", None)
-        return found
+        return getattr(self.model, "device", None)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
@@ -185,7 +188,7 @@ class SharedModel:
         for piece in pieces:
             with self.lock.last():
                 found.append(self.model.encode_texts(texts[piece], role, progress=progress))
-        return found[0] if len(found) == 1 else _joined(found)
+        return found[0] if len(found) == 1 else _concatenate_encodings(found)
 
     def pieces(self, lengths: Sequence[int]) -> list[slice]:
         """Consecutive pieces of texts, each encoded while the lock is held once: one text, or at most 2,048 tokens.
@@ -206,93 +209,190 @@ class SharedModel:
         return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
 
 
+def _concatenate_encodings(parts: Sequence[Any]) -> Any:
+    counts = [part.tokens for part in parts]
+    tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in counts]) for name in ("tokens", "truncated", "empty")))
+    if isinstance(parts[0], DenseEncoding):
+        return DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
+    ids = None if parts[0].token_ids is None else [each for part in parts for each in part.token_ids]
+    return TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
+
+
 @contextmanager
-def _unshared(model: DenseModel | TokenModel) -> Iterator[Any]:
+def _hold_model(model: DenseModel | TokenModel) -> Iterator[Any]:
     """The model itself, held until the block ends if it is shared."""
     if not isinstance(model, SharedModel):
-        yield model
+        yield getattr(model, "model", model) if isinstance(model, EncodedQueries) else model
         return
     with model.lock:
         yield model.model
 
 
 @dataclass(frozen=True)
-class VectorRetriever:
+class EncodedQueries:
+    """A model that has encoded its queries already, by one forward pass for all searches.
+
+    Attributes:
+        model: The model.
+        encoding: Encoding of the queries.
+        rows: Query text -> its row in ``encoding``.
+    """
+
+    model: Any
+    encoding: DenseEncoding | TokenEncoding
+    rows: Mapping[str, int]
+
+    @classmethod
+    def of(cls, model: Any, texts: Sequence[str]) -> EncodedQueries:
+        """Encode queries."""
+        distinct = list(dict.fromkeys(texts))
+        return cls(model, model.encode_texts(distinct, "query"), {text: row for row, text in enumerate(distinct)})
+
+    @property
+    def card(self) -> ModelCard:
+        """Card of the model."""
+        card: ModelCard = self.model.card
+        return card
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of the model; None for one that has none."""
+        return getattr(self.model, "device", None)
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        """Return the encoding of queries; encode documents."""
+        if role != "query":
+            return self.model.encode_texts(texts, role, progress=progress)
+        rows = [self.rows[text] for text in texts]
+        counts = self.encoding.tokens
+        tokens = TextTokens(counts.tokens[rows], counts.truncated[rows], counts.empty[rows])
+        if isinstance(self.encoding, DenseEncoding):
+            return DenseEncoding(self.encoding.vectors[rows], tokens)
+        return TokenEncoding([self.encoding.vectors[row] for row in rows], tokens)
+
+
+class DistributedIndex(Protocol):
+    """An index whose segments other processes search."""
+
+    @property
+    def whole(self) -> Index:
+        """The index in this process."""
+
+    def search(self, queries: Any, k: int, *, filter: FilterLike = None, effort: str | Mapping[str, Setting] | None = None) -> Hits:
+        """Search encoded queries, as `quiver.retrieval.index.index.Index.search` does."""
+
+
+@dataclass(frozen=True)
+class IndexSearcher:
     """Ranks the documents of an index with its model: by vectors, or an index of BM25 by words.
 
     Attributes:
-        name: Name in tables.
-        index: The index.
+        index: The index. An exact one in this process is searched on the model's device, see ``search_on``.
         model: Model that built it; a `SharedModel` if several threads search.
+        name: Name in tables.
         sharded: The index distributed over shards; None to search it in this process.
-        progress: Show the model's progress.
+        progress: Show bars of the encoding and of the search.
     """
 
-    name: str
     index: Index
-    model: DenseModel | TokenModel
-    sharded: ShardedIndex | None = None
+    model: DenseModel | TokenModel = WORD_MODEL
+    name: str = NAME
+    sharded: DistributedIndex | None = None
     progress: bool = False
 
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
-        """See `Retriever`."""
-        if effort is not None and target_recall is not None:
-            raise ValueError("give either effort or target_recall, not both")
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
+        """See `Retriever`.
+
+        Raises:
+            InputError: There are no queries, another model built the index, the filter is malformed, or recall was not measured.
+            ValueError: k < 1, or the query vectors do not fit the index.
+        """
         k = check_k(k)
-        params = self._params(effort, k) if target_recall is None else self.index.search_params_for(target_recall, k)
-        index = self.index if self.sharded is None else self.sharded
-        found = search(index, self.model, queries, k, filter=filter, effort=params, progress=self.progress)
-        return replace(found, efforts={self.name: params})
+        self.index.check_model(self.model.card)
+        filter, params = self.index.check_filter(filter), self._params(effort, k)
+        if not queries:
+            raise InputError("there are no queries to search")
+        begun = time.perf_counter()
+        encoding = self.model.encode_texts([query.text for query in queries], "query", progress=self.progress)
+        encoded = time.perf_counter()
+        device: torch.device | None = getattr(self.model, "device", None)
+        if self.sharded is None and device is not None:
+            self.index.search_on(device)
+        vectors, index = encoded_queries(encoding, self.model.card), self.sharded or self.index
+        hits = search_slices(
+            lambda part: index.search(vectors[part], k, filter=filter, effort=params), len(vectors), progress=self.progress
+        )
+        seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}
+        return replace(hits, counts=encoding.counts, efforts={self.name: params}, seconds=seconds)
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         """See `Retriever`; documents that are not in the index are left out."""
+        present = _present_documents(self.index, documents)
         if self.index.kind == WORDS:
-            return _explained_words(self.index, self.name, query, documents)
-        with _unshared(self.model) as model:
-            return {each.document: {self.name: each} for each in explain(self.index, model, query, _present(self.index, documents))}
+            return {each: {self.name: word_scores(self.index, query, each)} for each in present}
+        with _hold_model(self.model) as model:
+            return {each.document: {self.name: each} for each in explain(self.index, model, query, present)}
+
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"kind": "index", "name": self.name, **identity_of(self.index)}
+
+    @property
+    def indexes(self) -> Sequence[Index]:
+        """The indexes that are searched."""
+        return [self.index]
 
     def _params(self, effort: Effort, k: int) -> Mapping[str, Setting]:
         """Search parameters of an effort. A preset gives only those that it sets."""
         if isinstance(effort, Mapping):
             return effort
+        if isinstance(effort, float | int):
+            return self.index.search_params_for(effort, k)
         check_preset(effort or "balanced")
         return next(params for name, params in self.index.presets(k).items() if name == (effort or "balanced"))
 
 
+def identity_of(index: Index) -> dict[str, object]:
+    """What tells an index from others and from its own other generations, as JSON."""
+    manifest = index.manifest
+    return {"engine": index.kind, "model": manifest.model.fingerprint, "generation": manifest.generation, "created": manifest.created}
+
+
+def _present_documents(index: Index, documents: Sequence[str]) -> list[str]:
+    return [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
+
+
 @dataclass(frozen=True)
-class WordRetriever:
-    """Ranks the documents of an index by BM25.
+class RunRetriever:
+    """Ranks documents as a run does, by the ids of its queries.
 
     Attributes:
-        words: The documents as an index of BM25.
+        run: Query id -> document id -> score.
         name: Name in tables.
     """
 
-    words: Index
-    name: str = NAME
+    run: Run
+    name: str = "run"
 
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
-        """See `Retriever`."""
-        del effort, target_recall
-        begun = time.perf_counter()
-        hits = self.words.search([query_words(query.text) for query in queries], k, filter=filter)
-        return SearchResult(hits.to_run([query.id for query in queries]), seconds={"search": time.perf_counter() - begun})
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None) -> Hits:
+        """See `Retriever`.
+
+        Raises:
+            InputError: A filter is given: the fields of a run's documents are not known.
+        """
+        if filter is not None:
+            raise InputError("a run cannot be filtered: the fields of its documents are not known")
+        k = check_k(k)
+        return Hits.of(dict(list(self.run.get(query.id, {}).items())[:k]) for query in queries)
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """See `Retriever`; documents that are not in the index are left out."""
-        return _explained_words(self.words, self.name, query, documents)
+        """See `Retriever`: a run has no reasons."""
+        del query, documents
+        return {}
 
-
-def _explained_words(words: Index, name: str, query: str, documents: Sequence[str]) -> Explanations:
-    return {each: {name: word_scores(words, query, each)} for each in _present(words, documents)}
-
-
-def _present(index: Index, documents: Sequence[str]) -> list[str]:
-    return [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"kind": "run", "name": self.name}
 
 
 @dataclass(frozen=True)
@@ -320,22 +420,20 @@ class FusedRetriever:
         """Names of the parts."""
         return " + ".join(part.name for part, _ in self._used)
 
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
         """See `Retriever`."""
         depth = max(check_k(k), self.candidates)
-        found = [part.search(queries, depth, filter=filter, effort=effort, target_recall=target_recall) for part, _ in self._used]
+        found = [search_with(part, queries, depth, filter, effort) for part, _ in self._used]
         begun = time.perf_counter()
-        weights = tuple(weight for _, weight in self._used)
-        run = fuse_runs([each.run for each in found], replace(self.fusion, weights=weights), k=k)
-        return SearchResult(
-            {query.id: run.get(query.id, {}) for query in queries},
-            TokenCounts(*(sum(counts) for counts in zip(*(_counts(each) for each in found), strict=True))),
-            next((each.missing for each in found if each.missing is not None), None),
-            lists={part.name: each.run for (part, _), each in zip(self._used, found, strict=True)},
+        fused = fuse_hits(found, replace(self.fusion, weights=tuple(weight for _, weight in self._used)), k=k)
+        counts = [asdict(each.counts).values() for each in found]
+        return replace(
+            fused,
+            counts=TokenCounts(*map(sum, zip(*counts, strict=True))),
+            missing=next((each.missing for each in found if each.missing is not None), None),
+            lists={part.name: each for (part, _), each in zip(self._used, found, strict=True)},
             efforts={name: params for each in found for name, params in each.efforts.items()},
-            seconds=_sum([*(each.seconds for each in found), {"fuse": time.perf_counter() - begun}]),
+            seconds=sum_seconds([*(each.seconds for each in found), {"fuse": time.perf_counter() - begun}]),
         )
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
@@ -346,21 +444,32 @@ class FusedRetriever:
                 explained.setdefault(document, {}).update(why)
         return explained
 
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        fusion = self.fusion
+        how = {"constant": fusion.constant} if fusion.method == "rrf" else {"normalize": fusion.normalise}
+        weights = ", ".join(f"{weight:g}" for weight in fusion.weights_of(len(self.parts)))
+        parts = [part.describe() for part in self.parts]
+        return {"kind": "fusion", "method": fusion.method, **how, "weights": weights, "candidates": self.candidates, "parts": parts}
+
+    @property
+    def indexes(self) -> Sequence[Index]:
+        """The indexes that are searched."""
+        return [index for part in self.parts for index in indexes_of(part)]
+
     @property
     def _used(self) -> list[tuple[Retriever, float]]:
         return [(part, weight) for part, weight in zip(self.parts, self.fusion.weights_of(len(self.parts)), strict=True) if weight]
 
 
-def _counts(found: SearchResult) -> tuple[int, int, int, int]:
-    return found.counts.texts, found.counts.tokens, found.counts.truncated, found.counts.empty
+def indexes_of(retriever: object) -> Sequence[Index]:
+    """The indexes that a retriever, or what scores candidates, searches; none of one that names none."""
+    return getattr(retriever, "indexes", ())
 
 
-def _sum(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for each in seconds:
-        for stage, taken in each.items():
-            total[stage] = total.get(stage, 0.0) + taken
-    return total
+def sum_seconds(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The times of several searches, added up by stage."""
+    return {stage: sum(each.get(stage, 0.0) for each in seconds) for stage in dict.fromkeys(stage for each in seconds for stage in each)}
 
 
 class CandidateScorer(Protocol):
@@ -371,6 +480,9 @@ class CandidateScorer(Protocol):
 
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
         """Explain the scores of documents; empty if they cannot be explained."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What the scores depend on, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -389,19 +501,26 @@ class RerankedRetriever:
     name: str
     candidates: int = CANDIDATES
 
-    def search(
-        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
-    ) -> SearchResult:
+    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
         """See `Retriever`."""
-        depth = max(check_k(k), self.candidates)
-        found = self.first.search(queries, depth, filter=filter, effort=effort, target_recall=target_recall)
+        found = search_with(self.first, queries, max(check_k(k), self.candidates), filter, effort)
         begun = time.perf_counter()
-        run = rerank(found.run, queries, self.scorer, k)
-        return replace(found, run=run, candidates=found.run, seconds=_sum([found.seconds, {"rerank": time.perf_counter() - begun}]))
+        best = rerank(found, [query.text for query in queries], self.scorer, k)
+        seconds = sum_seconds([found.seconds, {"rerank": time.perf_counter() - begun}])
+        return replace(found, ids=best.ids, scores=best.scores, candidates=found, seconds=seconds)
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         """See `Retriever`: the scores of the re-ranking."""
         return {document: {self.name: why} for document, why in self.scorer.explain(query, documents).items()}
+
+    def describe(self) -> Mapping[str, object]:
+        """See `Retriever`."""
+        return {"kind": "re-ranking", "candidates": self.candidates, "first": self.first.describe(), "second": self.scorer.describe()}
+
+    @property
+    def indexes(self) -> Sequence[Index]:
+        """The indexes that are searched, and that score."""
+        return [*indexes_of(self.first), *indexes_of(self.scorer)]
 
 
 @dataclass(frozen=True)
@@ -409,8 +528,9 @@ class IndexScorer:
     """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
 
     Attributes:
-        index: Index that contains all candidates.
+        index: Index that contains the candidates.
         model: Model that built the index.
+        leave_out: Leave candidates out that are not in the index, such as those that were added to another one only.
 
     Raises:
         InputError: The index was built by another model.
@@ -418,6 +538,7 @@ class IndexScorer:
 
     index: Index
     model: TokenModel
+    leave_out: bool = False
 
     def __post_init__(self) -> None:
         self.index.check_model(self.model.card)
@@ -428,13 +549,26 @@ class IndexScorer:
         Raises:
             InputError: A candidate is not in the index.
         """
-        vectors = self.model.encode_texts(queries, "query").vectors
-        return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
+        scores = []
+        for query, documents in zip(self.model.encode_texts(queries, "query").vectors, candidates, strict=True):
+            present = _present_documents(self.index, documents) if self.leave_out else documents
+            found = dict(zip(present, self.index.scores(query, present).tolist(), strict=True))
+            scores.append(np.array([found.get(document, -np.inf) for document in documents], np.float32))
+        return scores
 
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
         """See `CandidateScorer`; documents that are not in the index are left out."""
-        with _unshared(self.model) as model:
-            return {each.document: each for each in explain(self.index, model, query, _present(self.index, documents))}
+        with _hold_model(self.model) as model:
+            return {each.document: each for each in explain(self.index, model, query, _present_documents(self.index, documents))}
+
+    def describe(self) -> Mapping[str, object]:
+        """See `CandidateScorer`."""
+        return {str(self.index.path): identity_of(self.index)}
+
+    @property
+    def indexes(self) -> Sequence[Index]:
+        """The index."""
+        return [self.index]
 
 
 @dataclass(frozen=True)
@@ -483,16 +617,12 @@ class TextScorer:
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
         """See `CandidateScorer`."""
         texts = {document: self.text_of(document) for document in documents}
-        with _unshared(self.model) as model:
+        with _hold_model(self.model) as model:
             return {each.document: each for each in explain_texts(model, query, texts)}
 
-
-@dataclass(frozen=True)
-class Stored:
-    """Text (as it was encoded) and metadata of a document in an index."""
-
-    text: str
-    metadata: Metadata | None
+    def describe(self) -> Mapping[str, object]:
+        """See `CandidateScorer`."""
+        return {"model": self.model.card.fingerprint}
 
 
 class OpenIndexes:
@@ -507,7 +637,7 @@ class OpenIndexes:
     def __init__(self, *, device: str | None = None, verify: bool = True, progress: bool = False) -> None:
         self._device, self._verify, self._progress = device, verify, progress
         self._indexes: dict[Path, Index] = {}
-        self._sharded: dict[Path, ShardedIndex] = {}
+        self._sharded: dict[Path, DistributedIndex] = {}
         self._sources: dict[Path, str] = {}
         self._words: dict[Path, Index] = {}
         self._models: dict[str, SharedModel] = {}
@@ -518,7 +648,7 @@ class OpenIndexes:
         return list(self._indexes.values())
 
     def index(
-        self, folder: str | Path, *, model: str | None = None, generation: int | None = None, sharded: ShardedIndex | None = None
+        self, folder: str | Path, *, model: str | None = None, generation: int | None = None, sharded: DistributedIndex | None = None
     ) -> Index:
         """Open an index, or return it if it is open.
 
@@ -543,11 +673,16 @@ class OpenIndexes:
 
     def add(self, index: Index) -> None:
         """Use an index that is open, with its model, unless one of its path is open here already."""
-        self._indexes.setdefault(index.path.resolve(), index)
+        self.hold(index)
         if index.manifest.model.fingerprint not in self._models:  # a second wrapper would have a lock of its own
-            self._models[index.manifest.model.fingerprint] = SharedModel(index.model)
+            model = index.model
+            self._models[index.manifest.model.fingerprint] = model if isinstance(model, SharedModel) else SharedModel(model)
 
-    def vectors(self, folder: str | Path, *, name: str | None = None) -> VectorRetriever:
+    def hold(self, index: Index) -> None:
+        """Take documents from an index that is open, unless one of its path is open here already."""
+        self._indexes.setdefault(index.path.resolve(), index)
+
+    def vectors(self, folder: str | Path, *, name: str | None = None) -> IndexSearcher:
         """Make a retriever of an index and its model.
 
         Raises:
@@ -555,9 +690,9 @@ class OpenIndexes:
         """
         path, index = Path(folder).resolve(), self.index(folder)
         model = self._model_of(index, self._sources.get(path))
-        return VectorRetriever(name or short_names([str(folder)])[0], index, model, self._sharded.get(path), self._progress)
+        return IndexSearcher(index, model, name or short_names([str(folder)])[0], self._sharded.get(path), self._progress)
 
-    def words(self, folder: str | Path) -> WordRetriever:
+    def words(self, folder: str | Path) -> IndexSearcher:
         """Make a BM25 retriever of the documents of an index.
 
         Raises:
@@ -568,7 +703,7 @@ class OpenIndexes:
             self._words[path] = word_index(
                 self.index(folder), cache=folder_if_known(WORD_TABLES), verify=self._verify, progress=self._progress
             )
-        return WordRetriever(self._words[path])
+        return IndexSearcher(self._words[path])
 
     def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
         """Make a retriever that fuses indexes, and BM25 over the documents of the first index.
@@ -616,50 +751,40 @@ class OpenIndexes:
         (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
         return RerankedRetriever(first, scorer, name, candidates)
 
-    def scorer(self, given: str | Path | TokenModel, text_of: Callable[[str], str] | None = None) -> CandidateScorer:
-        """Open an index of a ColBERT model, or a ColBERT model, to score candidates.
-
-        Args:
-            given: Folder or hub id, or a loaded model.
-            text_of: Function from document id to the text to encode; None for the texts of the open indexes.
+    def scorer(self, given: str | Path | TokenModel) -> IndexScorer | TextScorer:
+        """Open an index of a ColBERT model, or a ColBERT model, to score candidates by their texts in the open indexes.
 
         Raises:
             InputError: It is neither.
         """
+        needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
         if isinstance(given, str | Path) and format_version(Path(given)) is not None:
             index = self.index(given)
             if index.manifest.model.kind != "colbert":
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
-                raise InputError(
-                    f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one; this index has {stored}"
-                )
+                raise InputError(f"{given}: {needed}; this index has {stored}")
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
         from quiver.retrieval.models.loading import load_model
 
         model = load_model(str(given), device=self._device) if isinstance(given, str | Path) else given
         card = getattr(model, "card", None)
-        if getattr(card, "kind", None) != "colbert":
-            needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
-            if card is None:
-                raise InputError(f"{needed}, got a {type(given).__name__}")
+        if card is None:
+            raise InputError(f"{needed}, got a {type(given).__name__}")
+        if card.kind != "colbert":
             raise InputError(
                 f"{given if isinstance(given, str | Path) else card.source}: {needed}; this model gives a single vector per text"
             )
-        return TextScorer(SharedModel(model), text_of or self.text_of, progress=self._progress)
+        return TextScorer(SharedModel(model), self.text_of, progress=self._progress)
 
-    def stored(self, key: str) -> Stored | None:
-        """A document of the first index that contains it and stores texts; None if there is no such index."""
-        index = self._storing(key)
-        return None if index is None else Stored(index.text_of(key), index.document(key).metadata)
-
-    def document(self, key: str) -> Document | None:
-        """The document of `stored`, with its title apart."""
-        index = self._storing(key)
-        return None if index is None else index.document(key)
-
-    def _storing(self, key: str) -> Index | None:
+    def storing(self, key: str) -> Index | None:
+        """The first index that contains a document and stores texts; None if there is none."""
         texts = (index for index in self._indexes.values() if index.manifest.policy.store_text)
         return next((index for index in texts if index.locate([key])[0] is not None), None)
+
+    def document(self, key: str) -> Document | None:
+        """A document of the first index that contains it and stores texts; None if there is no such index."""
+        index = self.storing(key)
+        return None if index is None else index.document(key)
 
     def text_of(self, key: str) -> str:
         """Text of a document as it was encoded.
@@ -667,13 +792,13 @@ class OpenIndexes:
         Raises:
             InputError: No open index stores the text.
         """
-        stored = self.stored(key)
-        if stored is None:
+        index = self.storing(key)
+        if index is None:
             raise InputError(
                 f"{self.indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model"
                 " to --rerank (rerank=), or rebuild the index without --no-text (store_text=False)"
             )
-        return stored.text
+        return index.text_of(key)
 
     def _model_of(self, index: Index, source: str | None) -> SharedModel:
         wanted = index.manifest.model.fingerprint

@@ -1,7 +1,6 @@
-"""Search by text: search an index with query texts, fuse several rankings, and re-rank candidates. ``retrievers`` combines the three.
+"""Fuse several rankings, re-rank candidates, and say why a search found nothing. ``retrievers`` combines searches by these.
 
-Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids. Re-ranking takes the
-candidates' vectors from an index, or encodes their texts.
+Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids.
 
 Shapes: Q queries, P candidates per query, k hits, d vector width.
 Source: reciprocal rank fusion: Cormack, Clarke and Büttcher 2009, doi 10.1145/1571941.1572114. Weighted sums of normalized scores: Fox and
@@ -15,12 +14,11 @@ import json
 import logging
 import math
 import re
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +28,9 @@ from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
-from quiver.retrieval.index.documents import FilterLike, Prefix
-from quiver.retrieval.index.engines import Setting, check_k
-from quiver.retrieval.index.index import encoded_queries
-from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
-
-if TYPE_CHECKING:
-    import torch
-
-    from quiver.retrieval.cluster.index import ShardedIndex
+from quiver.retrieval.index.documents import Prefix
+from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.records import Hits, Run
 
 logger = logging.getLogger(__name__)
 
@@ -46,88 +38,6 @@ _COMPARED = 20  # documents of two indexes whose texts are compared
 _ONE_CORPUS = 0.1  # least share of ids in common of two indexes of one corpus
 _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
-
-
-NOT_ENCODED = TokenCounts(0, 0, 0, 0)
-"""Token counts of a search that encodes no query."""
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """Result of a search.
-
-    Attributes:
-        run: Query id -> document id -> score, queries in the order given, documents best first.
-        counts: Token counts of the queries; zeros where none was encoded.
-        missing: Part of a sharded index that was not searched; None if all of it was.
-        lists: Name of each fused ranking -> its run; empty without fusion.
-        candidates: The run before re-ranking; None without re-ranking.
-        efforts: Name of each ranking of an index -> search parameters that were used.
-        seconds: Wall-clock time of each stage: ``encode``, ``search``, ``fuse``, ``rerank``.
-    """
-
-    run: dict[str, dict[str, float]]
-    counts: TokenCounts = NOT_ENCODED
-    missing: Missing | None = None
-    lists: Mapping[str, Run] = field(default_factory=dict)
-    candidates: Run | None = None
-    efforts: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-def search(
-    index: Index | ShardedIndex,
-    model: DenseModel | TokenModel,
-    queries: Sequence[Query],
-    k: int,
-    *,
-    filter: FilterLike = None,
-    effort: str | Mapping[str, Setting] | None = None,
-    target_recall: float | None = None,
-    progress: bool = False,
-) -> SearchResult:
-    """Search every query, an exact index in this process on the model's device; see `quiver.retrieval.index.index.Index.search_on`.
-
-    Args:
-        index: An index in this process or over shards, whose model is checked against ``model``.
-        model: Encodes the queries; it must be the one that encoded the documents.
-        queries: At least one, with unique ids.
-        k: Hits per query; at most the number of documents.
-        filter: Filter on the documents, see `quiver.retrieval.index.index.Index.search`.
-        effort: Search effort; see `quiver.retrieval.index.index.Index.search`.
-        target_recall: Recall to reach, instead of an effort; see there.
-        progress: Show bars of the encoding and of the search.
-
-    Raises:
-        InputError: There are no queries, a query id is repeated, another model built the index, the filter is malformed, or recall
-            was not measured.
-        ValueError: k < 1, the query vectors do not fit the index, or both an effort and a target recall are given.
-    """
-    k = check_k(k)
-    index.check_model(model.card)
-    filter = index.check_filter(filter)
-    if target_recall is not None:
-        index.search_params_for(target_recall, k)  # fails before encoding if recall was not measured
-    if not queries:
-        raise InputError("there are no queries to search")
-    query_ids = [query.id for query in queries]
-    key, times = Counter(query_ids).most_common(1)[0]
-    if times > 1:
-        raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
-    begun = time.perf_counter()
-    encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
-    encoded = time.perf_counter()
-    device: torch.device | None = getattr(model, "device", None)
-    if isinstance(index, Index) and device is not None:
-        index.search_on(device)
-    vectors = encoded_queries(encoding, model.card)
-    hits = search_slices(
-        lambda part: index.search(vectors[part], k, filter=filter, effort=effort, target_recall=target_recall),
-        len(vectors),
-        progress=progress,
-    )
-    seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}
-    return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing, seconds=seconds)
 
 
 def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
@@ -246,7 +156,7 @@ def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> d
         k = check_k(k)
     queries = dict.fromkeys(query for run in runs for query in run)
     fused = {query: fuse([run.get(query, {}) for run in runs], fusion) for query in queries}
-    return {query: dict(list(scores.items())[:k]) for query, scores in fused.items()}
+    return {query: dict(islice(scores.items(), k)) for query, scores in fused.items()}
 
 
 def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
@@ -263,9 +173,8 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
     """
     if len({len(each) for each in hits}) != 1:
         raise ValueError(f"hits must have equal numbers of queries, got {', '.join(str(len(each)) for each in hits) or 'none'}")
-    names = [str(query) for query in range(len(hits[0]))]
-    fused = fuse_runs([each.to_run(names) for each in hits], fusion, k=k)
-    return Hits([list(fused[name]) for name in names], [np.array(list(fused[name].values()), np.float32) for name in names])
+    k, fused = check_k(k), [fuse([each.ranking(query) for each in hits], fusion) for query in range(len(hits[0]))]
+    return Hits.of(dict(islice(ranking.items(), k)) for ranking in fused)
 
 
 def differing_documents(first: Index, other: Index) -> str | None:
@@ -384,27 +293,24 @@ ScoreCandidates: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], 
 vectors."""
 
 
-def rerank(run: Run, queries: Sequence[Query], scorer: ScoreCandidates, k: int) -> dict[str, dict[str, float]]:
-    """Re-rank the candidates of a run by the scores of another model; the run's own scores are ignored.
+def rerank(hits: Hits, queries: Sequence[str], scorer: ScoreCandidates, k: int) -> Hits:
+    """Re-rank hits by the scores of another model; their own scores are ignored.
 
     Args:
-        run: Candidates, query id -> document id -> score.
-        queries: The queries; a query that is not in the run has no candidates.
+        hits: Candidates of Q queries.
+        queries: Texts of the queries.
         scorer: Scores the candidates.
         k: Maximum documents per query.
 
     Returns:
-        The run with the new scores, documents best first. Candidates without vectors are excluded.
+        The hits with the new scores. Candidates without vectors are excluded.
 
     Raises:
         InputError: The scorer cannot score a candidate.
         ValueError: k < 1, or a score is NaN.
     """
-    k = check_k(k)
-    candidates = [list(run.get(query.id, {})) for query in queries]
-    scores = scorer([query.text for query in queries], candidates)
-    reranked = {}
-    for query, documents, found in zip(queries, candidates, scores, strict=True):
-        kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
-        reranked[query.id] = {document: kept[document] for document in ranked(kept)[:k]}
-    return reranked
+    k, rankings = check_k(k), []
+    for documents, found in zip(hits.ids, scorer(queries, hits.ids), strict=True):
+        scored = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
+        rankings.append({document: scored[document] for document in ranked(scored)[:k]})
+    return Hits.of(rankings)

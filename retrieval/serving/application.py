@@ -119,11 +119,10 @@ def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query
     Raises:
         InputError: An index of a ColBERT model stores no texts.
     """
-    name = ranked.names[number]
-    run, lists, candidates = ranked.found.run[name], ranked.found.lists, ranked.found.candidates
-    places = {part: _places(lists[part].get(name, {})) for part in lists}
+    run, lists, candidates = ranked.hits.ranking(number), ranked.hits.lists, ranked.hits.candidates
+    places = {part: _places(lists[part].ranking(number)) for part in lists}
     if candidates is not None:
-        places["candidates"] = _places(candidates[name])
+        places["candidates"] = _places(candidates.ranking(number))
     parts = {key: [PartRank(part, *there.get(key, (None, None))) for part, there in places.items()] for key in documents}
     if retriever.kind == "fused":
         return [HitExplanation("ranks", run[key], parts=parts[key]) for key in documents]
@@ -254,7 +253,7 @@ async def _answers(
 
 def _lacks_groups(ranked: RankedQueries, wanted: int, most: int) -> bool:
     """Whether as many passages as are allowed were searched and had too few groups."""
-    groups = ranked.groups[ranked.names[0]]
+    groups = (ranked.hits.groups or [[]])[0]
     return len(groups) < wanted and sum(len(group.passages) for group in groups) >= most
 
 
@@ -288,10 +287,10 @@ def _json_value(value: bool | int | float | str) -> bool | int | float | str:
 def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
     """Describe the hits of a page, with the documents of the generations in which they were found."""
     answers = []
-    for number, (query, name) in enumerate(zip(batch.texts, ranked.names, strict=True)):
-        run = ranked.found.run[name]
+    for number, query in enumerate(batch.texts):
+        run = ranked.hits.ranking(number)
         ids = list(run)[page]
-        groups: Sequence[Group | None] = ranked.groups[name][page] if ranked.groups else [None] * len(ids)
+        groups: Sequence[Group | None] = [None] * len(ids) if ranked.hits.groups is None else ranked.hits.groups[number][page]
         why: Sequence[HitExplanation | None] = [None] * len(ids)
         if explain:
             try:

@@ -5,41 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
 from quiver.retrieval.models.bm25 import NAME, describe_parameters
-from quiver.retrieval.records import DenseEncoding, Document, Group, ModelCard, Query, Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import Document, Hits, Query
 from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
+    EncodedQueries,
     FusedRetriever,
     IndexScorer,
+    IndexSearcher,
     RerankedRetriever,
     SharedModel,
     TextScorer,
-    VectorRetriever,
-    WordRetriever,
+    one_effort,
+    search_with,
 )
-from quiver.retrieval.search.search import SearchResult
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
-
-if TYPE_CHECKING:
-    import torch
 
 Work = TypeVar("Work", bound=Sized)  # len() is the number of queries
 Result = TypeVar("Result")
@@ -177,48 +172,6 @@ class QueryBatch:
 
 
 @dataclass(frozen=True)
-class Preencoded:
-    """A model whose queries of a batch are encoded already, by one forward pass whatever the options of their requests are.
-
-    Attributes:
-        model: The model.
-        encoding: Encoding of the queries.
-        rows: Query text -> its row in ``encoding``.
-    """
-
-    model: SharedModel
-    encoding: DenseEncoding | TokenEncoding
-    rows: Mapping[str, int]
-
-    @classmethod
-    def of(cls, model: SharedModel, texts: Sequence[str]) -> Preencoded:
-        """Encode the queries of a batch."""
-        distinct = list(dict.fromkeys(texts))
-        return cls(model, model.encode_texts(distinct, "query"), {text: row for row, text in enumerate(distinct)})
-
-    @property
-    def card(self) -> ModelCard:
-        """Card of the model."""
-        return self.model.card
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of the model; None for one that has none."""
-        return self.model.device
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
-        """Return the encoding of queries; encode documents."""
-        if role != "query":
-            return self.model.encode_texts(texts, role, progress=progress)
-        rows = [self.rows[text] for text in texts]
-        told = self.encoding.tokens
-        tokens = TextTokens(told.tokens[rows], told.truncated[rows], told.empty[rows])
-        if isinstance(self.encoding, DenseEncoding):
-            return DenseEncoding(self.encoding.vectors[rows], tokens)
-        return TokenEncoding([self.encoding.vectors[row] for row in rows], tokens)
-
-
-@dataclass(frozen=True)
 class Part:
     """A ranking of the documents of one index: by its model, or by BM25 over its texts.
 
@@ -268,8 +221,8 @@ class Snapshot:
     @property
     def model(self) -> SharedModel | None:
         """Model whose scores order the documents; None for BM25 and fusions."""
-        by: Any = self.retriever.scorer if isinstance(self.retriever, RerankedRetriever) else self.retriever
-        found = by.scorer.model if isinstance(by, PresentScorer) else getattr(by, "model", None)
+        by = self.retriever.scorer if isinstance(self.retriever, RerankedRetriever) else self.retriever
+        found = getattr(by, "model", None)
         return found if isinstance(found, SharedModel) else None
 
     def document(self, key: str) -> Document | None:
@@ -286,17 +239,13 @@ class RankedQueries:
     """Result of a request.
 
     Attributes:
-        names: Name of each query in the runs of ``found``.
-        found: Result of all requests of the batch with the same options; of groups, the best passages.
-        groups: Name of each query -> its groups; empty if documents are ranked.
+        hits: Hits of its queries; of groups, the best passages.
         snapshot: What was searched.
         encode: Duration of encoding the batch, in seconds.
         search: Duration of everything after that, in seconds.
     """
 
-    names: Sequence[str]
-    found: SearchResult
-    groups: Mapping[str, Sequence[Group]]
+    hits: Hits
     snapshot: Snapshot
     encode: float
     search: float
@@ -430,11 +379,11 @@ class Retriever:
         for part in self.parts:
             generation = current[part.served]
             if not part.words:
-                ranked.append(VectorRetriever(part.name, generation.index, generation.model))
+                ranked.append(IndexSearcher(generation.index, generation.model, part.name))
             elif generation.words is None:
                 raise ValueError(f"{self.name} ranks by BM25, but this generation was opened without a BM25 index")
             else:
-                ranked.append(WordRetriever(generation.words, part.name))
+                ranked.append(IndexSearcher(generation.words, name=part.name))
         retriever = ranked[0] if len(ranked) == 1 else FusedRetriever(ranked)
         if self.reranker is None:
             return Snapshot(tuple(current.values()), retriever)
@@ -444,23 +393,21 @@ class Retriever:
         if isinstance(by, SharedModel):
             scorer = TextScorer(by, partial(_text_of, found))
         else:
-            scorer = PresentScorer(IndexScorer(current[by].index, current[by].model))
+            scorer = IndexScorer(current[by].index, current[by].model, leave_out=True)
         return replace(found, retriever=RerankedRetriever(retriever, scorer, self.reranker.name, self.reranker.candidates))
 
     def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
         """Rank the queries of several requests: one call of each model for all, one call of the indexes per set of options."""
         snapshot = self._snapshot()
         begun = time.perf_counter()
-        retriever = _preencoded(snapshot.retriever, [text for batch in work for text in batch.texts])
+        retriever = _encode_ahead(snapshot.retriever, [text for batch in work for text in batch.texts])
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         results: dict[int, RankedQueries | Exception] = {}
-        for options, members in _alike(work):
-            names = {member: [f"{member} {row}" for row in range(len(work[member]))] for member in members}
-            queries = [Query(name, text) for member in members for name, text in zip(names[member], work[member].texts, strict=True)]
+        for options, members in _group_by_options(work):
             begun = time.perf_counter()
             try:
-                found, groups = self._ranked(retriever, queries, options, snapshot)
+                hits = self._rank(retriever, [text for member in members for text in work[member].texts], options, snapshot)
             except DamagedIndexError:
                 raise
             except InputError as error:
@@ -469,65 +416,32 @@ class Retriever:
                 continue
             taken = time.perf_counter() - begun
             self._metrics.stages.labels(self.name, "search").observe(taken)
-            results |= {member: RankedQueries(names[member], found, groups, snapshot, encode, taken) for member in members}
+            first = 0
+            for member in members:
+                own = hits.part(slice(first, first + len(work[member])))
+                results[member] = RankedQueries(own, snapshot, encode, taken)
+                first += len(work[member])
         return [results[member] for member in range(len(work))]
 
-    def _ranked(
-        self, retriever: retrievers.Retriever, queries: Sequence[Query], options: SearchOptions, snapshot: Snapshot
-    ) -> tuple[SearchResult, Mapping[str, Sequence[Group]]]:
-        """The documents of each query, or the best passages and the groups."""
-        search = partial(retriever.search, queries, filter=options.filter, effort=options.effort, target_recall=options.target_recall)
+    def _rank(self, retriever: retrievers.Retriever, texts: Sequence[str], options: SearchOptions, snapshot: Snapshot) -> Hits:
+        """The documents of each query, or the best passages of its groups."""
+        queries = [Query("", text) for text in texts]
+        search = partial(search_with, retriever, queries, filter=options.filter, effort=one_effort(options.effort, options.target_recall))
         if options.group_by is None:
-            return search(options.k), {}
+            return search(options.k)
         most, keys_of = self.depth or self._limits.passages, field_of(snapshot.generations[0].index, options.group_by)
         one_index = len({part.served for part in self.parts}) == 1
         return search_groups(lambda k: search(min(k, most)), min(options.k, keys_of.most) if one_index else options.k, keys_of)
 
 
-@dataclass(frozen=True)
-class PresentScorer:
-    """Scores the candidates that an index contains; others, such as those that were added to another index only, are left out.
-
-    Attributes:
-        scorer: Scores the candidates.
-    """
-
-    scorer: IndexScorer
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `quiver.retrieval.search.retrievers.CandidateScorer`."""
-        present = [np.array([place is not None for place in self.scorer.index.locate(own)], bool) for own in candidates]
-        kept = [
-            [key for key, here in zip(own, flags.tolist(), strict=True) if here] for own, flags in zip(candidates, present, strict=True)
-        ]
-        scores = [np.full(len(own), -np.inf, np.float32) for own in candidates]
-        for row, (flags, found) in enumerate(zip(present, self.scorer(queries, kept), strict=True)):
-            scores[row][flags] = found
-        return scores
-
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, retrievers.Explained]:
-        """See `quiver.retrieval.search.retrievers.CandidateScorer`."""
-        return self.scorer.explain(query, documents)
-
-
-def _preencoded(retriever: retrievers.Retriever, texts: Sequence[str]) -> retrievers.Retriever:
-    """The same retriever, for queries that every model of it has encoded."""
+def _encode_ahead(retriever: Any, texts: Sequence[str]) -> Any:
+    """The same retriever, or scorer, for queries that every model of it has encoded."""
     if isinstance(retriever, RerankedRetriever):
-        scorer = retriever.scorer
-        if isinstance(scorer, PresentScorer):
-            scorer = PresentScorer(replace(scorer.scorer, model=_with_queries(scorer.scorer.model, texts)))
-        elif isinstance(scorer, TextScorer):
-            scorer = replace(scorer, model=_with_queries(scorer.model, texts))
-        return replace(retriever, first=_preencoded(retriever.first, texts), scorer=scorer)
+        return replace(retriever, first=_encode_ahead(retriever.first, texts), scorer=_encode_ahead(retriever.scorer, texts))
     if isinstance(retriever, FusedRetriever):
-        return replace(retriever, parts=[_preencoded(part, texts) for part in retriever.parts])
-    if isinstance(retriever, VectorRetriever):
-        return replace(retriever, model=_with_queries(retriever.model, texts))
-    return retriever
-
-
-def _with_queries(model: Any, texts: Sequence[str]) -> Any:
-    return Preencoded.of(model, texts) if model.card.kind in ("dense", "colbert") else model
+        return replace(retriever, parts=[_encode_ahead(part, texts) for part in retriever.parts])
+    model = retriever.model
+    return retriever if model.card.kind == NAME else replace(retriever, model=EncodedQueries.of(model, texts))
 
 
 def _text_of(snapshot: Snapshot, key: str) -> str:
@@ -547,7 +461,7 @@ def client_message(error: InputError, snapshot: Snapshot) -> str:
     return message
 
 
-def _alike(work: Sequence[QueryBatch]) -> list[tuple[SearchOptions, list[int]]]:
+def _group_by_options(work: Sequence[QueryBatch]) -> list[tuple[SearchOptions, list[int]]]:
     """Positions of the requests by options. One that ranks groups is alone: its passages are searched as deep as its query needs."""
     alike: dict[tuple[SearchOptions, int | None], list[int]] = {}
     for position, batch in enumerate(work):

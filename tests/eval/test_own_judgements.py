@@ -22,7 +22,7 @@ from quiver.retrieval.data.corpus import load_collection, read_qrels, read_queri
 from quiver.retrieval.data.source import SourceOptions
 from quiver.retrieval.index import BuildOptions, build_index, open_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
+from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
 from quiver.retrieval.search.search import fuse_runs
 
 MakeCollection = Callable[..., Path]
@@ -121,13 +121,13 @@ def test_the_texts_of_the_index_are_those_of_the_baseline_and_of_the_worst_queri
 ) -> None:
     folder = make_collection()
     documents = list(load_collection(folder, "test").documents)
-    retriever = VectorRetriever("index", build_index(documents, model), SharedModel(model))
+    retriever = IndexSearcher(build_index(documents, model), SharedModel(model), "index")
     expected = evaluate(retriever, folder).collections[0]
     found = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv").collections[0]
     assert [base.measures for base in found.baselines] == [base.measures for base in expected.baselines]
     assert (found.worst, found.documents) == (expected.worst, expected.documents)
     untitled = build_index(documents, model, options=BuildOptions(use_title=False))
-    retriever = VectorRetriever("index", untitled, SharedModel(model))
+    retriever = IndexSearcher(untitled, SharedModel(model), "index")
     result = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv")
     assert not result.collections[0].use_title, "the index decides about titles where there is no corpus"
 
@@ -235,8 +235,8 @@ def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dic
 def test_a_judged_file_that_is_gone_counts_as_not_found(files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As after a refresh; most of them gone would be a mistake."""
     index = build_index(passages(), "bm25", tmp_path / "words")
-    with pytest.raises(InputError, match="an index in memory cannot be evaluated; build it in a folder"):
-        evaluate(build_index(passages(), "bm25"), **files, group_by="file")
+    in_memory = evaluate(build_index(passages(), "bm25"), **files, group_by="file")
+    assert in_memory.headline == evaluate(index, **files, group_by="file").headline
     with pytest.raises(InputError, match="pass only one index"):
         evaluate(index, index=tmp_path / "words", **files)
     with files["qrels"].open("a", encoding="utf-8") as file:
@@ -274,12 +274,12 @@ def test_files_are_ranked_by_their_best_passages(files: dict[str, Path], tmp_pat
 
 def test_a_fusion_is_grouped_after_it_was_fused(model: Any, files: dict[str, Path], tmp_path: Path) -> None:
     documents = passages()
-    dense = VectorRetriever("dense", build_index(documents, model), SharedModel(model))
+    dense = IndexSearcher(build_index(documents, model), SharedModel(model), "dense")
     build_index(documents, "bm25", tmp_path / "words")
     queries = list(read_queries(files["queries"]))
     words = evaluate(None, index=tmp_path / "words", queries=files["queries"], qrels=_of_passages(tmp_path), out=tmp_path / "passages")
     assert words.collections[0].documents == len(documents)
-    runs = [dense.search(queries, 100).run, read_run(tmp_path / "passages" / "runs" / "questions.trec")]
+    runs = [dense.search(queries, 100).to_run([query.id for query in queries]), read_run(tmp_path / "passages" / "runs" / "questions.trec")]
     by_hand = grouped(fuse_runs(runs, RECIPROCAL_RANKS, k=100))
     for fused in ("bm25", tmp_path / "words"):
         found = evaluate(dense, **files, fuse=[fused], group_by="file", k=100).collections[0]

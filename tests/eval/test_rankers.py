@@ -17,12 +17,13 @@ from quiver.eval.rankers import index_truncated
 from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import reported_folders, results_report, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
-from quiver.retrieval.index import Index, build_index, delete_documents, open_index
+from quiver.retrieval.index import build_index, delete_documents, open_index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.search.retrievers import FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
+from quiver.retrieval.search.retrievers import FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
 from quiver.retrieval.search.search import Fusion, fuse_runs
 
 MakeCollection = Callable[..., Path]
@@ -40,7 +41,7 @@ def test_a_run_scores_what_the_system_that_wrote_it_scores(model: Any, make_coll
 def test_bars_move_while_queries_are_searched_and_change_no_score(
     model: Any, make_collection: MakeCollection, bars: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, seen, search = make_collection(), list[int](), Index.search
+    folder, seen, search = make_collection(), list[int](), IndexReader.search
     expected = evaluate(model, folder).collections[0]
     assert not bars
 
@@ -48,7 +49,7 @@ def test_bars_move_while_queries_are_searched_and_change_no_score(
         seen.append(sum(bars["searching"].steps))
         return search(self, queries, *arguments, **options)
 
-    monkeypatch.setattr(Index, "search", watched)
+    monkeypatch.setattr(IndexReader, "search", watched)
     found = evaluate(model, folder, progress=True).collections[0]
     assert (found.measures, found.baselines) == (expected.measures, expected.baselines)
     assert seen[:2] == [0, 1]
@@ -60,11 +61,11 @@ def test_bars_move_while_queries_are_searched_and_change_no_score(
 def test_an_index_is_searched_by_its_own_model(model: Any, make_collection: MakeCollection) -> None:
     folder = make_collection()
     documents = list(load_collection(folder, "test").documents)
-    retriever = VectorRetriever("index", build_index(documents, model), SharedModel(model))
+    retriever = IndexSearcher(build_index(documents, model), SharedModel(model), "index")
     found, expected = evaluate(retriever, folder), evaluate(model, folder)
     assert found.collections[0].measures == expected.collections[0].measures
     assert found.collections[0].index.kind == "exact"
-    lacking = VectorRetriever("index", build_index(documents[1:], model), SharedModel(model))
+    lacking = IndexSearcher(build_index(documents[1:], model), SharedModel(model), "index")
     with pytest.raises(InputError, match=f"document '{documents[0].id}' of tiny.test is not in the index"):
         evaluate(lacking, folder)
 
@@ -171,7 +172,7 @@ def test_what_was_finished_with_another_combination_is_not_reused(
     others: dict[str, Any] = {"weights": {"fusion": Fusion(weights=(1, 2))}, "candidates": {"candidates": 50}, "run": {}}
     if change == "run":
         run.write_text(run.read_text().splitlines()[0] + "\n")
-    with pytest.raises(InputError, match="holds an interrupted evaluation whose system, settings differ"):
+    with pytest.raises(InputError, match="holds an unfinished run with other settings: system"):
         evaluate(None, folder, out=out, **{**settings, **others[change]})
 
 
@@ -179,7 +180,7 @@ def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, mak
     folder = make_collection(documents={"long": ("", "owl " * 3000), "short": ("", "owls")}, qrels={"q1": {"long": 1}})
     documents = list(load_collection(folder, "test").documents)
     index = build_index(documents, model, tmp_path / "index")
-    cut = evaluate(VectorRetriever("index", index, SharedModel(model)), folder).collections[0].truncated
+    cut = evaluate(IndexSearcher(index, SharedModel(model), "index"), folder).collections[0].truncated
     assert (cut.documents, cut) == (1, evaluate(model, folder).collections[0].truncated)
     delete_documents(tmp_path / "index", ["long"])
     assert index_truncated(open_index(tmp_path / "index")) == 0
@@ -212,7 +213,7 @@ def test_a_fused_retriever_scores_what_the_same_fusion_by_name_scores(model: Any
     index = build_index(documents, model, tmp_path / "index")
     build_index(documents, "bm25", tmp_path / "words")
     opened = OpenIndexes()
-    parts = VectorRetriever("index", index, SharedModel(model)), opened.vectors(tmp_path / "words")
+    parts = IndexSearcher(index, SharedModel(model), "index"), opened.vectors(tmp_path / "words")
     found = evaluate(FusedRetriever(parts, fusion, 5), folder)
     named = evaluate(model, folder, fuse=[tmp_path / "words"], fusion=fusion, candidates=5)
     assert found.collections[0].measures == named.collections[0].measures
@@ -222,7 +223,7 @@ def test_a_fused_retriever_scores_what_the_same_fusion_by_name_scores(model: Any
     other = evaluate(FusedRetriever(parts, Fusion(weights=(2, 1)), 5), folder)
     assert other.system.fingerprint != found.system.fingerprint
     results_report([found, other])  # both may stand in one report
-    lacking = VectorRetriever("lacking", build_index(documents[1:], model), SharedModel(model))
+    lacking = IndexSearcher(build_index(documents[1:], model), SharedModel(model), "lacking")
     with pytest.raises(InputError, match="is not in the index"):
         evaluate(FusedRetriever([parts[0], lacking]), folder)
 

@@ -14,9 +14,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import add_documents, build_index, open_index
 from quiver.retrieval.index.index import LiveDocuments, Place
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
-from quiver.retrieval.search.search import SearchResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "encoder/progress.py", "retrieval/units.py", "retrieval/records.py")
@@ -119,20 +118,20 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
     depths: list[int] = []
 
-    def search(depth: int) -> SearchResult:
+    def search(depth: int) -> Hits:
         depths.append(depth)
-        return SearchResult({"q": dict(list(ranking.items())[:depth])})
+        return Hits.of([dict(list(ranking.items())[:depth])])
 
     def files_of(ids: Sequence[str]) -> list[str]:
         return [key.partition("#")[0] for key in ids]
 
-    found, by_query = search_groups(search, 3, files_of)
-    groups = by_query["q"]
-    assert found.run == {"q": {"a#0": 1.0, "90#90": ranking["90#90"], "91#91": ranking["91#91"]}}
+    found = search_groups(search, 3, files_of)
+    (groups,) = found.groups or []
+    assert found.ranking(0) == {"a#0": 1.0, "90#90": ranking["90#90"], "91#91": ranking["91#91"]}
     assert [group.key for group in groups] == ["a", "90", "91"]
     assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
     assert depths == [12, 48, 192]
-    assert len(search_groups(search, 50, files_of)[1]["q"]) == 11
+    assert len(search_groups(search, 50, files_of).ids[0]) == 11
     assert group_hits({}, list) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")

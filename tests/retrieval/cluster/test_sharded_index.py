@@ -18,7 +18,7 @@ from quiver.retrieval.cluster.shard import Shard, Sharding, ShardLostError, Shar
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Query
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import IndexSearcher
 
 Build = Callable[..., Any]
 
@@ -93,11 +93,11 @@ def test_a_sharded_index_is_searched_with_a_model(tmp_path: Path, build: Build, 
     built = build(tmp_path / "i")
     queries = [Query(f"q{number}", text) for number, text in enumerate(("w1 w2", "w3", "w9 w1"))]
     with open_sharded(built.path, Sharding(shards=2), ThreadLauncher()) as sharded:
-        found = search(sharded, built.model, queries, 5, filter=Filter.parse(["even=true"]))
-        assert found.run == search(open_index(built.path), built.model, queries, 5, filter=Filter.parse(["even=true"])).run
+        found = IndexSearcher(sharded.whole, built.model, sharded=sharded).search(queries, 5, filter=Filter.parse(["even=true"]))
+        assert found.ids == IndexSearcher(open_index(built.path), built.model).search(queries, 5, filter=Filter.parse(["even=true"])).ids
         assert found.missing is None
         with pytest.raises(InputError, match="but the model given is word-sum-b"):
-            search(sharded, other_word_sum, queries, 5)
+            IndexSearcher(sharded.whole, other_word_sum, sharded=sharded).search(queries, 5)
 
 
 class Launcher(ThreadLauncher):

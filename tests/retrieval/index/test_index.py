@@ -26,7 +26,7 @@ from quiver.retrieval.index import (
     open_index,
 )
 from quiver.retrieval.records import Document, Hits, Query
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import IndexSearcher
 
 DOCUMENTS = [
     Document(
@@ -81,12 +81,12 @@ def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, 
         conditions = [filter] if isinstance(filter, str) else filter
         same(index.search(queries, 9, filter=Filter.parse(conditions)), brute_force(model, wanted, 9))
     assert Filter.parse("year>2004") == Filter.parse(["year>2004"])
-    found = search(index, model, [Query("q", "word3 text1")], 60, filter="year=2003").run["q"]
+    found = IndexSearcher(index, model).search([Query("q", "word3 text1")], 60, filter="year=2003").ids[0]
     assert set(found) == {document.id for document in alive if (document.metadata or {})["year"] == 2003}
     with pytest.raises(InputError, match="filter 'year=2003 or year=2004': expected field=value"):
         index.search(queries, 9, filter="year=2003 or year=2004")
     with pytest.raises(InputError, match="no document has the field 'yaer'"):
-        search(index, model, [Query("q", "tail")], 9, filter="yaer=2003")
+        IndexSearcher(index, model).search([Query("q", "tail")], 9, filter="yaer=2003")
     for wrong in (5, {"year": 2003}, ["year=2003", 5]):
         with pytest.raises(InputError, match="filter must be a Filter, a condition such as"):
             index.search(queries, 9, filter=wrong)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Docume
     queries = model.encode_texts(QUERIES, "query").vectors
     same(index.search(queries, k), index.search(queries, 5))
     same(build_index(alive, model, options=BuildOptions("exact")).search(queries, k), brute_force(model, alive, 5))
-    assert len(search(index, model, [Query("q", "tail")], k).run["q"]) == 5
+    assert len(IndexSearcher(index, model).search([Query("q", "tail")], k).ids[0]) == 5
     with pytest.raises(TypeError):
         index.search(queries, 5.0)  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import Index, add_documents, build_index, delete_documents, open_index, refresh_index
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import Document
+from quiver.retrieval.search.index import Index as SearchIndex
 
 WORDS = load_index_model("bm25")
 
@@ -46,7 +47,7 @@ def test_a_file_of_the_same_path_in_another_folder_is_another_file(index: Path, 
     assert texts(added) == {**OF_A, "B/README.md#1": "heron B"}
     document = added.document("B/README.md#1")
     assert (document.title, (document.metadata or {})["file"]) == ("README.md", "B/README.md")
-    hits = added.search("heron", group_by="file")
+    hits = SearchIndex.of(added).search("heron", group_by="file")
     assert sorted(str(hit.group) for hit in hits) == ["B/README.md", "README.md"]
     unchanged = refresh_index(index, WORDS)
     assert (unchanged.added, unchanged.changed, unchanged.deleted, unchanged.unchanged) == (0, 0, 0, 4)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from quiver import build_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, Index, build_index
+from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.integrations import langchain_retriever, llama_index_retriever
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import IndexSearcher
 from tests.retrieval.integrations.conftest import DOCUMENTS
 
 TEXT = "word1 word2"
@@ -29,7 +30,7 @@ def libraries() -> None:
 
 def expected(index: Index, model: Any, k: int, conditions: list[str] | None = None) -> list[tuple[str, float]]:
     filter = Filter.parse(conditions) if conditions else None
-    return list(search(index, model, [Query("q", TEXT)], k, filter=filter).run["q"].items())
+    return list(IndexSearcher(index, model).search([Query("q", TEXT)], k, filter=filter).ranking(0).items())
 
 
 def test_the_langchain_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:

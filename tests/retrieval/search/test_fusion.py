@@ -15,8 +15,8 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
 from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, VectorRetriever, WordRetriever
-from quiver.retrieval.search.search import Fusion, SearchResult, differing_documents, fuse, fuse_hits, fuse_runs
+from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, IndexSearcher
+from quiver.retrieval.search.search import Fusion, differing_documents, fuse, fuse_hits, fuse_runs
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}
@@ -154,16 +154,17 @@ def test_retrievers_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum
     words = word_index(index)
     queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
     fusion = Fusion(weights=(1.0, 2.0))
-    retriever = FusedRetriever([VectorRetriever("vectors", index, word_sum), WordRetriever(words)], fusion, candidates=7)
+    retriever = FusedRetriever([IndexSearcher(index, word_sum, "vectors"), IndexSearcher(words)], fusion, candidates=7)
     found = retriever.search(queries, 3)
     vectors = index.search(word_sum.encode_texts([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
     terms = words.search([query.text for query in queries], 7).to_run(["q1", "q2"])
-    assert (retriever.name, found.lists) == ("vectors + bm25", {"vectors": vectors, "bm25": terms})
-    assert (found.counts.texts, sorted(found.seconds)) == (2, ["encode", "fuse", "search"])
+    lists = {name: hits.to_run(["q1", "q2"]) for name, hits in found.lists.items()}
+    assert (retriever.name, lists) == ("vectors + bm25", {"vectors": vectors, "bm25": terms})
+    assert (found.counts.texts, sorted(found.seconds)) == (4, ["encode", "fuse", "search"])
     assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
-    assert found.run == fuse_runs([vectors, terms], fusion, k=3)
+    assert found.to_run(["q1", "q2"]) == fuse_runs([vectors, terms], fusion, k=3)
     filter = Filter.parse(["part<6"])
-    assert set(retriever.search(queries, 24, filter=filter).run["q1"]) == {f"d{number}" for number in range(6)}
+    assert set(retriever.search(queries, 24, filter=filter).ids[0]) == {f"d{number}" for number in range(6)}
 
 
 class Fixed:
@@ -173,10 +174,13 @@ class Fixed:
         self.name, self._ranking = name, ranking
         self.asked: list[int] = []
 
-    def search(self, queries: Sequence[Query], k: int, **options: object) -> SearchResult:
-        assert self._ranking is not None, options
+    def search(self, queries: Sequence[Query], k: int, *, filter: object = None) -> Hits:
+        assert self._ranking is not None, filter
         self.asked.append(k)
-        return SearchResult({query.id: self._ranking for query in queries})
+        return Hits.of([self._ranking for _ in queries])
+
+    def describe(self) -> Mapping[str, object]:
+        return {"kind": "fixed"}
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         return {}
@@ -185,7 +189,7 @@ class Fixed:
 def test_a_retriever_of_weight_0_is_not_searched() -> None:
     first, second = Fixed("a", None), Fixed("b", B)
     found = FusedRetriever([first, second], Fusion(weights=(0, 1))).search([Query("q", "text")], 200)
-    assert (found.lists, second.asked, list(found.run["q"])) == ({"b": {"q": B}}, [200], ["d2", "d4"])
+    assert (found.lists["b"].ranking(0), second.asked, found.ids) == (B, [200], [["d2", "d4"]])
     with pytest.raises(InputError, match="got 1 weights for 2 rankings"):
         FusedRetriever([first, second], Fusion(weights=(1,)))
 

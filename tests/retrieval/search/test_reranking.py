@@ -12,13 +12,13 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index, build_index
-from quiver.retrieval.records import Document, Query, Role, TokenEncoding
+from quiver.retrieval.records import Document, Hits, Role, TokenEncoding
 from quiver.retrieval.search.retrievers import IndexScorer, TextScorer
 from quiver.retrieval.search.search import rerank
 
 TEXTS = {f"d{number}": f"word{number % 5} text{number % 7} common" for number in range(20)} | {"empty": ""}
-QUERIES = [Query("q1", "word1 common"), Query("q2", "text3 word2"), Query("q3", "unknown")]
-RUN = {"q1": {"d1": 3.0, "d6": 2.0, "d2": 1.0, "empty": 0.5}, "q2": {key: 1.0 for key in TEXTS if key != "empty"}}
+QUERIES = ["word1 common", "text3 word2", "unknown"]
+FOUND = Hits.of([{"d1": 3.0, "d6": 2.0, "d2": 1.0, "empty": 0.5}, {key: 1.0 for key in TEXTS if key != "empty"}, {}])
 
 
 @pytest.fixture
@@ -40,19 +40,18 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 @pytest.mark.parametrize("together", [1, 5, 2048])
 def test_scores_of_reranking_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
     scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
-    found = rerank(RUN, QUERIES, scorer, 10)
-    assert list(found) == ["q1", "q2", "q3"]
-    assert found["q3"] == {}
-    assert "empty" not in found["q1"]  # it has no vector
-    for query in QUERIES[:2]:
-        expected = brute_force(word_by_word, query.text, list(RUN[query.id]))
+    hits = rerank(FOUND, QUERIES, scorer, 10)
+    assert (len(hits), hits.ids[2]) == (3, [])
+    assert "empty" not in hits.ids[0]  # it has no vector
+    for row, query in enumerate(QUERIES[:2]):
+        found, expected = hits.ranking(row), brute_force(word_by_word, query, FOUND.ids[row])
         # Documents of the same words are tied up to rounding: the scores decide which of them may be there.
         best = sorted(expected.values(), reverse=True)[:10]
-        np.testing.assert_allclose(list(found[query.id].values()), best, rtol=1e-5)
-        for document, score in found[query.id].items():
+        np.testing.assert_allclose(list(found.values()), best, rtol=1e-5)
+        for document, score in found.items():
             assert score == pytest.approx(expected[document], rel=1e-5)
-        assert list(found[query.id]) == ranked(found[query.id])
-    assert len(rerank(RUN, QUERIES, scorer, 2)["q2"]) == 2
+        assert list(found) == ranked(found)
+    assert len(rerank(FOUND, QUERIES, scorer, 2).ids[1]) == 2
 
 
 def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> None:
@@ -72,13 +71,15 @@ def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> No
 
 def test_a_score_of_nan_is_not_treated_as_a_missing_vector() -> None:
     with pytest.raises(ValueError, match="'d2' has the score NaN"):
-        rerank({"q1": {"d1": 3.0, "d2": 2.0}}, QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
+        rerank(Hits.of([{"d1": 3.0, "d2": 2.0}]), QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
 
 
 def test_candidates_that_cannot_be_reranked_are_refused(index: Index, word_by_word: Any) -> None:
     with pytest.raises(InputError, match="the index has no document 'other'"):
-        rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)
+        rerank(Hits.of([{"other": 1.0}]), QUERIES[:1], IndexScorer(index, word_by_word), 3)
+    left = rerank(Hits.of([{"other": 1.0, "d1": 0.5}]), QUERIES[:1], IndexScorer(index, word_by_word, leave_out=True), 3)
+    assert left.ids == [["d1"]]
     with pytest.raises(InputError, match="but the model given is"):
         IndexScorer(index, type(word_by_word)("d" * 64))
     with pytest.raises(ValueError, match="k must be >= 1"):
-        rerank(RUN, QUERIES, IndexScorer(index, word_by_word), 0)
+        rerank(FOUND, QUERIES, IndexScorer(index, word_by_word), 0)

@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quiver import build_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import (
     FusedRetriever,
     IndexScorer,
+    IndexSearcher,
     OpenIndexes,
     RerankedRetriever,
     SharedModel,
-    VectorRetriever,
-    WordRetriever,
     open_retriever,
 )
 from quiver.retrieval.search.search import Fusion, fuse_runs, rerank
@@ -36,7 +35,7 @@ QUERIES = [Query("q1", "word1 text2"), Query("q2", "word3 end")]
 def stages(tmp_path: Path, word_sum: Any, word_by_word: Any) -> RerankedRetriever:
     dense, tokens = build_index(DOCUMENTS, word_sum, tmp_path / "dense"), build_index(DOCUMENTS, word_by_word, tmp_path / "tokens")
     fused = FusedRetriever(
-        [VectorRetriever("dense", dense, SharedModel(word_sum)), WordRetriever(word_index(dense))], Fusion("weighted"), candidates=9
+        [IndexSearcher(dense, SharedModel(word_sum), "dense"), IndexSearcher(word_index(dense))], Fusion("weighted"), candidates=9
     )
     return RerankedRetriever(fused, IndexScorer(tokens, SharedModel(word_by_word)), "tokens", candidates=6)
 
@@ -44,19 +43,21 @@ def stages(tmp_path: Path, word_sum: Any, word_by_word: Any) -> RerankedRetrieve
 def test_a_result_holds_the_run_of_every_stage(stages: RerankedRetriever) -> None:
     found = stages.search(QUERIES, 3, filter="part < 20")
     assert isinstance(stages.first, FusedRetriever)
-    lists = {part.name: part.search(QUERIES, 9, filter="part < 20").run for part in stages.first.parts}
-    assert found.lists == lists
-    assert found.candidates == fuse_runs(list(lists.values()), Fusion("weighted"), k=6)
-    assert found.run == rerank(found.candidates, QUERIES, stages.scorer, 3)
+    lists = {part.name: part.search(QUERIES, 9, filter="part < 20") for part in stages.first.parts}
+    assert {name: hits.ids for name, hits in found.lists.items()} == {name: hits.ids for name, hits in lists.items()}
+    assert found.candidates is not None
+    names = ["q1", "q2"]
+    assert found.candidates.to_run(names) == fuse_runs([hits.to_run(names) for hits in lists.values()], Fusion("weighted"), k=6)
+    assert found.to_run(names) == rerank(found.candidates, [query.text for query in QUERIES], stages.scorer, 3).to_run(names)
     assert sorted(found.seconds) == ["encode", "fuse", "rerank", "search"]
-    assert {len(documents) for documents in found.run.values()} == {3}
+    assert {len(documents) for documents in found.ids} == {3}
     assert set(stages.first.explain("word1 text2", ["d1", "d2"])["d1"]) == {"dense", "bm25"}
 
 
 def test_several_threads_search_one_retriever(stages: RerankedRetriever) -> None:
-    wanted = stages.search(QUERIES, 5).run
+    wanted = stages.search(QUERIES, 5).ids
     with ThreadPoolExecutor(4) as threads:
-        runs = list(threads.map(lambda _: stages.search(QUERIES, 5).run, range(20)))
+        runs = list(threads.map(lambda _: stages.search(QUERIES, 5).ids, range(20)))
     assert runs == [wanted] * 20
 
 
@@ -73,15 +74,15 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
         given = [getattr(each, "path", each) for each in (fuse if isinstance(fuse, list) else [fuse])]
         library, filter = retriever.fused([dense.path, *given]), "part < 20" if fuse == "bm25" else None
         found = dense.search(texts, 9, fuse=fuse, filter=filter)
-        expected = library.search(QUERIES, 9, filter=filter).run
-        assert found.ids == [list(expected[query.id]) for query in QUERIES]
-        assert np.allclose(found.scores[1], list(expected["q2"].values()))
+        expected = library.search(QUERIES, 9, filter=filter)
+        assert found.ids == expected.ids
+        assert np.allclose(found.scores[1], expected.scores[1])
         assert [hit.text for hit in found[0]] == [retriever.text_of(hit.id) for hit in found[0]]
-    reranked = retriever.reranked(retriever.fused([dense.path, tokens.path]), tokens.path).search(QUERIES, 5).run
-    assert dense.search(texts, 5, fuse=tokens, rerank=tokens.path).ids == [list(reranked[query.id]) for query in QUERIES]
-    assert dense.search(texts, 5, fuse=tokens, rerank=tokens).ids == [list(reranked[query.id]) for query in QUERIES]
-    by_model = retriever.reranked(retriever.fused([dense.path]), word_by_word).search(QUERIES, 5).run
-    assert dense.search(texts, 5, rerank=word_by_word).ids == [list(by_model[query.id]) for query in QUERIES]
+    reranked = retriever.reranked(retriever.fused([dense.path, tokens.path]), tokens.path).search(QUERIES, 5).ids
+    assert dense.search(texts, 5, fuse=tokens, rerank=tokens.path).ids == reranked
+    assert dense.search(texts, 5, fuse=tokens, rerank=tokens).ids == reranked
+    by_model = retriever.reranked(retriever.fused([dense.path]), word_by_word).search(QUERIES, 5).ids
+    assert dense.search(texts, 5, rerank=word_by_word).ids == by_model
     with pytest.raises(InputError, match=r"rerank=\) needs a ColBERT model or an index of one; this model gives a single vector"):
         dense.search(texts, rerank=word_sum)
     with pytest.raises(InputError, match=r"rerank=\) needs a ColBERT model or an index of one, got a dict"):

@@ -1,4 +1,4 @@
-"""Search by text: runs, and errors before encoding."""
+"""Search an index with its model: runs, and errors before encoding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import BuildOptions, Filter, build_index
 from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
-from quiver.retrieval.search.retrievers import VectorRetriever
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import IndexSearcher
 
 DOCUMENTS = [Document("a", "granite is hard"), Document("b", "a bird flies"), Document("c", "the sea is deep")]
 QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]
@@ -26,30 +25,30 @@ def test_a_run_has_the_order_of_the_queries(
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
     index = build_index(DOCUMENTS, model, tmp_path / "i" if on_disk else None)
-    result = search(index, model, QUERIES, 2)
-    assert list(result.run) == ["q2", "q1"]
-    assert {query: ranked(scores)[0] for query, scores in result.run.items()} == {"q2": "c", "q1": "b"}
-    for scores in result.run.values():
+    result = IndexSearcher(index, model).search(QUERIES, 2)
+    run = result.to_run(["q2", "q1"])
+    assert {query: ranked(scores)[0] for query, scores in run.items()} == {"q2": "c", "q1": "b"}
+    for scores in run.values():
         assert list(scores) == ranked(scores)
         assert len(scores) == 2
     assert result.counts == TokenCounts(2, 3, 0, 0)
-    assert len(search(index, model, QUERIES, 1000).run["q1"]) == 3
+    assert len(IndexSearcher(index, model).search(QUERIES, 1000).ids[1]) == 3
 
 
 def test_an_exact_index_is_searched_where_the_model_is(word_sum: Any) -> None:
     """``meta`` stands for a GPU that is not there: what is computed on it has no values."""
     index = build_index(DOCUMENTS, word_sum)
-    found = search(index, word_sum, QUERIES, 2).run
+    found = IndexSearcher(index, word_sum).search(QUERIES, 2).ids
     word_sum.device = torch.device("meta")
     with pytest.raises(NotImplementedError, match="meta"):
-        search(index, word_sum, QUERIES, 2)
+        IndexSearcher(index, word_sum).search(QUERIES, 2)
     word_sum.device = torch.device("cpu")
-    assert search(index, word_sum, QUERIES, 2).run == found
+    assert IndexSearcher(index, word_sum).search(QUERIES, 2).ids == found
 
 
 def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:
     index = build_index(DOCUMENTS, word_sum)
-    search(index, word_sum, QUERIES, 2)
+    IndexSearcher(index, word_sum).search(QUERIES, 2)
     assert word_sum.calls[-1] == ("query", ["deep sea", "bird"])
 
 
@@ -57,40 +56,41 @@ def test_invalid_searches_are_refused_before_encoding(tmp_path: Path, word_sum: 
     folder = build_index(DOCUMENTS, word_sum, tmp_path / "i")
     calls = len(word_sum.calls)
     with pytest.raises(InputError, match="query id 'q1' occurs 2 times"):
-        search(folder, word_sum, [*QUERIES, Query("q1", "again")], 2)
+        IndexSearcher(folder, word_sum).search(QUERIES, 2).to_run(["q1", "q1"])
+    calls += 1
     with pytest.raises(InputError, match="there are no queries"):
-        search(folder, word_sum, [], 2)
+        IndexSearcher(folder, word_sum).search([], 2)
     with pytest.raises(ValueError, match="k must be >= 1"):
-        search(folder, word_sum, QUERIES, 0)
+        IndexSearcher(folder, word_sum).search(QUERIES, 0)
     with pytest.raises(InputError, match="but the model given is word-sum-b"):
-        search(folder, other_word_sum, QUERIES, 2)
+        IndexSearcher(folder, other_word_sum).search(QUERIES, 2)
     assert len(word_sum.calls) == calls
     assert other_word_sum.calls == []
     in_memory = build_index(DOCUMENTS, word_sum)
-    assert search(in_memory, word_sum, QUERIES, 2).run == search(folder, word_sum, QUERIES, 2).run
+    assert IndexSearcher(in_memory, word_sum).search(QUERIES, 2).ids == IndexSearcher(folder, word_sum).search(QUERIES, 2).ids
     with pytest.raises(InputError, match=r"in memory.*but the model given is word-sum-b"):
-        search(in_memory, other_word_sum, QUERIES, 2)
+        IndexSearcher(in_memory, other_word_sum).search(QUERIES, 2)
 
 
 def test_a_target_recall_is_passed_to_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
     many = [Document(f"d{number:03d}", f"word{number} text{number % 7} end{number % 3}") for number in range(120)]
     options = BuildOptions("ivf-dense", {"nlist": 8})
     index = build_index(many, word_sum, tmp_path / "i", options=options)
-    wanted = search(index, word_sum, QUERIES, 10, effort=index.search_params_for(0.9, 10)).run
-    assert search(index, word_sum, QUERIES, 10, target_recall=0.9).run == wanted
-    assert VectorRetriever("i", index, word_sum).search(QUERIES, 10, target_recall=0.9).run == wanted
+    searcher = IndexSearcher(index, word_sum)
+    wanted = searcher.search(QUERIES, 10, effort=index.search_params_for(0.9, 10)).ids
+    assert searcher.search(QUERIES, 10, effort=0.9).ids == wanted
     calls = len(word_sum.calls)
     with pytest.raises(InputError, match="up to 100 hits, not for 110"):
-        search(index, word_sum, QUERIES, 110, target_recall=0.9)
+        searcher.search(QUERIES, 110, effort=0.9)
     with pytest.raises(ValueError, match="target_recall must be above 0"):
-        search(index, word_sum, QUERIES, 10, target_recall=2)
+        searcher.search(QUERIES, 10, effort=2)
     assert len(word_sum.calls) == calls, "said before anything is encoded"
     with pytest.raises(ValueError, match="give either effort or target_recall, not both"):
-        search(index, word_sum, QUERIES, 10, target_recall=0.9, effort="fast")
+        index.search("deep sea", 10, target_recall=0.9, effort="fast")
 
 
 def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:
     documents = [document._replace(metadata={"year": 2000 + row}) for row, document in enumerate(DOCUMENTS)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    found = search(index, word_sum, QUERIES, 3, filter=Filter.parse(["year<2002"])).run
-    assert {query: sorted(scores) for query, scores in found.items()} == {"q2": ["a", "b"], "q1": ["a", "b"]}
+    found = IndexSearcher(index, word_sum).search(QUERIES, 3, filter=Filter.parse(["year<2002"]))
+    assert [sorted(ids) for ids in found.ids] == [["a", "b"], ["a", "b"]]

@@ -25,7 +25,7 @@ from quiver.retrieval.index import Filter, add_documents, build_index, delete_do
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.search import search as search_index
+from quiver.retrieval.search.retrievers import IndexSearcher
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits, json_body
@@ -67,7 +67,7 @@ def test_a_search_finds_what_the_index_finds(app: Any, indexes: Indexes) -> None
         index = open_index(folder)
         filter = Filter.parse(["year>=2003", "lang in en"])
         model = load_model(index.manifest.model.source)
-        run = search_index(index, model, [Query("q", "a bird on the sea")], 7, filter=filter).run["q"]
+        run = IndexSearcher(index, model).search([Query("q", "a bird on the sea")], 7, filter=filter).ranking(0)
         found = search(app, query="a bird on the sea", k=7, retriever=name, filter=["year>=2003", "lang in en"]).json()
         assert [hit["id"] for hit in found["hits"]] == list(run)
         assert [hit["score"] for hit in found["hits"]] == pytest.approx(list(run.values()), abs=1e-6)

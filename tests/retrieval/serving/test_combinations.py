@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.index import Filter, add_documents, delete_documents
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import word_index
@@ -81,7 +82,7 @@ def test_a_combination_ranks_as_the_librarys(
 ) -> None:
     folders = [indexes.colbert if each == "colbert" else each for each in fuse]
     library = open_retriever(indexes.dense, fuse=folders, rerank=indexes.colbert if rerank else None)
-    expected = library.search([Query("q", QUERY)], 12, filter=None if filter is None else Filter.parse(filter)).run["q"]
+    expected = library.search([Query("q", QUERY)], 12, filter=None if filter is None else Filter.parse(filter)).ranking(0)
     found = search(app, k=12, retriever=name, filter=filter)
     assert [hit["id"] for hit in found["hits"]] == list(expected)
     assert [hit["score"] for hit in found["hits"]] == pytest.approx(list(expected.values()), abs=1e-5)
@@ -159,7 +160,7 @@ def test_concurrent_requests_with_different_filters_are_encoded_together(service
 def test_an_index_is_reranked_by_a_model_that_encodes_texts(indexes: Indexes) -> None:
     source = open_index(indexes.colbert).manifest.model.source
     app = create_application(open_service({"dense": indexes.dense}, combined=Combinations(reranked_by=source)))
-    expected = open_retriever(indexes.dense, rerank=source).search([Query("q", QUERY)], 8).run["q"]
+    expected = open_retriever(indexes.dense, rerank=source).search([Query("q", QUERY)], 8).ranking(0)
     found = search(app, k=8, retriever="dense>colbert-model", explain=True)["hits"]
     assert [hit["id"] for hit in found] == list(expected)
     assert [hit["explanation"]["kind"] for hit in found] == ["tokens"] * 8
@@ -232,7 +233,7 @@ def test_an_index_of_bm25_is_served_and_fused_without_a_model(indexes: Indexes, 
         open_service({"words": tmp_path / "words"}, combined=Combinations(fused=[["words", "bm25"]]))
     folders = {"words": tmp_path / "words", "colbert": indexes.colbert}
     fused = create_application(open_service(folders, combined=Combinations(fused=[["words", "colbert"]], reranked_by="colbert")))
-    library = open_retriever(tmp_path / "words", fuse=[indexes.colbert], rerank=indexes.colbert).search([Query("q", QUERY)], 9).run["q"]
+    library = open_retriever(tmp_path / "words", fuse=[indexes.colbert], rerank=indexes.colbert).search([Query("q", QUERY)], 9).ranking(0)
     assert [hit["id"] for hit in search(fused, k=9, retriever="words+colbert>colbert")["hits"]] == list(library)
 
 
@@ -242,7 +243,7 @@ def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_pa
     service = open_service(folders, combined=Combinations(fused=[["dense", "bm25"]]))
     assert list(service.retrievers) == ["dense+bm25", "other", "dense", "bm25"]
     app = create_application(service)
-    expected = open_retriever(indexes.dense, fuse=["bm25"]).search([Query("q", QUERY)], 8).run["q"]
+    expected = open_retriever(indexes.dense, fuse=["bm25"]).search([Query("q", QUERY)], 8).ranking(0)
     assert [hit["id"] for hit in search(app, k=8, retriever="dense+bm25")["hits"]] == list(expected)
     assert {hit["id"] for hit in search(app, k=50, retriever="bm25")["hits"]} <= {document.id for document in documents()}
     two = {"colbert": indexes.colbert, "dense": indexes.dense}

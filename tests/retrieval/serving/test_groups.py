@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
-from quiver.retrieval.records import Document
+from quiver.retrieval.index import BuildOptions, Index, add_documents, delete_documents
+from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, search_groups
-from quiver.retrieval.search.search import SearchResult
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Combinations, Service, open_service
@@ -138,13 +138,13 @@ def test_the_groups_of_a_query_do_not_depend_on_other_queries() -> None:
     }
 
     def searched(*queries: str) -> Any:
-        def search(depth: int) -> SearchResult:
-            return SearchResult({query: dict(list(rankings[query].items())[:depth]) for query in queries})
+        def search(depth: int) -> Hits:
+            return Hits.of(dict(list(rankings[query].items())[:depth]) for query in queries)
 
-        return search_groups(search, 2, lambda ids: [key[0] for key in ids])[1]
+        return search_groups(search, 2, lambda ids: [key[0] for key in ids]).groups
 
-    assert searched("near", "far") == searched("near") | searched("far")
-    assert [len(group.passages) for group in searched("near", "far")["near"]] == [4, 4]
+    assert searched("near", "far") == searched("near") + searched("far")
+    assert [len(group.passages) for group in searched("near", "far")[0]] == [4, 4]
 
 
 def test_requests_that_are_searched_in_one_batch_are_grouped_each_for_itself(built: Built) -> None:
@@ -198,7 +198,7 @@ def test_the_search_ends_when_all_values_are_found(quiver: Callable[..., Any], t
     assert field_of(index, "kind").most == 2
     expected = shown(json.loads(quiver("search", index.path, QUERY, "-k", 10, "--group-by", "kind", "--json").out))
     assert sum(len(hit.passages) for hit in expected) == 8
-    hits = index.search(QUERY, 10, group_by="kind")
+    hits = open_index(index.path).search(QUERY, 10, group_by="kind")
     assert [Shown(hit.id, hit.score, hit.group, list(hit.passages.items())) for hit in hits] == expected
     app = create_application(open_service({"words": index.path}))
     assert shown(post(app, group_by="kind").json()["hits"]) == expected
