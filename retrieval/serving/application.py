@@ -160,12 +160,7 @@ def _explanation(why: Explained, model: SharedModel | None, parts: list[PartRank
 
 
 async def search(service: Service, request: SearchRequest | BatchRequest) -> list[SearchAnswer]:
-    """Search, and return one answer per query.
-
-    Raises:
-        RequestError: 404: no such retriever; 422: the request violates a limit or cannot be executed; 429: too many queries are
-            waiting; 504: the time limit has passed.
-    """
+    """Search, and return one answer per query."""
     begun = time.perf_counter()
     queries = (request.query,) if isinstance(request, SearchRequest) else tuple(request.queries)
     check_limits(request, queries, service.limits)
@@ -180,11 +175,7 @@ async def search(service: Service, request: SearchRequest | BatchRequest) -> lis
 
 
 def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], limits: Limits) -> None:
-    """Check a request against the limits.
-
-    Raises:
-        RequestError: 422: the request violates a limit, which the message names.
-    """
+    """Check a request against the limits."""
     given = request.filter
     conditions = [] if given is None else [given] if isinstance(given, str) else given
     facets = request.facets or () if isinstance(request, SearchRequest) else ()
@@ -353,11 +344,7 @@ def create_application(
 
 
 async def check_parameters(request: Request) -> None:
-    """Refuse parameters of an address that its route does not have.
-
-    Raises:
-        RequestError: 422: there is one.
-    """
+    """Refuse parameters of an address that its route does not have."""
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     if unknown := [name for name in request.query_params if name not in known][:5]:
         message = describe_unknown("parameter", unknown, known)
@@ -466,11 +453,11 @@ class Routes:
 
     async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a change."""
-        self._service.access.check(None if credentials is None else credentials.credentials)
+        self._service.access.check(credentials and credentials.credentials, change=True)
 
     async def may_read(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a request that reads."""
-        self._service.access.check_reading(None if credentials is None else credentials.credentials)
+        self._service.access.check(credentials and credentials.credentials, change=False)
 
     async def models(self) -> Response:
         """List the models, as OpenAI's API does."""

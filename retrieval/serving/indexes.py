@@ -94,7 +94,6 @@ class ServedIndex:
         self._threads = threads
         self._layout = Layout(folder.resolve())
         self._changing = asyncio.Lock()
-        self._refused: int | None = None
 
     async def refresh(self) -> Generation:
         """Switch to the newest generation, and return it.
@@ -108,32 +107,24 @@ class ServedIndex:
             newest = await loop.run_in_executor(self._threads, self._newest)
             if newest is not None and newest != self.current.number:
                 opened = await loop.run_in_executor(self._threads, self._open_newest)
-                logger.info(
-                    "%s: switched to generation %d from %d, %d documents",
-                    self.folder,
-                    opened.number,
-                    self.current.number,
-                    len(opened.index),
-                )
+                change = (self.folder, opened.number, self.current.number, len(opened.index))
+                logger.info("%s: switched to generation %d from %d, %d documents", *change)
                 self.current = opened
                 self._tell(worked=True)
             return self.current
 
     async def watch(self, seconds: float) -> None:
-        """Keep switching to newer generations. A generation that cannot be opened is logged once.
-
-        Args:
-            seconds: Interval between checks.
-        """
+        """Keep switching to newer generations at an interval. A generation that cannot be opened is logged once."""
+        refused: int | None = None
         while True:
             await asyncio.sleep(seconds)
             try:
                 await self.refresh()
-                self._refused = None
+                refused = None
             except (InputError, OSError) as error:
                 newest = self._newest()
-                if newest != self._refused:
-                    self._refused = newest
+                if newest != refused:
+                    refused = newest
                     self._tell(worked=False)
                     logger.error("generation %d stays in use, because the newest cannot be opened: %s", self.current.number, error)
 
@@ -162,12 +153,7 @@ class Changes:
         self._one = asyncio.Lock()
 
     async def add(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Generation:
-        """Add documents; searches find them when this returns.
-
-        Raises:
-            RequestError: 422: an id is repeated or blank, or metadata cannot be stored; 409: an id is in the index already, or the index
-                cannot be written, such as while another process writes; 507: the disk is full.
-        """
+        """Add documents; searches find them when this returns."""
         key, times = Counter(document.id for document in documents).most_common(1)[0]
         if times > 1:
             raise RequestError(422, "invalid_request", f"document id {key!r} occurs {times} times; ids must be unique")
@@ -176,25 +162,20 @@ class Changes:
         return await self._change(served, partial(self._added, served, documents, replace=replace))
 
     async def delete(self, served: ServedIndex, ids: Sequence[str]) -> Generation:
-        """Delete documents; searches no longer find them when this returns.
-
-        Raises:
-            RequestError: 404: a document is not in the index, and none was deleted; 409: the index cannot be written, such as while another
-                process writes; 507: the disk is full.
-        """
+        """Delete documents; searches no longer find them when this returns."""
         return await self._change(served, partial(self._deleted, served, ids))
 
     async def _change(self, served: ServedIndex, change: Callable[[], Index]) -> Generation:
-        # Shielded: if the client disconnects, the change is still completed and served.
-        return await asyncio.shield(self._changed(served, change))
+        async def run() -> Generation:
+            async with self._one:
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, change)
+                except (InputError, OSError) as error:
+                    raise _unchanged(error) from error
+                return await served.refresh()
 
-    async def _changed(self, served: ServedIndex, change: Callable[[], Index]) -> Generation:
-        async with self._one:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._threads, change)
-            except (InputError, OSError) as error:
-                raise _unchanged(error) from error
-            return await served.refresh()
+        # Shielded: if the client disconnects, the change is still completed and served.
+        return await asyncio.shield(run())
 
     def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Index:
         known = served.current.index.locate([document.id for document in documents])
@@ -228,11 +209,7 @@ def _unchanged(error: InputError | OSError) -> Exception:
 
 
 def _with_flat_metadata(document: Document) -> Document:
-    """A document of a request by the rules for files.
-
-    Raises:
-        RequestError: 422: a value cannot be metadata, or there are too many fields.
-    """
+    """A document of a request by the rules for files."""
     try:
         flat = checked_document(document)
         for field, value in (flat.metadata or {}).items():

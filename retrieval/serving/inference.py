@@ -316,9 +316,6 @@ class TextModel:
         Args:
             texts: The texts.
             begun: Whether other texts of the request are encoded, so that it is not refused.
-
-        Raises:
-            RequestError: 422: token ids are not the model's; 429: too many texts are waiting.
         """
         parts = [replace(texts, texts=texts.texts[first : first + _PART]) for first in range(0, len(texts), _PART)]
         found = [await self._batcher.ask(part, begun=begun or number > 0) for number, part in enumerate(parts)]
@@ -330,11 +327,7 @@ class TextModel:
         )
 
     async def score(self, query: str, texts: Sequence[str]) -> Scores:
-        """Score texts for a query; each distinct text is encoded once.
-
-        Raises:
-            RequestError: 429: too many texts are waiting.
-        """
+        """Score texts for a query; each distinct text is encoded once."""
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         asked = await self.encode(Texts((query,), "query"))
         found = await self.encode(Texts(tuple(distinct)), begun=True)
@@ -414,9 +407,6 @@ class TextModels:
         Args:
             name: The name. None for the first bi-encoder, or with ``dense`` false for the first ColBERT model, if there is one.
             dense: Whether the model has to embed texts.
-
-        Raises:
-            RequestError: 404: there is no such model; 422: it does not embed texts.
         """
         all_models = list(self._models.values())
         if name is None:
@@ -435,11 +425,7 @@ class TextModels:
         return named[0]
 
     async def embeddings(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-        """Embed texts; see `EmbeddingsRequest`.
-
-        Raises:
-            RequestError: There is no such model, or the request violates a limit.
-        """
+        """Embed texts; see `EmbeddingsRequest`."""
         given = request.input
         model = self.find(request.model, dense=True)
         if isinstance(given, str):
@@ -459,11 +445,7 @@ class TextModels:
         return EmbeddingsAnswer(data, request.model, Usage(tokens, tokens))
 
     async def embed(self, request: EmbedRequest) -> list[list[float]]:
-        """Embed texts; see `EmbedRequest`.
-
-        Raises:
-            RequestError: There is no bi-encoder, the request violates a limit, or a text is too long.
-        """
+        """Embed texts; see `EmbedRequest`."""
         texts = (request.inputs,) if isinstance(request.inputs, str) else tuple(request.inputs)
         self._check_count(texts)
         model = self.find(None, dense=True)
@@ -477,11 +459,7 @@ class TextModels:
         return rows
 
     async def rerank(self, request: RerankRequest) -> RerankAnswer:
-        """Re-rank documents; see `RerankRequest`.
-
-        Raises:
-            RequestError: There is no such model, or the request violates a limit.
-        """
+        """Re-rank documents; see `RerankRequest`."""
         self._check_count(request.documents)
         documents = [_ranked_fields(each, request.rank_fields or ["text"], place) for place, each in enumerate(request.documents)]
         texts = [" ".join(map(str, each.values())) for each in documents]
@@ -491,11 +469,7 @@ class TextModels:
         return RerankAnswer(f"rerank-{uuid.uuid4().hex}", request.model or model.name, results, TotalUsage(found.tokens))
 
     async def rank_texts(self, request: TextsRequest) -> list[TextRank]:
-        """Re-rank texts; see `TextsRequest`.
-
-        Raises:
-            RequestError: There is no model, the request violates a limit, or a text is too long.
-        """
+        """Re-rank texts; see `TextsRequest`."""
         self._check_count(request.texts)
         _, found = await self._score(request.query, request.texts, None)
         _check_truncated(found.truncated, request)
@@ -515,11 +489,7 @@ class TextModels:
 
 
 def _ranked_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
-    """The fields that a document is ranked by; of a text, the text.
-
-    Raises:
-        RequestError: 422: the document has none of the fields, or a value is no text.
-    """
+    """The fields that a document is ranked by; of a text, the text."""
     if isinstance(document, str):
         return {"text": document}
     chosen = {name: document[name] for name in names if document.get(name) is not None}

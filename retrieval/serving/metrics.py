@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -46,12 +44,6 @@ class Metrics:
         self.generation = Gauge("quiver_generation", "Generation of the index in use.", ("retriever",), registry=registry)
         self.documents = Gauge("quiver_documents", "Number of documents of the index in use.", ("retriever",), registry=registry)
         self.reloads = Counter("quiver_reloads", "Number of switches to another generation.", ("retriever", "outcome"), registry=registry)
-
-    def follow(self, retriever: str, *, queue: Callable[[], int], generation: Callable[[], int], documents: Callable[[], int]) -> None:
-        """Read the values of these gauges whenever the metrics are collected."""
-        self.queue.labels(retriever).set_function(queue)
-        self.generation.labels(retriever).set_function(generation)
-        self.documents.labels(retriever).set_function(documents)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

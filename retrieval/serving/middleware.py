@@ -44,11 +44,7 @@ class AllowedHosts:
         self._addresses = addresses
 
     def check(self, header: str | None) -> None:
-        """Refuse a request for another host. Browsers always send the header; requests without it are accepted.
-
-        Raises:
-            RequestError: 421: the host is not allowed.
-        """
+        """Refuse a request for another host. Browsers always send the header; requests without it are accepted."""
         if header is None or ANY in self._names:
             return
         match = _HEADER.fullmatch(header.strip().lower())

@@ -57,42 +57,20 @@ class Access:
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
         if token is not None and token == read_token:
             raise InputError("the tokens for changes and for reading are equal, so that readers could change documents; make another one")
-        self._digest = None if token is None else _digest(token)
-        self._reading = None if read_token is None else _digest(read_token)
-        self.writable = token is not None
-        self.private = read_token is not None
+        self._digests = [_digest(each) for each in (token, read_token) if each is not None]
+        self.writable, self.private = token is not None, read_token is not None
 
-    def check(self, given: str | None) -> None:
-        """Check the token of a request that changes documents.
-
-        Args:
-            given: The token; None if the request has none.
-
-        Raises:
-            RequestError: 403: the service is read-only; 401: the token is missing or wrong.
-        """
-        if self._digest is None:
+    def check(self, given: str | None, *, change: bool) -> None:
+        """Check the token of a request, None if it has none; the token for changes allows reading too."""
+        if change and not self.writable:
             raise RequestError(403, "read_only", "this service is read-only; start it with --token-file to allow changes")
-        _compare(given, self._digest)
-
-    def check_reading(self, given: str | None) -> None:
-        """Check the token of a request that reads; the token for changes allows reading too.
-
-        Args:
-            given: The token; None if the request has none.
-
-        Raises:
-            RequestError: 401: the token is missing or wrong.
-        """
-        if self._reading is not None:
-            _compare(given, self._reading, *(() if self._digest is None else (self._digest,)))
-
-
-def _compare(given: str | None, *allowed: bytes) -> None:
-    # Digests have equal lengths and are compared in constant time, all of them.
-    if given is None or not sum(hmac.compare_digest(_digest(given), each) for each in allowed):
-        problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
-        raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+        if not change and not self.private:
+            return
+        # Digests have equal lengths and are compared in constant time, all of them.
+        allowed = self._digests[:1] if change else self._digests
+        if given is None or not sum(hmac.compare_digest(_digest(given), each) for each in allowed):
+            problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
+            raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
 
 
 def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
@@ -150,21 +128,16 @@ class Service:
     def __post_init__(self) -> None:
         """List the indexes, each once, and connect the metrics."""
         self.indexes = list(dict.fromkeys(served for each in self.retrievers.values() for served in each.indexes))
-        for name, each in self.retrievers.items():
-            self._follow(name, each)
-            for served in each.indexes:
-                served.observers.append(partial(self._count_reload, name))
+        for each in self.retrievers.values():
+            self._follow(each)
 
-    def _follow(self, name: str, retriever: Retriever) -> None:
-        self.metrics.follow(
-            name,
-            queue=lambda: retriever.waiting,
-            generation=lambda: retriever.served.current.number,
-            documents=lambda: len(retriever.served.current.index),
-        )
-
-    def _count_reload(self, name: str, worked: bool) -> None:
-        self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
+    def _follow(self, retriever: Retriever) -> None:
+        name, metrics = retriever.name, self.metrics
+        metrics.queue.labels(name).set_function(lambda: retriever.waiting)
+        metrics.generation.labels(name).set_function(lambda: retriever.served.current.number)
+        metrics.documents.labels(name).set_function(lambda: len(retriever.served.current.index))
+        for served in retriever.indexes:
+            served.observers.append(lambda worked: metrics.reloads.labels(name, "done" if worked else "failed").inc())
 
     def compared_warning(self, retriever: Retriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first index; None if both rank the same documents."""
@@ -199,11 +172,7 @@ class Service:
                 task.cancel()
 
     def retriever(self, name: str | None) -> Retriever:
-        """Return a retriever by its name, or the first one for None.
-
-        Raises:
-            RequestError: 404: there is no retriever of that name.
-        """
+        """Return a retriever by its name, or the first one for None."""
         if name is None:
             return next(iter(self.retrievers.values()))
         # In an address, the + of a fused retriever's name is a space unless it is written %2B.
@@ -218,11 +187,7 @@ class Service:
         return next(each for each in self.retrievers.values() if len(each.parts) == 1 and each.reranker is None)
 
     def document(self, key: str, retriever: str | None = None) -> StoredDocument:
-        """Return a document by its id, from the index of a retriever, or of the first one for None.
-
-        Raises:
-            RequestError: 404: there is no such retriever or document.
-        """
+        """Return a document by its id, from the index of a retriever, or of the first one for None."""
         found = self.retriever(retriever)
         generation = found.served.current
         index = generation.index
