@@ -36,7 +36,8 @@ from quiver.encoder.presets import preset
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.models.loading import check_device, default_device, default_dtype, load_model, read_model_folder
+from quiver.retrieval.models.folders import check_device, default_device, default_dtype, read_model_folder
+from quiver.retrieval.models.loading import load_model
 
 import harness
 from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Row, Worker

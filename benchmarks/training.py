@@ -34,7 +34,8 @@ from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.stream import Masker
 from quiver.encoder.training.autocast import autocast, training_dtype
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.models.loading import ColBERTSettings, default_device, read_model_folder
+from quiver.retrieval.models.folders import default_device, read_model_folder
+from quiver.retrieval.models.options import ColBERTSettings
 from quiver.retrieval.training.dataloader import TEXTS, Collator
 from quiver.retrieval.training.losses import LOSSES as LIBRARY_LOSSES
 from quiver.retrieval.training.losses import RetrievalLoss

@@ -8,7 +8,7 @@ from typing import Any
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 
 TINY: dict[str, Any] = {

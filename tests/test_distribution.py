@@ -20,7 +20,7 @@ import pytest
 
 from quiver import BiEncoder
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 from tests.environments import REPOSITORY, bare_environment, extras, pyproject
 
 FOLDERS = ("encoder", "retrieval", "eval", "quiver")

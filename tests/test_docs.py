@@ -35,7 +35,7 @@ import pytest
 import typer.main
 
 from quiver.cli.main import COMMANDS, app
-from quiver.retrieval.models.loading import PROMPTS
+from quiver.retrieval.models.folders import PROMPTS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.recipe import DISTILLATION, IN_BATCH, LOSSES_BY_KIND, LOSSES_BY_SETTING, LossSection, load_recipe
 from tests.hub import fill_hub

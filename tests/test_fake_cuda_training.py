@@ -266,7 +266,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
     def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
         from quiver.retrieval.models.biencoder import BiEncoder
         from quiver.retrieval.models.colbert import ColBERT
-        from quiver.retrieval.models.loading import ModelFolder
+        from quiver.retrieval.models.options import ModelFolder
         from quiver.retrieval.models.pooling import Projection
         from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
         from quiver.retrieval.training.losses import RetrievalLoss

@@ -16,7 +16,7 @@ import pytest
 from quiver import BiEncoder
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.cpu import support
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 
 # Runs commands on a Python that lacks calls and modules of Linux; libraries are loaded before, as theirs are built for the platform.
 SCRIPT = """

@@ -29,7 +29,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import shows_bars
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.models.loading import check_is_retriever
+from quiver.retrieval.models.folders import check_is_retriever
 from quiver.retrieval.records import DenseEncoding, DenseModel, Dtype, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
 logger = logging.getLogger(__name__)

@@ -64,7 +64,7 @@ from quiver.encoder.training.trainer import (
     save_train_state,
 )
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
-from quiver.retrieval.models.loading import check_device, default_device, read_model_folder
+from quiver.retrieval.models.folders import check_device, default_device, read_model_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

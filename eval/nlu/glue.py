@@ -30,7 +30,7 @@ from quiver.eval.nlu.recipes import MNLI, GlueRecipe
 from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
 from quiver.eval.report.formats import Column, Report, Section, table, write_folder
 from quiver.eval.report.paper import Layout, Line, layout_section
-from quiver.retrieval.models.loading import check_device, default_device
+from quiver.retrieval.models.folders import check_device, default_device
 
 logger = logging.getLogger(__name__)
 

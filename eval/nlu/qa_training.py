@@ -35,7 +35,7 @@ from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_ques
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.questions import NOWHERE, LabelledWindow, Question, check_settings, labelled_windows, read_questions, read_split
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
-from quiver.retrieval.models.loading import check_device, default_device
+from quiver.retrieval.models.folders import check_device, default_device
 
 logger = logging.getLogger(__name__)
 

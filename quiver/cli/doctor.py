@@ -133,7 +133,7 @@ def _commands() -> dict[str, Any]:
 
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
-    from quiver.retrieval.models.loading import default_device, default_dtype
+    from quiver.retrieval.models.folders import default_device, default_dtype
 
     device = default_device()
     dtype = default_dtype(device)
@@ -151,7 +151,7 @@ def _training() -> dict[str, Any]:
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE
     from quiver.encoder.training.autocast import training_dtype
-    from quiver.retrieval.models.loading import default_device
+    from quiver.retrieval.models.folders import default_device
 
     device = default_device()
     dtype = training_dtype("auto", device)

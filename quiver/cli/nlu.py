@@ -177,7 +177,7 @@ def qa_evaluate(
     from quiver.eval.nlu.answers import RESULTS, answer_questions, answer_texts, score_predictions, write_qa_results
     from quiver.eval.nlu.qa_training import check_answerable, open_span_qa, warn_of_token_types
     from quiver.eval.nlu.questions import WindowSettings, check_settings, read_questions, read_split
-    from quiver.retrieval.models.loading import check_device, default_device, default_dtype
+    from quiver.retrieval.models.folders import check_device, default_device, default_dtype
 
     if (out / RESULTS).exists() and not overwrite:
         raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")

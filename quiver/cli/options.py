@@ -333,7 +333,7 @@ def parse_devices(text: str) -> list[str]:
         >>> parse_devices("cpu, cpu")
         ['cpu', 'cpu']
     """
-    from quiver.retrieval.models.loading import check_device
+    from quiver.retrieval.models.folders import check_device
 
     names = [name.strip() for name in text.split(",")]
     return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]

@@ -208,7 +208,7 @@ def pretrain(
     from quiver.encoder.pretraining import pretrain as run_recipe
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
-    from quiver.retrieval.models.loading import check_device
+    from quiver.retrieval.models.folders import check_device
 
     device = None if training.device is None else check_device(training.device)
     resolved = load_pretraining_recipe(recipe, training.overrides(overrides))

@@ -112,7 +112,8 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel
+from quiver.retrieval.models.pretrained import with_absolute_source
 from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard
 
 logger = logging.getLogger(__name__)

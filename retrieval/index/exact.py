@@ -53,7 +53,7 @@ from quiver.retrieval.index.ranking import (
     token_pieces,
     token_rows,
 )
-from quiver.retrieval.models.packed_maxsim import maxsim_packed
+from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
+from quiver.retrieval.models.batches import ModelInputs, text_windows
 from quiver.retrieval.models.encoding import (
     Devices,
     Documents,
@@ -38,9 +38,10 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
-from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.folders import dtype_of
+from quiver.retrieval.models.options import ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import fingerprint, pool
+from quiver.retrieval.models.pretrained import PretrainedModel
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class BiEncoder(PretrainedModel):
         similarity_fn_name: ``cosine`` or ``dot``; None for that of the folder.
         truncate_dim: Width to which vectors are cut; None for the whole vectors.
         revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.folders.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
         max_seq_length: Maximum tokens of a text, special tokens included; None for that of the folder.
 
@@ -179,6 +180,21 @@ class BiEncoder(PretrainedModel):
             document_prompt=settings.document_prompt,
             dtype=dtype_of(self.encoder),
         )
+
+    def with_card(self, card: ModelCard) -> BiEncoder:
+        """Take the settings of a card; see `PretrainedModel`.
+
+        :meta private:
+        """
+        if card.kind == "dense":
+            self.prompts = {**self.prompts, "query": card.query_prompt, "document": card.document_prompt}
+            if card.document_length <= self.encoder.config.max_positions:
+                self.max_seq_length = card.document_length
+            if card.dim < self.dim:
+                self.truncate_dim = card.dim
+            if card.similarity in ("cosine", "dot"):
+                self.similarity_fn_name = card.similarity
+        return self
 
     def _changed(self, settings: ModelFolder) -> None:
         """Take other settings; the card is made again when it is asked for."""
@@ -642,25 +658,11 @@ class BiEncoder(PretrainedModel):
                 pass
         return vectors.numpy()
 
-    def encode_chunks(
-        self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
-    ) -> Generator[DenseEncoding, None, None]:
-        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
-
-        Args:
-            chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
-            role: Queries or documents; decides the prompt.
-            advance: Called with the number of texts encoded since the last call, after each batch.
-
-        :meta private:
-        """
-        job = self._job(role)
-        with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
-            for inputs, vectors in groups:
-                yield DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
-
     def _job(self, role: Role) -> EncodingJob:
         return EncodingJob(role, self._role_prompt(role))
+
+    def _encoding(self, inputs: ModelInputs, vectors: Tensor) -> DenseEncoding:
+        return DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
 
     def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> tuple[Tensor, TextTokens]:
         """Encode in this process: vectors (B, d) on the host, and token counts."""
@@ -668,13 +670,13 @@ class BiEncoder(PretrainedModel):
         windows = text_windows(texts, self.batch_size, max_length=self.max_length)
 
         def tokenize(window: slice) -> ModelInputs:
-            return self._inputs(texts[window], job.prompt, out=vectors[window])
+            return replace(self._inputs(texts[window], job), out=vectors[window])
 
         with closing(self._loop(job, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups:
             tokens = [inputs.tokens for inputs, _ in groups]
         return vectors, joined_tokens(tokens)
 
-    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+    def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
         skip, dim, whole = self._skipped(job.prompt), self._width(job.truncate_dim), super().dim
 
         def forward(batch: PackedBatch) -> Tensor:
@@ -682,13 +684,12 @@ class BiEncoder(PretrainedModel):
             vectors = vectors if dim == whole else vectors[:, :dim]
             return F.normalize(vectors, dim=1) if job.normalize else vectors
 
-        copies = copies_for(self.encoder.device)
-        return BatchLoop(forward, dim=dim, size=self.batch_size, copies=copies, role=job.role, most=job.batch_size, advance=advance)
+        return forward
 
-    def _inputs(self, texts: Sequence[str], prompt: str, *, out: Tensor | None = None) -> ModelInputs:
-        tokens = self._tokenized(texts, prompt, self.max_length)
+    def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
+        tokens = self._tokenized(texts, job.prompt, self.max_length)
         described = describe_tokens(texts, tokens.ids, tokens.truncated)
-        return ModelInputs(tokens.ids, described, np.ones(len(tokens.ids), np.int64), out=out)
+        return ModelInputs(tokens.ids, described, np.ones(len(tokens.ids), np.int64))
 
     def _tokenized(self, texts: Sequence[str], prompt: str, max_length: int) -> TokenizedTexts:
         return self.tokenizer.encode(clean(texts, prompt=prompt, lower_case=self.settings.lower_case), max_length=max_length)
@@ -708,9 +709,6 @@ class BiEncoder(PretrainedModel):
             [6, 3]
         """
         return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
-
-    def _role_prompt(self, role: Role) -> str:
-        return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
     def skipped_tokens(self, role: Role) -> int:
         """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it.

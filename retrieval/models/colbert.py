@@ -9,7 +9,7 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
+from quiver.retrieval.models.batches import ModelInputs, text_windows
 from quiver.retrieval.models.encoding import (
     Devices,
     Documents,
@@ -42,10 +42,11 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.folders import dtype_of
 from quiver.retrieval.models.maxsim import maxsim_ragged
-from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.options import ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import fingerprint
+from quiver.retrieval.models.pretrained import PretrainedModel
 from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:
@@ -67,11 +68,6 @@ def _vector_token_ids(inputs: ModelInputs) -> list[NDArray[np.uint32]]:
     """Ids of the tokens that have a vector, per text."""
     ids = _flat(inputs.ids)
     return _split(ids if inputs.keep is None or not len(ids) else ids[np.concatenate(inputs.keep)], inputs.vectors)
-
-
-def _encoding(inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
-    """The encoding of texts whose vectors are in one matrix, (T, d)."""
-    return TokenEncoding(_split(vectors.numpy(), inputs.vectors), inputs.tokens, _vector_token_ids(inputs))
 
 
 TokenMatrices: TypeAlias = TokenVectors | Tensor | Sequence[TokenVectors | Tensor]
@@ -117,7 +113,7 @@ class ColBERT(PretrainedModel):
         model_name_or_path: Folder of PyLate, Stanford's ColBERT or sentence-transformers 6, or Hub id.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
         revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.folders.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
         query_length: Maximum tokens of a query, special tokens included; None for that of the folder.
         document_length: The same for documents.
@@ -211,6 +207,20 @@ class ColBERT(PretrainedModel):
             dtype=dtype_of(self.encoder),
         )
 
+    def with_card(self, card: ModelCard) -> ColBERT:
+        """The model with the settings of a card; see `PretrainedModel`.
+
+        :meta private:
+        """
+        colbert = self.settings.colbert
+        if card.kind != "colbert" or max(card.query_length, card.document_length) > self.encoder.config.max_positions:
+            return self
+        query, document = card.query_prompt.removeprefix(colbert.query_prefix), card.document_prompt.removeprefix(colbert.document_prefix)
+        settings = ModelOptions(card.query_length, card.document_length, query, document).applied(self.settings)
+        if settings == self.settings:
+            return self
+        return ColBERT.from_parts(self.encoder, self.tokenizer, settings, source=self.source, batch_tokens=self.batch_tokens)
+
     @property
     def skipped_ids(self) -> list[int]:
         """Ids of the tokens whose document vectors are dropped, ascending.
@@ -282,7 +292,7 @@ class ColBERT(PretrainedModel):
         role: Role = "query" if is_query else "document"
         if prompt_name not in (None, "query", "document"):
             raise InputError(f"prompt_name must be query or document, got {prompt_name!r}")
-        chosen = prompt if prompt is not None else self._prompt(prompt_name or role)
+        chosen = prompt if prompt is not None else self._role_prompt(prompt_name or role)
         pooling = (1, 1) if is_query else (pool_factor, protected_tokens)
         job = EncodingJob(role, chosen, batch_size, normalize_embeddings, None, *pooling)
         vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
@@ -420,9 +430,6 @@ class ColBERT(PretrainedModel):
         pairs = [self.similarity([query], [document])[0] for query, document in zip(_matrices(queries), _matrices(documents), strict=True)]
         return torch.cat(pairs) if pairs else torch.zeros(0)
 
-    def _prompt(self, role: Role) -> str:
-        return self.settings.query_prompt if role == "query" else self.settings.document_prompt
-
     # Encoding for the rest of Quiver.
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -446,14 +453,14 @@ class ColBERT(PretrainedModel):
         :meta private:
         """
         with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
-            return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), advance)
+            return self._encoded(texts, self._job(role), advance)
 
     def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> TokenEncoding:
         check_texts(texts)
         windows = text_windows(texts, self.batch_size, max_length=self._length(job.role, None))
         loop = self._loop(job, advance)
         with closing(loop.run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)) as groups:
-            parts = [_encoding(inputs, vectors) for inputs, vectors in groups]
+            parts = [self._encoding(inputs, vectors) for inputs, vectors in groups]
         ids = [ids for part in parts for ids in part.token_ids or ()]
         return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
 
@@ -466,46 +473,26 @@ class ColBERT(PretrainedModel):
     def _empty(self, count: int, job: EncodingJob) -> list[TokenVectors]:
         return [np.empty((0, self.dim), np.float32)] * count
 
-    def encode_chunks(
-        self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
-    ) -> Generator[TokenEncoding, None, None]:
-        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
+    def _job(self, role: Role) -> EncodingJob:
+        return EncodingJob(role, self._role_prompt(role), normalize=True)
 
-        Args:
-            chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
-            role: Queries or documents; decides prefix, length, expansion and skiplist.
-            advance: Called with the number of texts encoded since the last call, after each batch.
+    def _encoding(self, inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
+        return TokenEncoding(_split(vectors.numpy(), inputs.vectors), joined_tokens([inputs.tokens]), _vector_token_ids(inputs))
 
-        :meta private:
-        """
-        job = EncodingJob(role, self._prompt(role), normalize=True)
-        with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
-            for inputs, vectors in groups:
-                joined_tokens([inputs.tokens])
-                yield _encoding(inputs, vectors)
-
-    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+    def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
         def forward(batch: PackedBatch) -> Tensor:
             hidden = self.encoder(batch)
             projected: Tensor = self.project(hidden) if job.normalize else self.projections(hidden.float())
             return projected
 
-        return BatchLoop(
-            forward,
-            dim=self.dim,
-            size=self.batch_size,
-            copies=copies_for(self.encoder.device),
-            role=job.role,
-            most=job.batch_size,
-            advance=advance,
-        )
+        return forward
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,).
 
         :meta private:
         """
-        return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._prompt("document"))))
+        return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._role_prompt("document"))))
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prefix of their role, without query expansion.
@@ -521,7 +508,7 @@ class ColBERT(PretrainedModel):
             >>> [ids[0] == model.tokenizer.special_id("cls") for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
             [True, True]
         """
-        return self._tokenized(texts, role, self._prompt(role), self._length(role, max_length))
+        return self._tokenized(texts, role, self._role_prompt(role), self._length(role, max_length))
 
     def _tokenized(self, texts: Sequence[str], role: Role, prompt: str, length: int) -> TokenizedTexts:
         prefix = self._prefix_ids[role]

@@ -593,7 +593,7 @@ class TextScorer:
         Raises:
             InputError: A candidate has no text.
         """
-        from quiver.retrieval.models.packed_maxsim import maxsim_packed
+        from quiver.retrieval.models.encoding import maxsim_packed
 
         vectors = self.model.encode_texts(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []

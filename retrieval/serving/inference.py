@@ -23,8 +23,7 @@ from pydantic import Discriminator, Field, Tag
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.packed_maxsim import maxsim_packed
+from quiver.retrieval.models.encoding import comparable, maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever

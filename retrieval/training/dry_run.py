@@ -37,7 +37,7 @@ from quiver.encoder.training.run_folder import DATA
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import check_device, default_device
+from quiver.retrieval.models.folders import check_device, default_device
 from quiver.retrieval.training.data import SCORES, TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder, DataLoader
 from quiver.retrieval.training.model import build_model, require_extra

@@ -31,7 +31,8 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelParts, default_device, load_parts
+from quiver.retrieval.models.folders import ModelParts, default_device, load_parts
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.recipe import RANDOM, ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
@@ -79,7 +80,7 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
     Args:
         recipe: Recipe with ``kind``, ``model`` and ``training.seed``.
         texts: Texts to train a new vocabulary on; read once if the recipe asks for one, otherwise not read.
-        device: Device of the model; None for that of `quiver.retrieval.models.loading.default_device`.
+        device: Device of the model; None for that of `quiver.retrieval.models.folders.default_device`.
 
     Raises:
         InputError: The starting checkpoint cannot be used, or a setting does not fit it.

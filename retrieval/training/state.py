@@ -43,7 +43,7 @@ from quiver.encoder.training.trainer import Progress, load_train_state, save_tra
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
-from quiver.retrieval.models.loading import load_parts
+from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
 

@@ -15,7 +15,7 @@ from quiver.encoder.errors import InputError
 from quiver.eval.baselines import QuiverSearch
 from quiver.eval.metrics import score
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 pytestmark = pytest.mark.parity

@@ -11,7 +11,7 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.eval.baselines import load_baseline
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 
 library = pytest.importorskip("sentence_transformers")

@@ -18,7 +18,7 @@ from quiver.eval.development import development_scorer
 from quiver.eval.evaluation import evaluate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.recipe import DevelopmentSection
 

@@ -20,8 +20,7 @@ from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import build_index, delete_documents, open_index
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.retrievers import FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
 from quiver.retrieval.search.search import Fusion, fuse_runs

@@ -9,7 +9,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 

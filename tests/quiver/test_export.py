@@ -14,7 +14,8 @@ from quiver.cli.models import Layout
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.export.export import LAYOUTS
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 
 DOCUMENTS = {"d1": "a bird has wings", "d2": "the sea is deep", "d3": "retrieval finds documents"}
 

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 
 DOCUMENTS = [
     {"_id": "d1", "text": "a bird has wings", "year": 1999, "tags": ["animal", "air"]},

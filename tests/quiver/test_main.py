@@ -23,10 +23,11 @@ from quiver.encoder.attention import flash
 from quiver.encoder.cpu.kernels import kernels_available
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError
-from quiver.retrieval.models import loading
+from quiver.retrieval.models import folders
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Hit, QueryHits
 
 DOCUMENTS = {
@@ -191,13 +192,13 @@ def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.
         tmp_path / "model"
     )
     asked: list[str | None] = []
-    load = loading.load_parts
+    load = folders.load_parts
 
     def recorded(source: Any, *, device: str | None = None, **settings: Any) -> Any:
         asked.append(device)
         return load(source, device="cpu", **settings)
 
-    monkeypatch.setattr(loading, "load_parts", recorded)
+    monkeypatch.setattr(folders, "load_parts", recorded)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

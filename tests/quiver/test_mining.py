@@ -13,8 +13,8 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder, load_model
-from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder, ModelOptions
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
 QUERIES = {f"q{number}": f"number {number}" for number in range(5)}

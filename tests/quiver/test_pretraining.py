@@ -14,7 +14,7 @@ import pytest
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.training import read_run, summary, training_report
-from quiver.retrieval.models.loading import load_parts
+from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.training import dry_run
 
 pytest.importorskip("optimi")

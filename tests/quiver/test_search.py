@@ -23,7 +23,8 @@ from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import DenseEncoding, Document, Role
 from quiver.retrieval.search.bm25 import WordScore, word_index

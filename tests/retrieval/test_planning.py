@@ -15,7 +15,8 @@ from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_parts
+from quiver.retrieval.models.folders import load_parts
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import (
     TEXTS,

@@ -22,7 +22,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE
 from quiver.retrieval.models.export.sentence_transformers import ignores_outer_space, reads_as_token, with_prefixes
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 
 _TWO_LETTERS = (
     "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi "

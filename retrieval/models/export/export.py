@@ -36,17 +36,10 @@ from quiver.retrieval.models.export.sentence_transformers import (
     write_encoder,
     write_multi_vector,
 )
-from quiver.retrieval.models.export.stanford import write_stanford
-from quiver.retrieval.models.loading import (
-    Kind,
-    ModelFolder,
-    build_model,
-    is_stanford,
-    load_parts,
-    read_model_folder,
-    warn_if_bare,
-    with_dtype,
-)
+from quiver.retrieval.models.export.stanford import is_stanford, write_stanford
+from quiver.retrieval.models.folders import load_parts, read_model_folder, warn_if_bare
+from quiver.retrieval.models.loading import build_model, with_dtype
+from quiver.retrieval.models.options import Kind, ModelFolder
 from quiver.retrieval.records import Dtype
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from quiver.retrieval.models.export.sentence_transformers import (
     write_projection,
     write_stack,
 )
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 
 
 def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:

@@ -32,7 +32,7 @@ from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, POOLINGS, Projection
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,22 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
 from quiver.retrieval.models.export.sentence_transformers import required, typed, with_strip
-from quiver.retrieval.models.loading import STANFORD_ARCHITECTURE, ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 
+STANFORD_ARCHITECTURE = "HF_ColBERT"
+"""``architectures`` of a config.json that Stanford's ColBERT has written."""
+
 METADATA = "artifact.metadata"
 LINEAR = "linear.weight"
+
+
+def is_stanford(folder: Path) -> bool:
+    """Test whether config.json names Stanford's class."""
+    path = folder / "config.json"
+    return path.is_file() and read_json(path).get("architectures") == [STANFORD_ARCHITECTURE]
 
 
 def read_stanford(folder: Path) -> ModelFolder:

@@ -19,7 +19,7 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
-from quiver.retrieval.models.packed_maxsim import maxsim_packed
+from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import in_blocks
 

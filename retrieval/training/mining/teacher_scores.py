@@ -41,7 +41,8 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import WorkFolder
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, check_is_model, default_device, is_cross_encoder, load_model
+from quiver.retrieval.models.folders import check_device, check_is_model, default_device, is_cross_encoder
+from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, TextsById, read_text_entries

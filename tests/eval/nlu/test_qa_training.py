@@ -21,7 +21,7 @@ from quiver.eval.nlu.qa_training import open_span_qa, train_qa
 from quiver.eval.nlu.questions import Answer, Question, WindowSettings
 from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 SETTINGS = WindowSettings(max_length=24, overlap=6, max_question_length=4, max_answer_length=4)

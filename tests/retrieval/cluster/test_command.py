@@ -16,7 +16,8 @@ from quiver.retrieval.cluster import ray_backend
 from quiver.retrieval.cluster.shard import Shard, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import add_documents, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Document
 
 DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]

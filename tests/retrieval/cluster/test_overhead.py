@@ -20,7 +20,7 @@ from quiver.retrieval.data.corpus import read_documents, read_queries
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 
 # What the shards search takes no part in the figure.

@@ -16,7 +16,8 @@ from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]

@@ -31,7 +31,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Document
 
 COUNT = 800

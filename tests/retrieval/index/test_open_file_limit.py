@@ -25,7 +25,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.index import BuildOptions, DamagedIndexError, check_index, open_index
 from quiver.retrieval.index import add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.pieces import PieceSizes
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 

@@ -25,7 +25,8 @@ from quiver.retrieval.index.files import REAL
 from quiver.retrieval.index.pieces import PieceFolders, PieceSizes, Reading, WorkFolder, chunk_ends, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document, Executor
 from tests.processes import imported_python

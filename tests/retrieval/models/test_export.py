@@ -23,7 +23,9 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.folders import read_model_folder
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.explain import text_tokens
 

@@ -19,9 +19,10 @@ from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model
+from quiver.retrieval.models.folders import default_dtype, read_model_folder
 from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import ModelFolder, WorkerModel, default_dtype, load_model, read_model_folder
-from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.loading import WorkerModel, load_model
+from quiver.retrieval.models.options import ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Dtype
 from quiver.retrieval.training.state import load_trainable

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quiver.retrieval.models import maxsim
+from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.models.maxsim import maxsim_padded, maxsim_ragged
-from quiver.retrieval.models.packed_maxsim import maxsim_packed
 
 Tokens = NDArray[np.float32]
 

@@ -24,9 +24,11 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, export_model
 from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
+from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, WorkerModel, build_model, load_model, load_parts
+from quiver.retrieval.models.loading import WorkerModel, build_model, load_model
 from quiver.retrieval.models.onnx_model import OnnxModel
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 
 onnxruntime = pytest.importorskip("onnxruntime")

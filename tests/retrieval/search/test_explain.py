@@ -16,7 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.index.tokens.token_quantizer import pool
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document, Role, TokenEncoding
 from quiver.retrieval.search.explain import explain, explain_texts, text_tokens, token_matches

@@ -12,7 +12,7 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, opti
 from quiver.encoder.cpu.linear import Linear
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.dataloader import Collator
 

@@ -21,8 +21,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.packed_maxsim import maxsim_packed
+from quiver.retrieval.models.encoding import maxsim_packed
+from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import recipe as recipes
 from quiver.retrieval.training.dataloader import Collator

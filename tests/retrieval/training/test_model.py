@@ -17,7 +17,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lo
 from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import model as module
 from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary

@@ -29,7 +29,8 @@ from quiver.eval.datasets.benchmarks import require
 from quiver.eval.development import development_scorer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import LOSSES_BY_KIND, STDLIB_DOCSTRINGS, load_recipe

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import IN_PROCESS
 from quiver.retrieval.training.mining import teacher_scores
 from quiver.retrieval.training.mining.job_folder import WORK
