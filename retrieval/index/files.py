@@ -39,7 +39,7 @@ from quiver.encoder.disk import remove_tree as remove_tree
 from quiver.encoder.disk import write_file as write_file
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.schema import SchemaError, parse_record
+from quiver.encoder.schema import Count, SchemaError, parse_record
 
 Record = TypeVar("Record")
 
@@ -210,7 +210,7 @@ class FileEntry:
     """
 
     holds: str
-    bytes: int
+    bytes: Count
     sha256: str
 
 

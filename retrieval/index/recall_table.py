@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.schema import validate
+from quiver.encoder.schema import RECORD, Count, SchemaError, parse_record, with_config
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.store.reading import record_schema
 
 Origin = Literal["index", "given"]
 """Origin of the queries: mixed from vectors of the index, or given by the user."""
@@ -64,8 +63,8 @@ class RecallTable:
         points: Grid points from cheap to exhaustive. The last is exhaustive search, the reference for recall, so its recall is 1.
     """
 
-    k: int
-    queries: int
+    k: Count
+    queries: Count
     points: tuple[GridPoint, ...]
 
     def preset(self, name: Preset) -> GridPoint:
@@ -88,6 +87,7 @@ class RecallTable:
         return max(faster, key=lambda point: point.recall, default=everything)
 
 
+@with_config(RECORD)
 @dataclass(frozen=True)
 class Calibration:
     """Measured recall and latency of an index.
@@ -103,10 +103,10 @@ class Calibration:
         tables: One table for each number of hits, ascending.
     """
 
-    documents: int
-    largest: int
+    documents: Count
+    largest: Count
     origin: Origin
-    seed: int
+    seed: Count
     created: str
     processor: str
     versions: Mapping[str, str]
@@ -168,8 +168,7 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as stored in the manifest."""
-        tables = [{**asdict(table), "points": [asdict(point) for point in table.points]} for table in self.tables]
-        return {**asdict(self), "tables": tables}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, content: Any) -> Calibration:
@@ -178,11 +177,13 @@ class Calibration:
         Raises:
             InputError: The content is malformed.
         """
-        problems = validate(record_schema(cls), content)[1]
-        calibration = None if problems else cls(**{**content, "tables": tuple(map(_to_table, content["tables"]))})
-        impossible = None if calibration is None else _impossible(calibration)
-        if calibration is None or impossible:
-            raise InputError(f"the calibration cannot be read ({'; '.join(problems) or impossible}); run quiver index calibrate")
+        try:
+            calibration = parse_record(cls, content, source="")
+            problems = _impossible(calibration)
+        except SchemaError as error:
+            problems = "; ".join(error.problems)
+        if problems:
+            raise InputError(f"the calibration cannot be read ({problems}); run quiver index calibrate")
         return calibration
 
 
@@ -231,10 +232,6 @@ def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[
     middle = (share + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
     half = _Z / (1 + _Z**2 / size) * (share * (1 - share) / size + _Z**2 / (4 * size**2)) ** 0.5
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
-
-
-def _to_table(content: dict[str, Any]) -> RecallTable:
-    return RecallTable(**{**content, "points": tuple(GridPoint(**point) for point in content["points"])})
 
 
 def _impossible(calibration: Calibration) -> str | None:

@@ -27,18 +27,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ValidationInfo, create_model, field_validator
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.schema import Field, Schema, validate
+from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.index.files import (
     DIGEST,
     DamagedIndexError,
@@ -59,73 +58,31 @@ VERSION = 5
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"
-# [0-9] instead of \d, which also matches other Unicode digits.
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
-_SEGMENT = re.compile(r"s-[0-9]{12}-[0-9]{4}")
-_CODEC = re.compile(r"c-[0-9a-f]{24}")
-_TOMBSTONES = re.compile(r"t-s-[0-9]{12}-[0-9]{4}-[0-9]{12}")
-_FILE = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 
 
-@dataclass(frozen=True)
 class Layout:
     """Paths in the folder of an index.
 
     Attributes:
         root: The folder.
+        format: File that identifies the folder as an index.
+        head: File that names the newest generation.
+        lock: The writers' lock.
+        quarantine: Folder of the files that repairs have replaced.
+        manifests: Folder of the manifests.
+        codecs: Folder of the codecs.
+        segments: Folder of the segments.
+        tombstones: Folder of the tombstones.
+        temporary: Folder of uncommitted files.
+        folders: All folders that every index has.
     """
 
-    root: Path
-
-    @property
-    def format(self) -> Path:
-        """File that identifies the folder as an index."""
-        return self.root / "FORMAT"
-
-    @property
-    def head(self) -> Path:
-        """File that names the newest generation."""
-        return self.root / "HEAD"
-
-    @property
-    def quarantine(self) -> Path:
-        """Folder of the files that repairs have replaced."""
-        return self.root / "quarantine"
-
-    @property
-    def lock(self) -> Path:
-        """The writers' lock."""
-        return self.root / "LOCK"
-
-    @property
-    def manifests(self) -> Path:
-        """Folder of the manifests."""
-        return self.root / "manifests"
-
-    @property
-    def codecs(self) -> Path:
-        """Folder of the codecs."""
-        return self.root / "codec"
-
-    @property
-    def segments(self) -> Path:
-        """Folder of the segments."""
-        return self.root / "segments"
-
-    @property
-    def tombstones(self) -> Path:
-        """Folder of the tombstones."""
-        return self.root / "tombstones"
-
-    @property
-    def temporary(self) -> Path:
-        """Folder of uncommitted files."""
-        return self.root / "tmp"
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """All folders of an index."""
-        return self.manifests, self.codecs, self.segments, self.tombstones, self.temporary
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.format, self.head, self.lock, self.quarantine = (root / name for name in ("FORMAT", "HEAD", "LOCK", "quarantine"))
+        self.folders = tuple(root / name for name in ("manifests", "codec", "segments", "tombstones", "tmp"))
+        self.manifests, self.codecs, self.segments, self.tombstones, self.temporary = self.folders
 
     def pieces(self, fingerprint: str) -> Path:
         """Folder of the pieces of a build."""
@@ -167,45 +124,27 @@ def is_resumable(name: str) -> bool:
     return name.startswith(_RESUMABLE)
 
 
-def is_segment(name: str) -> bool:
-    """Whether this is a valid name of a segment."""
-    return bool(_SEGMENT.fullmatch(name))
-
-
-def is_codec(name: str) -> bool:
-    """Whether this is a valid name of a codec."""
-    return bool(_CODEC.fullmatch(name))
-
-
-def is_tombstones(name: str) -> bool:
-    """Whether this is a valid name of tombstones."""
-    return bool(_TOMBSTONES.fullmatch(name))
-
-
-def is_file(name: str) -> bool:
-    """Whether this is a valid file name in the folder of a segment or codec; it cannot point outside the folder."""
-    return bool(_FILE.fullmatch(name))
-
-
 # Row numbers have 32 bits.
 _MOST_DOCUMENTS = 1 << 32
 
 
-def _valid_name(is_valid: Callable[[str], bool], what: str) -> AfterValidator:
-    """Validator of names: paths are made from them."""
+def _name_of(pattern: str, what: str) -> AfterValidator:
+    """Validator of names: paths are made from them, and must not lead outside the folder."""
+    valid = re.compile(pattern)
 
     def check(name: str) -> str:
-        if not is_valid(name):
+        if not valid.fullmatch(name):
             raise PydanticCustomError("name", "{shown} is not the name of {what}", {"shown": repr(name), "what": what})
         return name
 
     return AfterValidator(check)
 
 
-FileName: TypeAlias = Annotated[str, _valid_name(is_file, "a file")]
-CodecName: TypeAlias = Annotated[str, _valid_name(is_codec, "a codec")]
-SegmentName: TypeAlias = Annotated[str, _valid_name(is_segment, "a segment")]
-TombstonesName: TypeAlias = Annotated[str, _valid_name(is_tombstones, "tombstones")]
+# [0-9] instead of \d, which also matches other Unicode digits.
+FileName: TypeAlias = Annotated[str, _name_of(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", "a file")]
+CodecName: TypeAlias = Annotated[str, _name_of(r"c-[0-9a-f]{24}", "a codec")]
+SegmentName: TypeAlias = Annotated[str, _name_of(r"s-[0-9]{12}-[0-9]{4}", "a segment")]
+TombstonesName: TypeAlias = Annotated[str, _name_of(r"t-s-[0-9]{12}-[0-9]{4}-[0-9]{12}", "tombstones")]
 
 
 @dataclass(frozen=True)
@@ -220,8 +159,8 @@ class TombstonesEntry:
     """
 
     name: TombstonesName
-    documents: int
-    bytes: int
+    documents: Count
+    bytes: Count
     sha256: str
 
 
@@ -239,8 +178,8 @@ class SegmentEntry:
     """
 
     name: SegmentName
-    documents: Annotated[int, Field(lt=_MOST_DOCUMENTS)]
-    vectors: int
+    documents: Annotated[int, Field(ge=0, lt=_MOST_DOCUMENTS)]
+    vectors: Count
     tokens: TokenCounts
     files: Mapping[FileName, FileEntry]
     deleted: TombstonesEntry | None
@@ -285,6 +224,7 @@ class Policy:
     fields: Sequence[str] | None = None
 
 
+@with_config(RECORD)
 @dataclass(frozen=True)
 class Manifest:
     """One committed generation of an index.
@@ -301,7 +241,7 @@ class Manifest:
         calibration: Output of `quiver.retrieval.index.recall_table.Calibration.to_json`; None if the index is not calibrated.
     """
 
-    generation: int
+    generation: Count
     created: str
     operation: str
     versions: Mapping[str, str]
@@ -388,14 +328,15 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
         raise InputError(f"{path}: not the manifest of a Quiver index")
     if version != VERSION:
         raise InputError(f"{path}: {version_problem(version)}")
-    problems = validate(record_schema(Manifest), content)[1]
-    manifest = None if problems else _to_manifest(content)
-    impossible = None if manifest is None else _impossible(manifest)
-    if manifest is None or impossible:
-        said = "; ".join(problems or [impossible or ""])
-        said = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in said)
+    try:
+        manifest = parse_record(Manifest, content, source=str(path))
+        problems = _impossible(manifest)
+    except SchemaError as error:
+        problems = error.problems
+    if problems:
+        said = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in "; ".join(problems))
         raise InputError(f"{path}: not a manifest of version {VERSION} ({said}); build the index again")
-    return manifest
+    return replace(manifest, model=replace(manifest.model, source=content["model"]["source"]))  # may have lone surrogates
 
 
 def version_problem(version: int) -> str:
@@ -404,84 +345,13 @@ def version_problem(version: int) -> str:
     return f"index format version {version}, this version of Quiver reads version {VERSION}; {remedy}"
 
 
-def _to_manifest(content: dict[str, Any]) -> Manifest:
-    codec, segments = content["codec"], content["segments"]
-    return Manifest(
-        **{
-            **content,
-            "model": ModelCard(**content["model"]),
-            "policy": Policy(**content["policy"]),
-            "codec": CodecEntry(**{**codec, "files": _to_files(codec["files"])}),
-            "segments": tuple(map(_to_segment, segments)),
-        }
-    )
-
-
-def _to_segment(content: dict[str, Any]) -> SegmentEntry:
-    deleted = content["deleted"]
-    changes = {"tokens": TokenCounts(**content["tokens"]), "files": _to_files(content["files"])}
-    return SegmentEntry(**{**content, **changes, "deleted": None if deleted is None else TombstonesEntry(**deleted)})
-
-
-def _to_files(content: dict[str, Any]) -> dict[str, FileEntry]:
-    return {name: FileEntry(**entry) for name, entry in content.items()}
-
-
-def _impossible(manifest: Manifest) -> str | None:
-    """A relation between fields of a manifest that does not hold."""
-    names = [segment.name for segment in manifest.segments]
-    if len(set(names)) < len(names):
-        return "two segments have the same name"
-    for segment in manifest.segments:
-        if segment.alive < 0:
-            return f"{segment.name} has {segment.documents} documents, but more are deleted"
-    return None
-
-
-class _RecordSchema(Schema):
-    """Base of `record_schema`: lists stay lists, so nothing has to be converted, which takes most of the time of validation."""
-
-    @field_validator("nothing", mode="before", check_fields=False)
-    @classmethod
-    def _prepare(cls, raw: object, info: ValidationInfo) -> object:
-        del info
-        return raw
-
-
-_SCHEMAS: dict[type, type[Schema]] = {}
-
-
-def record_schema(record: type) -> type[Schema]:
-    """The schema of a dataclass that is stored as JSON. Every field is required; integers must be >= 0: arrays are allocated from them.
-
-    Example:
-        >>> validate(record_schema(FileEntry), {"holds": "ids", "bytes": -1, "sha": "0"})[1]
-        ['bytes: must be >= 0, got -1', 'sha256: missing', "sha: unknown key, did you mean 'sha256'?"]
-    """
-    if record in _SCHEMAS:
-        return _SCHEMAS[record]
-    hints = get_type_hints(record, include_extras=True)
-    types: dict[str, Any] = {each.name: (_field_type(hints[each.name]), ...) for each in fields(record)}
-    return _SCHEMAS.setdefault(record, create_model(record.__name__, __base__=_RecordSchema, **types))
-
-
-def _field_type(hint: Any) -> Any:
-    """The type of a schema's field for the type hint of a dataclass's field."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is int:
-        return Annotated[int, Field(ge=0)]
-    if is_dataclass(hint):
-        return record_schema(cast("type", hint))
-    if origin is Annotated:
-        parts = (_field_type(arguments[0]), *arguments[1:])
-        return cast(Any, Annotated)[parts]
-    if origin is Mapping:
-        return dict[arguments[0], _field_type(arguments[1])]  # type: ignore[valid-type,misc]
-    if origin in (tuple, Sequence):
-        return list[_field_type(arguments[0])]  # type: ignore[misc]
-    if origin in (Union, UnionType):
-        return Union[tuple(_field_type(each) if is_dataclass(each) or get_origin(each) else each for each in arguments)]  # noqa: UP007
-    return hint
+def _impossible(manifest: Manifest) -> list[str]:
+    """Relations between fields of a manifest that do not hold."""
+    problems = [
+        f"{segment.name} has {segment.documents} documents, but more are deleted" for segment in manifest.segments if segment.alive < 0
+    ]
+    names = {segment.name for segment in manifest.segments}
+    return ["two segments have the same name", *problems] if len(names) < len(manifest.segments) else problems
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
