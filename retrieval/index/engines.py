@@ -685,6 +685,16 @@ def in_order(
     return rows[:k], scores[:k]
 
 
+def best_rows(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """`in_order` of many rows, of which those below the k best are left out first."""
+    if len(rows) > k:
+        kept = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+        rows, scores = rows[kept], scores[kept]
+    return in_order(rows, scores, k, ids=ids)
+
+
 def check_k(k: SupportsIndex) -> int:
     """Convert the number of hits, such as a NumPy integer, to ``int``, which FAISS requires.
 

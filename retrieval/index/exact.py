@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import faiss
 import numpy as np
@@ -59,7 +59,7 @@ from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, Picked
 if TYPE_CHECKING:
     import torch
 
-    from quiver.retrieval.index.on_device import DeviceScorer, Resident, Streamed
+    from quiver.retrieval.index.on_device import Resident, Streamed
 
 ROWS = 8192
 """Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
@@ -78,147 +78,25 @@ def largest_norm(rows: Rows) -> float:
 _FEW = 0.25
 
 
-def search_dense(  # noqa: PLR0913 - one option for each choice
+def search_exact(  # noqa: PLR0913 - one option for each choice
     rows: Rows,
-    queries: DenseVectors,
+    offsets: NDArray[np.int64] | None,
+    queries: DenseVectors | Sequence[TokenVectors],
     k: int,
     *,
     largest_norm: float,
     ids: NDArray[Any],
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: Bitmap | None = None,
     all_exact: bool = False,
     limits: SearchLimits = LIMITS,
     placed: Resident | Streamed | None = None,
 ) -> list[Ranked]:
-    """The k best rows of each query by exact inner product; ties go to the greater id.
+    """The k best documents of each query by exact inner product or MaxSim; ties go to the greater id.
 
     Args:
-        rows: (P, d), finite.
-        queries: (Q, d), finite.
-        k: Hits per query, at least 1.
-        largest_norm: Length of the longest row.
-        ids: Document ids, or their ranks, (P,).
-        allowed: Rows that may be found, (P,); None for all.
-        all_exact: See `quiver.retrieval.index.ranking.rank`.
-        limits: Sizes of the parts of the search.
-        placed: The rows for a search on a device; None to search on the host.
-
-    Raises:
-        ValueError: A query has scores that overflow float32.
-    """
-    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed) and (placed is None or placed.streamed):
-        picked = np.flatnonzero(allowed)
-        found = search_dense(
-            some := PickedRows(rows, picked),
-            queries,
-            k,
-            largest_norm=largest_norm,
-            ids=ids[picked],
-            all_exact=all_exact,
-            limits=limits,
-            placed=None if placed is None else _streamed(some, placed.device),
-        )
-        return [(picked[places], scores) for places, scores in found]
-    findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
-    ranked: list[Ranked] = []
-    for start in range(0, len(queries), limits.dense_queries):
-        group = queries[start : start + limits.dense_queries]
-        if placed is not None:
-            from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
-
-            scorer = DeviceScorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
-            ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
-            continue
-        with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
-            lengths = np.linalg.norm(group, axis=1)
-        errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
-        walk = InParts(_DenseWalk(rows, group, allowed, limits), limits.queries_rescored)
-        ranked += rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
-    return ranked
-
-
-def _streamed(rows: Rows, device: torch.device) -> Streamed:
-    from quiver.retrieval.index.on_device import Streamed  # imports PyTorch, which a search on the CPU does not need
-
-    return Streamed(rows, device)
-
-
-def _ranked(scorer: DeviceScorer, k: int, *, findable: int, ids: NDArray[Any], all_exact: bool, limits: SearchLimits) -> list[Ranked]:
-    exact, group = all_exact or scorer.all_exact, limits.queries_rescored
-    return rank(scorer, k, findable=findable, errors=scorer.errors, ids=ids, margin=scorer.margin(k), all_exact=exact, group=group)
-
-
-class _DensePart:
-    """A block of documents and the queries, both in memory; implements `quiver.retrieval.index.ranking.Part`."""
-
-    def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
-        self._queries = queries
-        self._block = block
-        self._limits = limits
-        self._hidden = hidden  # (n,) documents that must not be found
-
-    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        if self._hidden is not None:
-            return nearest_by_scores(self, len(self._queries), len(self._block), k, held=self._limits.scores_held)
-        scores, places = faiss.knn(self._queries, self._block, min(k, len(self._block)), metric=faiss.METRIC_INNER_PRODUCT)
-        return scores, places
-
-    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = self._queries[queries] @ self._block.T  # (Q', n)
-        if self._hidden is not None:
-            scores[:, self._hidden] = -np.inf
-        return scores
-
-    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        return exact_products(MatrixRows(self._block), self._queries[query], places)
-
-
-def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Inner products of a query with given rows in float64, (len(places),)."""
-    vector = query.astype(np.float64)
-    parts = (places[start : start + ROWS] for start in range(0, len(places), ROWS))
-    return np.concatenate([np.zeros(0), *(rows.take(part).astype(np.float64) @ vector for part in parts)])
-
-
-class _DenseWalk:
-    """The documents in blocks; implements `quiver.retrieval.index.ranking.Walk`."""
-
-    def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
-        self._rows = rows
-        self._queries = queries
-        self._allowed = allowed
-        self._limits = limits
-
-    def parts(self) -> Iterator[tuple[int, _DensePart]]:
-        for start, block in self._rows.blocks(self._limits.block_rows(self._rows.shape[1])):
-            hidden = None if self._allowed is None else ~self._allowed[start : start + len(block)]
-            yield start, _DensePart(self._queries, block, hidden, self._limits)
-
-    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _DensePart]]:
-        for start in range(0, len(rows), ROWS):
-            picked = rows[start : start + ROWS]
-            yield len(picked), _DensePart(self._queries, self._rows.take(picked), None, self._limits)
-
-
-def search_tokens(  # noqa: PLR0913 - one option for each choice
-    rows: Rows,
-    offsets: NDArray[np.int64],
-    queries: Sequence[TokenVectors],
-    k: int,
-    *,
-    largest_norm: float,
-    ids: NDArray[Any],
-    allowed: NDArray[np.bool_] | None = None,
-    all_exact: bool = False,
-    limits: SearchLimits = LIMITS,
-    placed: Resident | Streamed | None = None,
-) -> list[Ranked]:
-    """The k best documents of each query by exact MaxSim; ties go to the greater id.
-
-    Args:
-        rows: Token vectors of all documents, (T, d), finite.
-        offsets: First token vector of each document, and T, (P + 1,).
-        queries: Q arrays of (n_i >= 1, d) float32, finite.
+        rows: (P, d), or the token vectors of all documents, (T, d); finite.
+        offsets: First token vector of each document, and T, (P + 1,); None for one vector per document.
+        queries: (Q, d), or Q arrays of (n_i >= 1, d) float32; finite.
         k: Hits per query, at least 1.
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
@@ -230,114 +108,154 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
     Raises:
         ValueError: A query has scores that overflow float32.
     """
-    filled = np.diff(offsets) > 0
-    findable = int(np.count_nonzero(filled if allowed is None else filled & allowed))
-    if allowed is not None and findable < _FEW * len(allowed) and (placed is None or placed.streamed):
-        picked = np.flatnonzero(allowed & filled)
-        lengths = offsets[picked + 1] - offsets[picked]
-        found = search_tokens(
-            some := PickedRows(rows, token_rows(offsets, picked)),
-            np.append(0, np.cumsum(lengths)),
-            queries,
-            k,
-            largest_norm=largest_norm,
-            ids=ids[picked],
-            all_exact=all_exact,
-            limits=limits,
-            placed=None if placed is None else _streamed(some, placed.device),
+    filled = None if offsets is None else np.diff(offsets) > 0
+    findable = filled if allowed is None else allowed if filled is None else filled & allowed
+    count = len(ids) if findable is None else int(np.count_nonzero(findable))
+    if allowed is not None and findable is not None and count < _FEW * len(allowed) and (placed is None or placed.streamed):
+        picked = np.flatnonzero(findable)
+        some, ends = PickedRows(rows, picked), None
+        if offsets is not None:
+            some, ends = PickedRows(rows, token_rows(offsets, picked)), np.append(0, np.cumsum(offsets[picked + 1] - offsets[picked]))
+        onto = None if placed is None else _stream(some, placed.device)
+        found = search_exact(
+            some, ends, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits, placed=onto
         )
         return [(picked[places], scores) for places, scores in found]
     ranked: list[Ranked] = []
-    for start in range(0, len(queries), limits.token_queries):
-        group = queries[start : start + limits.token_queries]
+    size, group = limits.dense_queries if offsets is None else limits.token_queries, limits.queries_rescored
+    for start in range(0, len(queries), size):
+        some_queries = queries[start : start + size]
         if placed is not None:
             from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
 
-            scorer = DeviceScorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
-            ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
+            scorer = DeviceScorer(
+                placed, some_queries, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits
+            )
+            exact, margin = all_exact or scorer.all_exact, scorer.margin(k)
+            ranked += rank(scorer, k, findable=count, errors=scorer.errors, ids=ids, margin=margin, all_exact=exact, group=group)
             continue
-        errors = np.array([_error(query, largest_norm) for query in group])
-        walk = InParts(_TokenWalk(rows, offsets, group, allowed, limits), limits.queries_rescored)
-        ranked += rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
+        errors = _bound_errors(some_queries, largest_norm, tokens=offsets is not None)
+        walk = InParts(_Blocks(rows, offsets, some_queries, allowed, limits), group)
+        ranked += rank(walk, k, findable=count, errors=errors, ids=ids, all_exact=all_exact, group=group)
     return ranked
 
 
-def _error(query: TokenVectors, largest_norm: float) -> float:
+def _stream(rows: Rows, device: torch.device) -> Streamed:
+    from quiver.retrieval.index.on_device import Streamed  # imports PyTorch, which a search on the CPU does not need
+
+    return Streamed(rows, device)
+
+
+def _bound_errors(queries: DenseVectors | Sequence[TokenVectors], largest_norm: float, *, tokens: bool) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
-        magnitude = float(np.linalg.norm(query, axis=1).sum()) * largest_norm
-    return float32_error(query.shape[1] + len(query), magnitude)
+        lengths = [np.linalg.norm(query, axis=1).sum() for query in queries] if tokens else np.linalg.norm(np.asarray(queries), axis=1)
+    terms = [query.shape[-1] + (len(query) if tokens else 0) for query in queries]
+    return np.array([float32_error(count, float(length) * largest_norm) for count, length in zip(terms, lengths, strict=True)])
 
 
-class _TokenPart:
+class _Block:
     """Some documents and the queries, both in memory; implements `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(
-        self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, limits: SearchLimits
+        self,
+        queries: DenseVectors | Sequence[TokenVectors],
+        vectors: NDArray[np.float32],
+        offsets: NDArray[np.int64] | None,
+        hidden: Bitmap | None,
+        limits: SearchLimits,
     ) -> None:
-        self._queries, self._tokens, self._offsets, self._limits = queries, tokens, offsets, limits
+        self._queries, self._vectors, self._offsets, self._limits = queries, vectors, offsets, limits
         self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return nearest_by_scores(self, len(self._queries), len(self._offsets) - 1, k, held=self._limits.scores_held)
+        count = len(self._vectors) if self._offsets is None else len(self._offsets) - 1
+        if self._offsets is not None or self._hidden is not None:
+            return nearest_by_scores(self, len(self._queries), count, k, held=self._limits.scores_held)
+        scores, places = faiss.knn(np.asarray(self._queries), self._vectors, min(k, count), metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, places
 
     def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
-        scores = maxsim_packed([self._queries[query] for query in queries], self._tokens, self._offsets)  # (Q', n)
+        scores: NDArray[np.float32]  # (Q', n)
+        if self._offsets is None:
+            scores = np.asarray(self._queries)[queries] @ self._vectors.T
+        else:
+            scores = maxsim_packed([self._queries[query] for query in queries], self._vectors, self._offsets)
         if self._hidden is not None:
             scores[:, self._hidden] = -np.inf
         return scores
 
     def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        return exact_maxsim(MatrixRows(self._tokens), self._offsets, self._queries[query], places, size=self._limits.tokens_rescored)
+        rows, size = MatrixRows(self._vectors), self._limits.tokens_rescored
+        return exact_scores(rows, self._offsets, self._queries[query], places, size=size)
 
 
-def exact_maxsim(
-    rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, places: NDArray[np.intp], *, size: int = LIMITS.tokens_rescored
+def exact_scores(
+    rows: Rows,
+    offsets: NDArray[np.int64] | None,
+    query: NDArray[np.float32],
+    places: NDArray[np.intp],
+    *,
+    size: int = LIMITS.tokens_rescored,
 ) -> NDArray[np.float64]:
-    """MaxSim of a query with given documents in float64.
+    """Scores of given documents in float64, (len(places),).
 
     Args:
-        rows: Token vectors of all documents, (T, d).
-        offsets: First token vector of each document, and T, (P + 1,).
-        query: (n_i, d).
-        places: Numbers of the documents; each must have a token vector.
+        rows: (P, d), or the token vectors of all documents, (T, d).
+        offsets: First token vector of each document, and T, (P + 1,); None for one vector per document.
+        query: (d,) for inner products, (n_i, d) for MaxSim.
+        places: Numbers of the documents; each must have a vector.
         size: Maximum number of token vectors that are gathered at a time.
-
-    Returns:
-        (len(places),).
     """
-    vectors = query.astype(np.float64)
-    scores = np.empty(len(places), dtype=np.float64)
+    vectors, scores = query.astype(np.float64), np.empty(len(places), np.float64)
+    if offsets is None:
+        for start in range(0, len(places), ROWS):
+            scores[start : start + ROWS] = rows.take(places[start : start + ROWS]).astype(np.float64) @ vectors
+        return scores
     for first, last in token_pieces(offsets, places, size):
         piece = places[first:last]
-        tokens = rows.take(token_rows(offsets, piece))
         lengths = offsets[piece + 1] - offsets[piece]
-        similarities = vectors @ tokens.astype(np.float64).T  # (n_i, tokens)
+        similarities = vectors @ rows.take(token_rows(offsets, piece)).astype(np.float64).T  # (n_i, tokens)
         scores[first:last] = np.maximum.reduceat(similarities, np.cumsum(lengths) - lengths, axis=1).sum(axis=0)
     return scores
 
 
-class _TokenWalk:
+class _Blocks:
     """The documents in blocks of whole documents; implements `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(
-        self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: Bitmap | None, limits: SearchLimits
+        self,
+        rows: Rows,
+        offsets: NDArray[np.int64] | None,
+        queries: DenseVectors | Sequence[TokenVectors],
+        allowed: Bitmap | None,
+        limits: SearchLimits,
     ) -> None:
         self._rows, self._offsets, self._queries, self._allowed, self._limits = rows, offsets, queries, allowed, limits
 
-    def parts(self) -> Iterator[tuple[int, _TokenPart]]:
-        for begin, end in document_blocks(self._offsets, self._limits.block_rows(self._rows.shape[1])):
-            first, last = int(self._offsets[begin]), int(self._offsets[end])
-            hidden = None if self._allowed is None else ~self._allowed[begin:end]
-            yield (
-                begin,
-                _TokenPart(self._queries, self._rows.span(first, last), self._offsets[begin : end + 1] - first, hidden, self._limits),
-            )
+    def parts(self) -> Iterator[tuple[int, _Block]]:
+        size, offsets = self._limits.block_rows(self._rows.shape[1]), self._offsets
+        if offsets is None:
+            for start, block in self._rows.blocks(size):
+                yield start, self._block(block, None, slice(start, start + len(block)))
+            return
+        for begin, end in document_blocks(offsets, size):
+            first, last = int(offsets[begin]), int(offsets[end])
+            yield begin, self._block(self._rows.span(first, last), offsets[begin : end + 1] - first, slice(begin, end))
 
-    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _TokenPart]]:
+    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _Block]]:
+        if self._offsets is None:
+            for start in range(0, len(rows), ROWS):
+                picked = rows[start : start + ROWS]
+                yield len(picked), self._block(self._rows.take(picked), None, None)
+            return
         for first, last in token_pieces(self._offsets, rows, self._limits.tokens_rescored):
             picked = rows[first:last]
             offsets = np.append(0, np.cumsum(self._offsets[picked + 1] - self._offsets[picked]))
-            yield len(picked), _TokenPart(self._queries, self._rows.take(token_rows(self._offsets, picked)), offsets, None, self._limits)
+            yield len(picked), self._block(self._rows.take(token_rows(self._offsets, picked)), offsets, None)
+
+    def _block(self, vectors: NDArray[np.float32], offsets: NDArray[np.int64] | None, documents: slice | None) -> _Block:
+        hidden = None if self._allowed is None or documents is None else ~self._allowed[documents]
+        return _Block(self._queries, vectors, offsets, hidden, self._limits)
 
 
 _CODEC = "codec.json"
@@ -362,96 +280,32 @@ def _placement(rows: Rows, device: torch.device | None) -> Callable[[], Resident
     return partial(Lazy["Resident | Streamed"]().get, partial(place, rows, device))
 
 
-class ExactDenseSegment:
-    """One vector per document; see `quiver.retrieval.index.engines.Segment`.
+class ExactSegment:
+    """Float32 vectors, one or several per document; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
-        rows: Vectors, (P, d); memory-mapped, or any other source that is read in blocks.
+        rows: Vectors of all documents, (P, d) or (T, d); memory-mapped, or any other source that is read in blocks.
+        offsets: First token vector of each document, and T, (P + 1,); None for one vector per document.
         largest_norm: Length of the longest vector.
         damaged: Function that returns the rows lost with a damaged file, (P,); None if nothing is lost.
         all_exact: Compute every score in float64. Required where scores of several segments are merged; an index in memory has only one.
     """
 
-    def __init__(self, rows: Rows, largest_norm: float, *, damaged: Callable[[], Bitmap] | None = None, all_exact: bool = True) -> None:
-        self._rows = rows
-        self._largest_norm = largest_norm
-        self._damaged = damaged
-        self._all_exact = all_exact
-        self._device: torch.device | None = None
-        self._placed = _placement(rows, None)
-
-    def __len__(self) -> int:
-        return self._rows.shape[0]
-
-    def search_on(self, device: torch.device) -> None:
-        """Search on a device from now on; the vectors are copied at the first search."""
-        if device != self._device:
-            self._device, self._placed = device, _placement(self._rows, device)
-
-    @property
-    def size(self) -> Size:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        return Size(0, 4 * len(self) * self._rows.shape[1])
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        return np.ones(len(self), np.int64)
-
-    def search(
-        self, queries: DenseVectors, k: int, *, params: ExactParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
-    ) -> list[Found]:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        del params
-        norm, all_exact, placed = self._largest_norm, self._all_exact, self._placed()
-        found = search_dense(self._rows, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed)
-        return [Found(rows, scores) for rows, scores in found]
-
-    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        return exact_products(self._rows, query, rows).astype(np.float32)
-
-    def vectors(self, rows: NDArray[np.int64]) -> tuple[DenseVectors, NDArray[np.int64]]:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        return np.asarray(self._rows.take(rows)), np.ones(len(rows), np.int64)
-
-    def damaged(self) -> Bitmap:
-        """See `quiver.retrieval.index.engines.Segment`."""
-        return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
-
-    def kept(self, keep: Bitmap) -> Iterator[tuple[DenseVectors, None]]:
-        """The vectors of the kept rows, in blocks."""
-        for start, block in self._rows.blocks(ROWS):
-            yield block[keep[start : start + ROWS]], None
-
-
-class ExactTokenSegment:
-    """One vector per token; see `quiver.retrieval.index.engines.Segment`.
-
-    Args:
-        rows: Token vectors of all documents, (T, d); memory-mapped, or any other source that is read in blocks.
-        offsets: First token vector of each document, and T, (P + 1,).
-        largest_norm: As for `ExactDenseSegment`.
-        damaged: As for `ExactDenseSegment`.
-        all_exact: As for `ExactDenseSegment`.
-    """
-
     def __init__(
         self,
         rows: Rows,
-        offsets: NDArray[np.int64],
+        offsets: NDArray[np.int64] | None,
         largest_norm: float,
         *,
         damaged: Callable[[], Bitmap] | None = None,
         all_exact: bool = True,
     ) -> None:
-        self.offsets = offsets
-        self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
+        self._rows, self._offsets, self._largest_norm, self._damaged, self._all_exact = rows, offsets, largest_norm, damaged, all_exact
         self._device: torch.device | None = None
         self._placed = _placement(rows, None)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self._rows.shape[0] if self._offsets is None else len(self._offsets) - 1
 
     def search_on(self, device: torch.device) -> None:
         """Search on a device from now on; the vectors are copied at the first search."""
@@ -461,44 +315,58 @@ class ExactTokenSegment:
     @property
     def size(self) -> Size:
         """See `quiver.retrieval.index.engines.Segment`."""
-        return Size(0, 4 * self._rows.shape[0] * self._rows.shape[1] + self.offsets.nbytes)
+        return Size(0, 4 * self._rows.shape[0] * self._rows.shape[1] + (0 if self._offsets is None else self._offsets.nbytes))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """See `quiver.retrieval.index.engines.Segment`."""
-        return np.diff(self.offsets)
+        return np.ones(len(self), np.int64) if self._offsets is None else np.diff(self._offsets)
 
     def search(
-        self, queries: Sequence[TokenVectors], k: int, *, params: ExactParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+        self,
+        queries: DenseVectors | Sequence[TokenVectors],
+        k: int,
+        *,
+        params: ExactParams,
+        ranks: NDArray[np.uint32],
+        allowed: Bitmap | None = None,
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
         del params
         norm, all_exact, placed = self._largest_norm, self._all_exact, self._placed()
-        found = search_tokens(
-            self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed
+        found = search_exact(
+            self._rows, self._offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed
         )
         return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `quiver.retrieval.index.engines.Segment`."""
+        if self._offsets is None:
+            return exact_scores(self._rows, None, query, rows).astype(np.float32)
         scores = np.full(len(rows), -np.inf, np.float32)
-        filled = np.flatnonzero(self.offsets[rows + 1] > self.offsets[rows])
-        scores[filled] = exact_maxsim(self._rows, self.offsets, query, rows[filled])
+        filled = np.flatnonzero(self._offsets[rows + 1] > self._offsets[rows])
+        scores[filled] = exact_scores(self._rows, self._offsets, query, rows[filled])
         return scores
 
-    def vectors(self, rows: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See `quiver.retrieval.index.engines.Segment`."""
-        return np.asarray(self._rows.take(token_rows(self.offsets, rows))), self.offsets[rows + 1] - self.offsets[rows]
+        if self._offsets is None:
+            return np.asarray(self._rows.take(rows)), np.ones(len(rows), np.int64)
+        return np.asarray(self._rows.take(token_rows(self._offsets, rows))), self._offsets[rows + 1] - self._offsets[rows]
 
     def damaged(self) -> Bitmap:
         """See `quiver.retrieval.index.engines.Segment`."""
         return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
 
-    def kept(self, keep: Bitmap) -> Iterator[tuple[TokenVectors, NDArray[np.int64]]]:
-        """The token vectors of the kept documents, in blocks."""
+    def kept(self, keep: Bitmap) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64] | None]]:
+        """The vectors of the kept documents, and for token vectors their number of each document, in blocks."""
+        if self._offsets is None:
+            for start, block in self._rows.blocks(ROWS):
+                yield block[keep[start : start + ROWS]], None
+            return
         lengths = self.lengths
-        for first, last in document_blocks(self.offsets, ROWS):
-            block, chosen = self._rows.span(int(self.offsets[first]), int(self.offsets[last])), keep[first:last]
+        for first, last in document_blocks(self._offsets, ROWS):
+            block, chosen = self._rows.span(int(self._offsets[first]), int(self._offsets[last])), keep[first:last]
             yield block[np.repeat(chosen, lengths[first:last])], lengths[first:last][chosen]
 
 
@@ -508,14 +376,11 @@ def move_search(segments: Sequence[AnySegment], device: torch.device) -> torch.d
 
     chosen = device
     for segment in segments:
-        if isinstance(segment, (ExactDenseSegment, ExactTokenSegment)):
+        if isinstance(segment, ExactSegment):
             segment.search_on(device)
         else:
             chosen = torch.device("cpu")
     return chosen
-
-
-ExactSegment = TypeVar("ExactSegment", ExactDenseSegment, ExactTokenSegment)
 
 
 class _ExactWriter:
@@ -551,18 +416,16 @@ class _ExactWriter:
 
 
 @dataclass(frozen=True)
-class ExactCodec(Generic[ExactSegment]):
-    """Codec of an exact index: the vector width and a function that opens segments; see `quiver.retrieval.index.engines.Codec`.
+class ExactCodec:
+    """Codec of an exact index, which holds only the vector width; see `quiver.retrieval.index.engines.Codec`.
 
     Attributes:
         name: ``exact-dense`` or ``exact-tokens``.
         dim: Vector width d.
-        opened: Opens a segment's files, given the width and the number of rows.
     """
 
     name: str
     dim: int
-    opened: Callable[[Files, int, int], ExactSegment]
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -571,7 +434,7 @@ class ExactCodec(Generic[ExactSegment]):
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
         """See `quiver.retrieval.index.engines.Codec`."""
-        write_file(folder / _CODEC, _content(self.dim), disk)
+        write_file(folder / _CODEC, json.dumps({"dim": self.dim}).encode(), disk)
         return {_CODEC: "the width of the vectors"}
 
     def memory(self, rows: int, vectors: int) -> int:
@@ -585,7 +448,18 @@ class ExactCodec(Generic[ExactSegment]):
 
     def open(self, files: Files, rows: int) -> ExactSegment:
         """See `quiver.retrieval.index.engines.Codec`."""
-        return self.opened(files, self.dim, rows)
+        if self.name == EXACT_DENSE:
+            matrix = files.map(_VECTORS, np.float32, (rows, self.dim))
+            return ExactSegment(MatrixRows(matrix), None, _read_norm(files), damaged=matrix.damaged)
+        tokens, stored = files.map(_VECTORS, np.float32, (-1, self.dim)), files.map(_LENGTHS, np.uint32, (rows,))
+        lengths, unplaced = lengths_around(stored.whole(), stored.damaged(), len(tokens))
+        offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths))
+        if int(offsets[-1]) != len(tokens):
+            raise DamagedIndexError(
+                f"{files.folder / _LENGTHS}: does not match {len(tokens)} vectors; run quiver index repair to keep the intact documents"
+            )
+        damaged = lambda: unplaced | rows_with(tokens.damaged(), offsets)  # noqa: E731
+        return ExactSegment(MatrixRows(tokens), offsets, _read_norm(files), damaged=damaged)
 
     def merge(self, parts: Sequence[tuple[ExactSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         """See `quiver.retrieval.index.engines.Codec`."""
@@ -616,84 +490,30 @@ class ExactCodec(Generic[ExactSegment]):
         return ExactParams()
 
 
-def _content(dim: int) -> bytes:
-    return json.dumps({"dim": dim}).encode()
-
-
-def train_dense(
-    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
-) -> ExactCodec[ExactDenseSegment]:
-    """The exact codec for dense vectors; see `quiver.retrieval.index.engines.train_codec`."""
+def _train(
+    name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ExactCodec:
     del sample, documents, vectors, seed
-    check_names(EXACT_DENSE, "setting", settings, ())
-    return ExactCodec(EXACT_DENSE, card.dim, _open_dense)
+    check_names(name, "setting", settings, ())
+    return ExactCodec(name, card.dim)
 
 
-def train_tokens(
-    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
-) -> ExactCodec[ExactTokenSegment]:
-    """The exact codec for token vectors; see `quiver.retrieval.index.engines.train_codec`."""
-    del sample, documents, vectors, seed
-    check_names(EXACT_TOKENS, "setting", settings, ())
-    return ExactCodec(EXACT_TOKENS, card.dim, _open_tokens)
+def _open(name: str, folder: Path) -> ExactCodec:
+    path = folder / _CODEC
+    return ExactCodec(name, int(_number(read_json(path), "dim", path)))
 
 
-def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
-    """Open a codec folder written by ``ExactCodec.save``.
-
-    Raises:
-        InputError: The folder does not hold such a codec.
-    """
-    return ExactCodec(EXACT_DENSE, _width_of(folder / _CODEC), _open_dense)
-
-
-def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
-    """Open a codec folder written by ``ExactCodec.save``.
-
-    Raises:
-        InputError: The folder does not hold such a codec.
-    """
-    return ExactCodec(EXACT_TOKENS, _width_of(folder / _CODEC), _open_tokens)
-
-
-def _open_dense(files: Files, dim: int, rows: int) -> ExactDenseSegment:
-    matrix = files.map(_VECTORS, np.float32, (rows, dim))
-    return ExactDenseSegment(MatrixRows(matrix), _norm_of(files), damaged=matrix.damaged)
-
-
-def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
-    tokens, stored = files.map(_VECTORS, np.float32, (-1, dim)), files.map(_LENGTHS, np.uint32, (rows,))
-    lengths, unplaced = lengths_around(stored.whole(), stored.damaged(), len(tokens))
-    offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths))
-    if int(offsets[-1]) != len(tokens):
-        raise DamagedIndexError(
-            f"{files.folder / _LENGTHS}: does not match {len(tokens)} vectors; run quiver index repair to keep the intact documents"
-        )
-
-    def damaged() -> Bitmap:
-        return unplaced | rows_with(tokens.damaged(), offsets)
-
-    return ExactTokenSegment(MatrixRows(tokens), offsets, _norm_of(files), damaged=damaged)
-
-
-def _norm_of(files: Files) -> float:
+def _read_norm(files: Files) -> float:
     """Length of the longest vector; infinity if it is damaged, because repair does not need it."""
     stored = files.map(_FACTS, np.uint8, (-1,))
     if not stored.is_whole:
         return math.inf
     path = files.folder / _FACTS
-    return float(_number(_parsed(stored.whole().tobytes(), path), "largest_norm", path))
-
-
-def _width_of(path: Path) -> int:
-    return int(_number(read_json(path), "dim", path))
-
-
-def _parsed(content: bytes, path: Path) -> Any:
     try:
-        return json.loads(content)
+        content = json.loads(stored.whole().tobytes())
     except (ValueError, RecursionError) as error:
         raise DamagedIndexError(f"{path}: not JSON ({error}); run quiver index repair") from error
+    return float(_number(content, "largest_norm", path))
 
 
 def _number(content: Any, name: str, path: Path) -> float:
@@ -708,7 +528,7 @@ def _number(content: Any, name: str, path: Path) -> float:
 
 
 ENGINES = {
-    EXACT_DENSE: Engine("dense", train_dense, open_dense),
-    EXACT_TOKENS: Engine("colbert", train_tokens, open_tokens),
+    EXACT_DENSE: Engine("dense", partial(_train, EXACT_DENSE), partial(_open, EXACT_DENSE)),
+    EXACT_TOKENS: Engine("colbert", partial(_train, EXACT_TOKENS), partial(_open, EXACT_TOKENS)),
 }
 """The exact engines; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

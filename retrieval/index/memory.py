@@ -35,7 +35,7 @@ from quiver.retrieval.index.engines import (
     parse_engine,
     train_codec,
 )
-from quiver.retrieval.index.exact import ROWS, ExactDenseSegment, ExactTokenSegment, largest_norm
+from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
 from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
@@ -96,10 +96,8 @@ def index_vectors(
     with clustering_on(device):
         codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
     segment: AnySegment
-    if name == EXACT_DENSE:
-        segment = ExactDenseSegment(rows, norm, all_exact=False)
-    elif name == EXACT_TOKENS:
-        segment = ExactTokenSegment(rows, offsets, norm, all_exact=False)
+    if name in (EXACT_DENSE, EXACT_TOKENS):
+        segment = ExactSegment(rows, None if lengths is None else offsets, norm, all_exact=False)
     else:
         with clustering_on(device):
             segment = _written(codec, rows, offsets, dense=lengths is None)

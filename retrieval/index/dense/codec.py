@@ -24,7 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,6 +63,7 @@ from quiver.retrieval.index.engines import (
     PQ_DENSE,
     Bitmap,
     Engine,
+    EngineSettings,
     Lazy,
     Preset,
     Sample,
@@ -184,57 +185,6 @@ def _clustering(centroids: NDArray[np.float32]) -> Clustering:
     return Clustering(centroids, np.array([0, len(centroids)]))
 
 
-class InvertedLists:
-    """The inverted lists of one segment.
-
-    Args:
-        coding: Coding of the codec.
-        records: Records of the documents, (P, width), with list numbers below K.
-    """
-
-    def __init__(self, coding: CoarseCoding, records: NDArray[np.uint8]) -> None:
-        self._coding = coding
-        rows = np.arange(len(records), dtype=np.int64)
-        codes, numbers = records[:, : coding.code_width], coding.numbers(records)
-        self._lists = FastScanLists(coding.products, codes, numbers, rows, lists=len(coding.centroids))
-
-    @staticmethod
-    def nbytes(coding: CoarseCoding, documents: int) -> int:
-        """Approximate memory of the lists in bytes."""
-        return FastScanLists.nbytes(documents, codebooks=len(coding.products), lists=len(coding.centroids))
-
-    def find(self, queries: NDArray[np.float32], count: int, *, nprobe: int, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """Find the documents whose codes score best for each query.
-
-        Args:
-            queries: (Q, d).
-            count: Maximum number of documents per query.
-            nprobe: Lists to search per query.
-            allowed: Rows that may be found, (P,); None for all.
-
-        Returns:
-            Rows, unordered, each at most once; fewer than ``count`` if the lists hold fewer.
-        """
-        matrix = self._coding.fill(queries)
-        lists, closeness = self._probe(matrix, min(nprobe, len(self._coding.centroids)))
-        # Several threads make a single query slower; they help only with many queries.
-        with one_thread() if len(matrix) == 1 else nullcontext():
-            _, rows = self._lists.search(matrix, count, lists=lists, closeness=closeness, allowed=allowed)
-        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # missing results are -1
-
-    def _probe(self, queries: NDArray[np.float32], nprobe: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The lists whose centroids have the greatest inner products, best first, and these inner products, (Q, nprobe)."""
-        lists, closeness = np.zeros((len(queries), nprobe), np.int64), np.zeros((len(queries), nprobe), np.float32)
-        if len(self._coding.centroids) == 1:
-            return lists, closeness  # with one list, the inner product shifts all scores equally
-        for number, query in enumerate(queries):  # one at a time, so that results do not depend on the other queries
-            products = self._coding.centroids @ query
-            best = np.argpartition(-products, nprobe - 1)[:nprobe]
-            best = best[np.argsort(-products[best], kind="stable")]
-            lists[number], closeness[number] = best, products[best]
-        return lists, closeness
-
-
 COARSE = "coarse.u8"
 """Name of the file with the records of a segment."""
 
@@ -269,16 +219,30 @@ class ListFinder:
         self._coding = coding
         self._path = files.folder / COARSE
         self._records = files.map(COARSE, np.uint8, (rows, coding.width))
-        self._lists: Lazy[InvertedLists] = Lazy()
+        self._lists: Lazy[FastScanLists] = Lazy()
 
     @property
     def size(self) -> Size:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
-        return Size(InvertedLists.nbytes(self._coding, len(self._records)), self._records.nbytes)
+        coding, count = self._coding, len(self._records)
+        lists = FastScanLists.nbytes(count, codebooks=len(coding.products), lists=len(coding.centroids))
+        return Size(lists, self._records.nbytes)
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: ListsParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
-        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(params.nprobe, allowed), allowed=allowed)
+        codes = self._lists.get(self._make_lists)
+        matrix, nprobe = self._coding.fill(queries), min(widened(params.nprobe, allowed), len(self._coding.centroids))
+        lists, closeness = np.zeros((len(matrix), nprobe), np.int64), np.zeros((len(matrix), nprobe), np.float32)
+        if len(self._coding.centroids) > 1:  # with one list, the inner product shifts all scores equally
+            for number, query in enumerate(matrix):  # one at a time, so that results do not depend on the other queries
+                products = self._coding.centroids @ query
+                best = np.argpartition(-products, nprobe - 1)[:nprobe]
+                best = best[np.argsort(-products[best], kind="stable")]
+                lists[number], closeness[number] = best, products[best]
+        # Several threads make a single query slower; they help only with many queries.
+        with one_thread() if len(matrix) == 1 else nullcontext():
+            _, rows = codes.search(matrix, count, lists=lists, closeness=closeness, allowed=allowed)
+        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # missing results are -1
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
@@ -288,12 +252,12 @@ class ListFinder:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
         return self._records.damaged()
 
-    def _make_lists(self) -> InvertedLists:
-        records = self._records.whole()
-        numbers = self._coding.numbers(records)
-        if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
+    def _make_lists(self) -> FastScanLists:
+        records, coding = self._records.whole(), self._coding
+        numbers, rows = coding.numbers(records), np.arange(len(records), dtype=np.int64)
+        if len(numbers) and int(numbers.max()) >= len(coding.centroids):
             raise DamagedIndexError(f"{self._path}: refers to an inverted list that the codec does not have; run quiver index repair")
-        return InvertedLists(self._coding, records)
+        return FastScanLists(coding.products, records[:, : coding.code_width], numbers, rows, lists=len(coding.centroids))
 
 
 class ListWriter:
@@ -335,7 +299,7 @@ class _Description:
 
 
 class ListCodec:
-    """See `quiver.retrieval.index.engines.Codec`; made by `train_scan`, `train_lists`, `open_scan` or `open_lists`.
+    """See `quiver.retrieval.index.engines.Codec`; made by the engines ``pq-dense`` and ``ivf-dense``.
 
     Args:
         name: ``pq-dense`` or ``ivf-dense``.
@@ -423,53 +387,26 @@ class ListCodec:
         return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
-def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """Train the codec of ``pq-dense``; see `quiver.retrieval.index.engines.train_codec`."""
-    del card, documents, vectors
-    chosen = ScanSettings.parse(settings)
-    dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
-    return _trained(PQ_DENSE, sample, dsub=dsub, bits=chosen.bits, lists=1, seed=seed)
-
-
-def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """Train the codec of ``ivf-dense``; see `quiver.retrieval.index.engines.train_codec`."""
+def _train(
+    name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ListCodec:
     del card, vectors
-    chosen = ListSettings.parse(settings)
-    return _trained(IVF_DENSE, sample, dsub=chosen.dsub, bits=chosen.bits, lists=chosen.nlist or sizes(documents).lists, seed=seed)
-
-
-def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Check settings of ``pq-dense``; see `quiver.retrieval.index.engines.Engine`."""
-    del card
-    ScanSettings.parse(settings)
-
-
-def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Check settings of ``ivf-dense``; see `quiver.retrieval.index.engines.Engine`."""
-    del card
-    ListSettings.parse(settings)
-
-
-def open_scan(folder: Path) -> ListCodec:
-    """Open a saved codec of ``pq-dense``."""
-    return _opened(PQ_DENSE, folder)
-
-
-def open_lists(folder: Path) -> ListCodec:
-    """Open a saved codec of ``ivf-dense``."""
-    return _opened(IVF_DENSE, folder)
-
-
-def _trained(name: str, sample: Sample, *, dsub: int, bits: Bits, lists: int, seed: int) -> ListCodec:
+    lists = 1
+    if name == PQ_DENSE:
+        chosen: ScanSettings | ListSettings = ScanSettings.parse(settings)
+        dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
+    else:
+        chosen = ListSettings.parse(settings)
+        dsub, lists = chosen.dsub, chosen.nlist or sizes(documents).lists
     coarse = CoarseCoding.learn(sample.vectors, lists=lists, dsub=dsub, seed=seed)
-    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, bits))
+    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, chosen.bits))
 
 
 def _holds(scalar: ScalarCoding) -> dict[str, str]:
     return {COARSE: "product code and list of each vector, (P, bytes)", **holds(scalar)}
 
 
-def _opened(name: str, folder: Path) -> ListCodec:
+def _open(name: str, folder: Path) -> ListCodec:
     described = read_description(_Description, folder / _JSON)
     dim, dsub = described.dim, described.dsub
     codes = -(-dim // dsub)
@@ -478,8 +415,20 @@ def _opened(name: str, folder: Path) -> ListCodec:
     return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, described.bits))
 
 
+def _check(settings: type[EngineSettings], chosen: Mapping[str, Setting], card: ModelCard) -> None:
+    del card
+    settings.parse(chosen)
+
+
 ENGINES = {
-    PQ_DENSE: Engine("dense", train_scan, open_scan, sample_size, setting_names(ScanSettings), check_scan),
-    IVF_DENSE: Engine("dense", train_lists, open_lists, sample_size, setting_names(ListSettings), check_lists),
+    name: Engine(
+        "dense",
+        partial(_train, name),
+        partial(_open, name),
+        sample_size,
+        setting_names(settings),
+        partial(_check, settings),
+    )
+    for name, settings in ((PQ_DENSE, ScanSettings), (IVF_DENSE, ListSettings))
 }
 """The engines of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

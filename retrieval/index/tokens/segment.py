@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index import kernels
-from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, one_thread
+from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, best_rows, one_thread
 from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.kernels.packing import lanes
-from quiver.retrieval.index.quantization import Clustering, FastScanLists
+from quiver.retrieval.index.quantization import FastScanLists
 from quiver.retrieval.index.tokens.settings import TokenParams
 from quiver.retrieval.index.tokens.token_quantizer import WINDOW, Coding, pool
 from quiver.retrieval.records import TokenVectors
@@ -42,59 +42,6 @@ CODED_DIMENSIONS = 4
 # What a document that was not met is taken to score lies so much of the similarities' range below the least of them, which is its bound:
 # half as many candidates then hold as many of the best documents (measured; from 0.1 to 0.2 it makes no difference).
 _BELOW = 0.15
-
-
-class CandidateLists:
-    """The tokens of one segment in inverted lists.
-
-    Args:
-        clustering: The centroids.
-        products: Codebooks of the product quantizer, (d / 4, 16, 4).
-        codes: Product codes, (T, d / 8) uint8.
-        centroids: Centroid of each token, (T,).
-        lengths: Number of tokens of each document, (P,).
-    """
-
-    def __init__(
-        self,
-        clustering: Clustering,
-        products: NDArray[np.float32],
-        codes: NDArray[np.uint8],
-        centroids: NDArray[np.integer[Any]],
-        lengths: NDArray[np.integer[Any]],
-    ) -> None:
-        documents = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
-        self._lists = FastScanLists(products, codes, centroids, documents, lists=len(clustering.centroids))
-
-    @staticmethod
-    def size(tokens: int, dim: int, centroids: int) -> int:
-        """Estimated memory of the lists in bytes."""
-        return FastScanLists.nbytes(tokens, codebooks=dim // CODED_DIMENSIONS, lists=centroids)
-
-    def search(
-        self,
-        query: NDArray[np.float32],
-        lists: NDArray[np.int64],
-        closeness: NDArray[np.float32],
-        *,
-        tokens_k: int,
-        allowed: Bitmap | None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Find documents with tokens near the tokens of a query.
-
-        Args:
-            query: (n, d) float32, contiguous.
-            lists: Lists to search for each query token, (n, nprobe).
-            closeness: Inner products of the query tokens with the centroids of these lists, (n, nprobe).
-            tokens_k: Number k' of document tokens to find per query token.
-            allowed: Documents that may be found, (P,); None for all.
-
-        Returns:
-            Documents, each once, and estimates of their scores.
-        """
-        with one_thread():
-            similarities, documents = self._lists.search(query, tokens_k, lists=lists, closeness=closeness, allowed=allowed)
-        return kernels.aggregate(similarities, documents, _BELOW)
 
 
 _HOLDS = {
@@ -237,7 +184,7 @@ class TokenSegment:
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
         self._findable = int(np.count_nonzero(self._filled))
         self._folder = files.folder
-        self._lists: Lazy[CandidateLists] = Lazy()
+        self._lists: Lazy[FastScanLists] = Lazy()
 
     def __len__(self) -> int:
         return len(self._filled)
@@ -250,7 +197,8 @@ class TokenSegment:
     @property
     def size(self) -> Size:
         """Size in memory, including the lists that the first search creates, and on disk."""
-        lists = CandidateLists.size(int(self.offsets[-1]), self._coding.dim, len(self._coding.clustering.centroids))
+        books, count = self._coding.dim // CODED_DIMENSIONS, len(self._coding.clustering.centroids)
+        lists = FastScanLists.nbytes(int(self.offsets[-1]), codebooks=books, lists=count)
         return Size(
             resident=lists + self.offsets.nbytes + self._filled.nbytes, mapped=self.coarse.nbytes + self.fine.nbytes + 4 * len(self)
         )
@@ -270,7 +218,7 @@ class TokenSegment:
         wanted = max(k, params.candidates)
         if params.exhaustive or count <= k:
             everything = self._rows(may)
-            return [_best(everything, self.exact_scores(query, everything), k, ranks) for query in queries]
+            return [Found(*best_rows(everything, self.exact_scores(query, everything), k, ids=ranks)) for query in queries]
         nprobe = params.nprobe if may is None else round(params.nprobe * min(_WIDER, len(may) / count))
         all_rows = self._rows(may) if count <= (wanted if may is None else _FEW * wanted) else None
         found = []
@@ -280,7 +228,7 @@ class TokenSegment:
             rows = self._met(query, lists, closeness, wanted, params.tokens_k, may) if all_rows is None else all_rows
             if len(rows) < k:  # the lists met fewer documents than are wanted: all are looked at
                 rows = self._rows(may)
-            found.append(_best(*self._likely(query, rows, k, similarities, params.slack), k, ranks))
+            found.append(Found(*best_rows(*self._likely(query, rows, k, similarities, params.slack), k, ids=ranks)))
         return found
 
     def _rows(self, allowed: Bitmap | None) -> NDArray[np.int64]:
@@ -298,7 +246,9 @@ class TokenSegment:
     ) -> NDArray[np.int64]:
         """So many of the rows that the query's tokens meet in their lists, in no order, those that may score most."""
         inverted = self._lists.get(self._make_lists)
-        rows, guesses = inverted.search(query, lists, closeness, tokens_k=tokens_k, allowed=allowed)
+        with one_thread():
+            similarities, documents = inverted.search(query, tokens_k, lists=lists, closeness=closeness, allowed=allowed)
+        rows, guesses = kernels.aggregate(similarities, documents, _BELOW)
         return rows[np.argpartition(-guesses, wanted - 1)[:wanted]] if wanted < len(rows) else rows
 
     def _likely(
@@ -358,10 +308,11 @@ class TokenSegment:
         """See `quiver.retrieval.index.engines.Segment`."""
         return self._unplaced | rows_with(self.coarse.damaged() | self.fine.damaged(), self.offsets)
 
-    def _make_lists(self) -> CandidateLists:
-        coarse = self.coarse.whole()
-        codes, numbers = coarse[:, : self._coding.dim // 8], self._numbers(coarse)
-        return CandidateLists(self._coding.clustering, self._coding.products, codes, numbers, self.lengths)
+    def _make_lists(self) -> FastScanLists:
+        coarse, coding = self.coarse.whole(), self._coding
+        codes, numbers = coarse[:, : coding.dim // 8], self._numbers(coarse)
+        documents = np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+        return FastScanLists(coding.products, codes, numbers, documents, lists=len(coding.clustering.centroids))
 
     def _numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:
         """The centroids of coarse parts, all of which there are."""
@@ -369,12 +320,3 @@ class TokenSegment:
         if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
             raise DamagedIndexError(f"{self._folder / COARSE}: refers to a centroid that the codec does not have; run quiver index repair")
         return numbers
-
-
-def _best(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, ranks: NDArray[np.uint32]) -> Found:
-    """The k best rows by score and then by rank, both descending."""
-    if len(rows) > k:
-        kept = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
-        rows, scores = rows[kept], scores[kept]
-    order = np.lexsort((ranks[rows], scores))[::-1][:k]
-    return Found(rows[order], scores[order])

@@ -30,7 +30,7 @@ from quiver.retrieval.index import (
     open_index,
 )
 from quiver.retrieval.index.engines import AnyCodec, Engine, Sample, Setting
-from quiver.retrieval.index.exact import open_tokens, train_tokens
+from quiver.retrieval.index.exact import ENGINES
 from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
@@ -429,10 +429,10 @@ class Trained:
         self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
     ) -> AnyCodec:
         self.samples.append((sample, documents, vectors, seed, dict(settings)))
-        return train_tokens(sample, card, documents=documents, vectors=vectors, settings={}, seed=seed)
+        return ENGINES["exact-tokens"].train(sample, card, documents=documents, vectors=vectors, settings={}, seed=seed)
 
     def open(self, folder: Path) -> AnyCodec:
-        return open_tokens(folder)
+        return ENGINES["exact-tokens"].open(folder)
 
 
 @pytest.mark.parametrize(("wanted", "chunk"), [(20, 4), (20, 1), (10_000, 4)])

@@ -25,7 +25,7 @@ def searched(ids: Sequence[str], documents: Sequence[Tokens], queries: Sequence[
     """Search as `exact_index` does, in parts of given sizes."""
     names, rows = np.array(ids, object), MatrixRows(np.concatenate(documents))
     offsets = np.cumsum([0, *map(len, documents)])
-    found = exact.search_tokens(rows, offsets, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
+    found = exact.search_exact(rows, offsets, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
     return Hits([names[places].tolist() for places, _ in found], [scores for _, scores in found])
 
 
@@ -147,7 +147,7 @@ def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block:
     limits = SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50)
     for k in (1, 10, 500):
         rows = MatrixRows(np.concatenate(documents))
-        found = exact.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, limits=limits)
+        found = exact.search_exact(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, limits=limits)
         for query, (places, scores) in zip(queries, found, strict=True):
             kept = np.flatnonzero(allowed)
             best = expected(ids[kept].tolist(), [documents[row] for row in kept], query)[:k]

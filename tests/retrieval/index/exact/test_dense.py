@@ -23,7 +23,7 @@ def searched(ids: Sequence[str], vectors: NDArray[np.float32], queries: NDArray[
     """Search as `exact_index` does, in parts of given sizes."""
     names = np.array(ids, object)
     rows = MatrixRows(vectors)
-    found = exact.search_dense(rows, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
+    found = exact.search_exact(rows, None, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
     return Hits([names[places].tolist() for places, _ in found], [scores for _, scores in found])
 
 
@@ -206,7 +206,7 @@ def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int)
     limits = SearchLimits(block_bytes=block * 4 * 16, scores_held=900)
     for k in (1, 10, 500):
         rows = MatrixRows(vectors)
-        found = exact.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True, limits=limits)
+        found = exact.search_exact(rows, None, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True, limits=limits)
         for query, (places, scores) in zip(queries, found, strict=True):
             wanted = vectors[places].astype(np.float64) @ query.astype(np.float64)
             np.testing.assert_array_equal(scores, wanted.astype(np.float32))

@@ -46,8 +46,8 @@ class Data:
         options["all_exact"] = limits.first_pass in (None, "float32")
         options |= {"limits": limits, "placed": None if device is None else place(rows, device, limits)}
         if self.offsets is None:
-            return exact.search_dense(rows, self.queries, k, **options)
-        return exact.search_tokens(rows, self.offsets, self.queries, k, **options)
+            return exact.search_exact(rows, None, self.queries, k, **options)
+        return exact.search_exact(rows, self.offsets, self.queries, k, **options)
 
     def scorer(self, limits: SearchLimits, device: torch.device = CPU) -> DeviceScorer:
         rows = MatrixRows(self.vectors)
@@ -219,7 +219,7 @@ def test_vectors_that_fit_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> No
         placed = place(rows, CPU, replace(limits, device_bytes=budget))
         assert isinstance(placed, kind)
         for _ in range(3):
-            exact.search_dense(rows, data.queries[:20], 5, largest_norm=1.01, ids=np.arange(700), limits=limits, placed=placed)
+            exact.search_exact(rows, None, data.queries[:20], 5, largest_norm=1.01, ids=np.arange(700), limits=limits, placed=placed)
         assert sum(reads) == (700 if budget else 2100)
 
 
