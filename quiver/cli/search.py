@@ -202,7 +202,7 @@ def _check_effort(effort: str | None, target_recall: float | None) -> None:
 def _sharded(
     folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
 ) -> Iterator[ShardedIndex | None]:
-    """Distribute the index over Ray actors; None if no option asks for it.
+    """Distribute the index over deployments of Ray Serve; None if no option asks for it.
 
     Raises:
         InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
@@ -213,14 +213,13 @@ def _sharded(
         yield None
         return
     size = None if memory is None else parse_size(memory)
-    from quiver.retrieval.cluster.index import Timeouts, open_sharded
-    from quiver.retrieval.cluster.ray_backend import RayLauncher, connected
-    from quiver.retrieval.cluster.shard import Sharding
+    from quiver.retrieval.cluster.index import Sharding, Timeouts, open_sharded
+    from quiver.retrieval.cluster.ray_backend import connected
 
-    # A batch of queries may take long, and a lost actor is noticed without a time limit.
-    unlimited = Timeouts(attempt=float("inf"), answer=float("inf"))
+    # A batch of queries may take long, and a lost replica is replaced meanwhile.
+    patient = Timeouts(answer=600, query=10)
     sharding = Sharding(shards, size, replicas or 1)
-    with connected(address), open_sharded(folder, sharding, RayLauncher(), timeouts=unlimited, verify=verify) as index:
+    with connected(address), open_sharded(folder, sharding, timeouts=patient, verify=verify) as index:
         yield index
 
 

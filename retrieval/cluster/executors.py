@@ -12,13 +12,12 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance
@@ -31,16 +30,8 @@ class WorkerError(OSError):
     """Workers died, or an item failed on several of them."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of an item.
-
-    Attributes:
-        result: The result; meaningless if there is a problem.
-        problem: Error message of one line; None on success.
-        again: Whether another attempt may succeed.
-        steps: Steps that the task has reported in this attempt.
-    """
+class Outcome(NamedTuple):
+    """Outcome of an item: its result, or an error of one line; whether another attempt may succeed; steps that this attempt reported."""
 
     result: Any
     problem: str | None = None
@@ -60,14 +51,10 @@ class Worker:
     """
 
     def __init__(self, task: WorkerTask[Any, Any], report: Callable[[int], None] = lambda steps: None) -> None:
+        self.report = report
         self._task = task
-        self._report = report
         self._work: Callable[[Any], Any] | None = None
         self._steps = 0
-
-    def ready(self) -> bool:
-        """Answer when the worker has started."""
-        return True
 
     def attempt(self, item: Any) -> Outcome:
         """Run an item."""
@@ -83,14 +70,9 @@ class Worker:
         finally:
             self._steps = 0
 
-    def steps(self, seconds: float) -> int:
-        """Return the number of steps of the current attempt after a time; 0 between attempts."""
-        time.sleep(seconds)
-        return self._steps
-
     def _advance(self, steps: int) -> None:
         self._steps += steps
-        self._report(self._steps)
+        self.report(self._steps)
 
 
 _ATTEMPTS = 3  # an item that ended three workers is itself the cause
@@ -98,13 +80,7 @@ _ATTEMPTS = 3  # an item that ended three workers is itself the cause
 
 @dataclass
 class Assignment(Generic[Item]):
-    """An item assigned to a worker.
-
-    Attributes:
-        item: The item.
-        attempt: Number of the attempt, from 1.
-        steps: Steps of this attempt that `Assignments` has counted.
-    """
+    """An item assigned to a worker, the number of the attempt, and its steps that `Assignments` has counted."""
 
     item: Item
     attempt: int = 1
@@ -142,11 +118,7 @@ class Assignments(Generic[Item]):
             assignment.steps = steps
 
     def put_back(self, assignment: Assignment[Item], reason: str) -> None:
-        """Queue an item again after a failed attempt.
-
-        Raises:
-            WorkerError: It was the last attempt.
-        """
+        """Queue an item again after a failed attempt; a WorkerError if it was the last."""
         self.count(assignment, 0)
         if assignment.attempt >= _ATTEMPTS:
             raise WorkerError(f"a work item failed {_ATTEMPTS} times, the last time with: {reason}")

@@ -1,44 +1,458 @@
 """An index that is searched over shards, with the same hits and scores as in one process, to the last bit.
 
-Each shard has replicas. A lost replica is no longer asked, and a new one is started in the background, again and again until one opens. A
-slow replica becomes suspect: others are asked first, until it answers a health check or is declared lost.
+A shard is a list of segments, which are write-once. The largest segments are placed first, each in the shard with the least memory: no
+shard then takes more than 4/3 of the memory in an optimal plan. Each shard is a deployment of Ray Serve, and those of a generation are one
+application: Serve starts replicas, chooses one for a search, checks their health and replaces those that are lost. A new generation is an
+application of its own, so that a search never sees two generations.
+
+Source of the bound: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied Mathematics 1969.
+Source of the deployments: https://docs.ray.io/en/latest/serve/model_composition.html and serve/production-guide/fault-tolerance.html.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.shard import (
-    PackedRequest,
-    ShardHandle,
-    ShardHits,
-    Sharding,
-    ShardLauncher,
-    ShardLostError,
-    ShardPlan,
-    ShardSpec,
-    plan_shards,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError, first_line
+from quiver.retrieval.cluster.ray_backend import connected_ray
 from quiver.retrieval.index.documents import Filter, FilterLike
-from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.index import Index, PartHits, SearchOptions, SearchRequest, merged, open_manifest
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.files import DIGEST, count_blocks
+from quiver.retrieval.index.index import Index, NamedHits, PartHits, SearchOptions, SearchRequest, merged, open_manifest
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
+from quiver.retrieval.index.strings import is_texts
+from quiver.retrieval.index.words import WordQueries
 from quiver.retrieval.records import Hits, Missing, ModelCard
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE = 60.0  # longest pause between attempts to start a replica, in seconds
+
+@dataclass(frozen=True)
+class Sharding:
+    """How to distribute an index.
+
+    Attributes:
+        shards: Number of shards; None for as few as ``memory`` allows.
+        memory: Memory for the index data per shard in bytes, in addition to the process (about 400 MB); None for no limit.
+        replicas: Replicas per shard; with one, results lack its documents while a lost shard is restarted.
+
+    Raises:
+        ValueError: Neither shards nor memory is given, or a number is below 1.
+    """
+
+    shards: int | None = None
+    memory: int | None = None
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shards is None and self.memory is None:
+            raise ValueError("pass shards or memory")
+        for name, value in (("shards", self.shards), ("memory", self.memory), ("replicas", self.replicas)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+
+
+class SegmentNeed(NamedTuple):
+    """Memory of a segment in a shard, in bytes."""
+
+    name: str
+    bytes: int
+
+
+class PlannedShard(NamedTuple):
+    """One shard of a plan: names of its segments, in the order of the manifest, and memory of them and the codec, in bytes."""
+
+    segments: tuple[str, ...]
+    bytes: int
+
+
+def plan_shards(index: Index, sharding: Sharding) -> tuple[PlannedShard, ...]:
+    """Distribute the segments of an open index: every segment is in one shard, and there are at most as many shards as segments.
+
+    Raises:
+        InputError: A segment, or the requested number of shards, needs more memory than allowed.
+    """
+    shared = sum(file.bytes + DIGEST * count_blocks(file.bytes) for file in index.manifest.codec.files.values())
+    return spread(segment_needs(index), sharding, shared=shared, what=str(index.path))
+
+
+def segment_needs(index: Index) -> list[SegmentNeed]:
+    """Memory of each segment: resident data and memory-mapped files without texts, and the checksums of all files."""
+    needs = []
+    for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
+        mapped = sum(file.bytes for name, file in entry.files.items() if not is_texts(name))
+        mapped += DIGEST * sum(count_blocks(file.bytes) for file in entry.files.values())
+        needs.append(SegmentNeed(entry.name, segment.vectors.size.resident + mapped))
+    return needs
+
+
+def spread(needs: Sequence[SegmentNeed], sharding: Sharding, *, shared: int, what: str) -> tuple[PlannedShard, ...]:
+    """Distribute segments over shards, each of which needs ``shared`` bytes in addition.
+
+    Example:
+        >>> needs = [SegmentNeed("a", 5), SegmentNeed("b", 4), SegmentNeed("c", 3), SegmentNeed("d", 3)]
+        >>> [shard.segments for shard in spread(needs, Sharding(shards=2), shared=1, what="an index")]
+        [('a', 'd'), ('b', 'c')]
+        >>> [shard.bytes for shard in spread(needs, Sharding(memory=8), shared=1, what="an index")]
+        [6, 5, 7]
+    """
+    if not needs:
+        return ()
+    memory, largest = sharding.memory, max(needs, key=lambda need: need.bytes)
+    if memory is not None and largest.bytes + shared > memory:
+        raise InputError(
+            f"{what}: segment {largest.name} needs {largest.bytes + shared:,} bytes of memory, more than {memory:,} per shard; "
+            "allow as much, or rebuild the index with less --memory, which makes smaller segments"
+        )
+    if sharding.shards is None:
+        # One shard per segment always fits.
+        fewest = max(1, -(-sum(need.bytes for need in needs) // max(1, (memory or 0) - shared)))
+        tries = (_place_segments(needs, count, shared=shared) for count in range(fewest, len(needs) + 1))
+        return next(shards for shards in tries if max(shard.bytes for shard in shards) <= (memory or 0))
+    count = min(sharding.shards, len(needs))
+    if count < sharding.shards:
+        logger.warning("%s: the index has %d segments, so %d shards are used instead of %d", what, len(needs), count, sharding.shards)
+    shards = _place_segments(needs, count, shared=shared)
+    if memory is not None and (most := max(shard.bytes for shard in shards)) > memory:
+        raise InputError(
+            f"{what}: {count} shards need up to {most:,} bytes of memory each, more than {memory:,}; allow more memory or more shards"
+        )
+    return shards
+
+
+def _place_segments(needs: Sequence[SegmentNeed], count: int, *, shared: int) -> tuple[PlannedShard, ...]:
+    """Place the largest segment first, each in the shard with the least memory; ties go to the first shard."""
+    taken, members = [0] * count, [list[int]() for _ in range(count)]
+    for position in sorted(range(len(needs)), key=lambda position: (-needs[position].bytes, position)):
+        shard = min(range(count), key=lambda shard: (taken[shard], len(members[shard])))
+        taken[shard] += needs[position].bytes
+        members[shard].append(position)
+    named = [tuple(needs[position].name for position in sorted(each)) for each in members]
+    return tuple(PlannedShard(names, shared + size) for names, size in zip(named, taken, strict=True))
+
+
+_ID_BYTES = 32  # approximate size of an id in a serialized filter
+
+
+@dataclass(frozen=True)
+class PackedRequest:
+    """A `SearchRequest` in a few arrays: many small arrays would be slow to serialize.
+
+    Attributes:
+        vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query; the words of queries as they are.
+        ends: End of the vectors of each query, (Q,); None for one vector per text.
+        k: Number of hits per query.
+        params: Search parameters in the form of the codec.
+        filter: Condition on the documents.
+    """
+
+    vectors: NDArray[np.float32] | WordQueries
+    ends: NDArray[np.int64] | None
+    k: int
+    params: Any
+    filter: Filter | None
+
+    @classmethod
+    def of(cls, request: SearchRequest) -> PackedRequest:
+        """Pack a request."""
+        queries = request.queries
+        if isinstance(queries, np.ndarray | WordQueries):
+            return cls(queries, None, request.k, request.params, request.filter)
+        vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
+        ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
+        return cls(vectors, ends, request.k, request.params, request.filter)
+
+    def request(self) -> SearchRequest:
+        """Unpack the request; its queries are views."""
+        queries: Any = self.vectors
+        if self.ends is not None:
+            queries = np.split(queries, self.ends[:-1]) if len(self.ends) else []
+        return SearchRequest(queries, self.k, self.params, self.filter)
+
+    @property
+    def queries(self) -> int:
+        """Number of queries Q."""
+        return len(self.vectors if self.ends is None else self.ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate serialized size in bytes."""
+        ids = 0 if self.filter is None or self.filter.ids is None else len(self.filter.ids)
+        return self.vectors.nbytes + _ID_BYTES * ids
+
+
+@dataclass(frozen=True)
+class ShardHits:
+    """Hits of a shard, n for all Q queries.
+
+    Attributes:
+        ids: Document ids of all queries, (n,).
+        scores: Scores, (n,).
+        ends: End of the hits of each query, (Q,).
+    """
+
+    ids: list[str]
+    scores: NDArray[np.float32]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, hits: Hits) -> ShardHits:
+        """Pack the hits of an index.
+
+        Example:
+            >>> packed = ShardHits.of(Hits([["b", "a"], ["c"]], [np.float32([2, 1]), np.float32([3])]))
+            >>> packed.ids, packed.ends.tolist(), [each.ids for each in packed.each()]
+            (['b', 'a', 'c'], [2, 3], [['b', 'a'], ['c']])
+        """
+        ids = [key for found in hits.ids for key in found]
+        scores = np.concatenate([np.zeros(0, np.float32), *hits.scores])
+        return cls(ids, scores, np.cumsum([len(found) for found in hits.ids], dtype=np.int64))
+
+    def each(self) -> Sequence[NamedHits]:
+        """The hits of each query."""
+        ends = self.ends.tolist()
+        return [NamedHits(self.ids[begin:end], self.scores[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """What a shard is opened with: its part of the manifest, which a later generation may remove, and the fields of all shards."""
+
+    root: Path
+    manifest: Manifest
+    fields: Mapping[str, tuple[str, ...]]
+    bytes: int
+    verify: bool
+
+    @classmethod
+    def of(cls, index: Index, shard: PlannedShard, *, verify: bool) -> ShardSpec:
+        """Make the spec of a planned shard."""
+        names = frozenset(shard.segments)
+        segments = tuple(entry for entry in index.manifest.segments if entry.name in names)
+        return cls(index.path, replace(index.manifest, segments=segments), dict(index.fields), shard.bytes, verify)
+
+
+class Shard:
+    """An open shard, warmed up for its first query; thread-safe.
+
+    Raises:
+        FileNotFoundError: A file is missing, or was removed by a later generation.
+        InputError: The folder does not exist on this machine, or the index is damaged.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        layout, model = Layout(spec.root), spec.manifest.model
+        if not layout.format.is_file():
+            raise InputError(f"{spec.root}: not an index on {socket.gethostname()}; every machine needs the index under the same path")
+        self._index = open_manifest(layout, spec.manifest, verify=spec.verify, fields=spec.fields)
+        # The first search builds lists in memory and compiles kernels.
+        query = np.ones((1, model.dim), np.float32)
+        self._index.search([["word"]] if model.kind == "bm25" else query if model.kind == "dense" else [query], 10)
+
+    def search(self, message: PackedRequest) -> ShardHits:
+        """Search the segments of this shard; a ValueError if the scores of a query overflow float32."""
+        return ShardHits.of(self._index.answer(message.request()))
+
+
+def merge_answers(answers: Sequence[ShardHits | None], specs: Sequence[ShardSpec], *, queries: int, k: int) -> Hits:
+    """The k best hits of all shards for each query; what the shards without an answer have is missing."""
+    found: list[list[PartHits]] = [[] for _ in range(queries)]
+    for answer in answers:
+        if answer is not None:
+            for parts, each in zip(found, answer.each(), strict=True):
+                parts.append(each)
+    hits = merged(found, k)
+    lost = [spec.manifest for spec, answer in zip(specs, answers, strict=True) if answer is None]
+    if lost:
+        segments = tuple(entry.name for manifest in lost for entry in manifest.segments)
+        hits = replace(hits, missing=Missing(segments, sum(manifest.documents for manifest in lost)))
+    return hits
+
+
+class ShardsClosedError(Exception):
+    """The shards were closed while a search waited for them."""
+
+
+class Shards(Protocol):
+    """The opened shards of one generation; thread-safe."""
+
+    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
+        """The answer of each shard, in order; None where there was none within a number of seconds.
+
+        Raises:
+            ShardsClosedError: The shards were closed.
+            Exception: An error that a shard raised: an invalid query, or a damaged file.
+        """
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Number of running replicas of each shard."""
+
+    def close(self) -> None:
+        """End all shards after their searches."""
+
+
+StartShards: TypeAlias = Callable[[Sequence[ShardSpec], int, float], Shards]
+"""Starts the shards of a generation: their specs, replicas per shard, and seconds for all of them to open."""
+
+
+_PROCESS_BYTES = 450 << 20  # memory of a replica without the index: Python, torch, FAISS and compiled kernels
+_INLINE_BYTES = 64 << 10  # larger requests go through Ray's shared memory; for smaller ones passing them with the call is faster
+_SEARCHES = 4  # that a replica runs at the same time
+_DRAIN = 120.0  # time for the searches of a closed generation to end, in seconds
+_UNHEALTHY = 60.0  # time after which a replica that could not open its shard is replaced, in seconds
+_NO_ANSWER = object()
+_STATUS = 0.1  # interval between two looks at an application that starts, in seconds
+
+
+class ShardNotOpenError(Exception):
+    """A replica could not open its shard; the argument is the error."""
+
+
+class ShardReplica:
+    """Deployment of a shard. A replica that cannot open it says why, and is unhealthy after a time: Serve then starts another one.
+
+    Args:
+        spec: The shard.
+        others: The deployments of the other shards, which are started with this one.
+    """
+
+    def __init__(self, spec: ShardSpec, others: Sequence[Any] = ()) -> None:
+        del others
+        self._begun = time.monotonic()
+        self._shard: Shard | Exception
+        try:
+            self._shard = Shard(spec)
+        except (OSError, ValueError) as error:
+            self._shard = error
+
+    def search(self, request: PackedRequest | None) -> ShardHits | None:
+        """See `Shard.search`; without a request, only tell whether the shard is open."""
+        if isinstance(self._shard, Exception):
+            raise ShardNotOpenError(self._shard)
+        return None if request is None else self._shard.search(request)
+
+    def check_health(self) -> None:
+        """Called by Serve."""
+        if isinstance(self._shard, Exception) and time.monotonic() - self._begun > _UNHEALTHY:
+            raise self._shard
+
+
+class ServedShards:
+    """Shards as an application of Ray Serve in the connected cluster.
+
+    Serve places replicas by the memory that each reserves, spread over the machines.
+
+    Args:
+        specs: The shards.
+        replicas: Replicas per shard.
+        seconds: Time for all shards to open.
+
+    Raises:
+        FileNotFoundError: A file of the index is missing.
+        InputError: Ray is not installed or not connected, or a shard cannot be opened on its machine, or not in time.
+    """
+
+    def __init__(self, specs: Sequence[ShardSpec], replicas: int, seconds: float) -> None:
+        self._ray = connected_ray()
+        try:
+            self._serve = importlib.import_module("ray.serve")
+        except ImportError as error:
+            raise InputError(f"Ray Serve is not installed ({error.name}); run: pip install 'quiver-retrieval[ray]'") from error
+        self._specs, self._name, self._handles = specs, f"quiver-{uuid.uuid4().hex[:12]}", list[Any]()
+        if not specs:
+            return
+        self._most = max(spec.bytes for spec in specs) + _PROCESS_BYTES
+        if max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0) < self._most:
+            logger.warning("%s: no machine of the cluster has %s bytes of memory; waiting for one", specs[0].root, f"{self._most:,}")
+        options = {
+            "num_replicas": replicas,
+            "max_ongoing_requests": _SEARCHES,
+            "health_check_period_s": 1.0,
+            "graceful_shutdown_wait_loop_s": 0.1,
+            "graceful_shutdown_timeout_s": _DRAIN,
+        }
+        deployments: list[Any] = []
+        for number, spec in enumerate(specs):
+            reserved = {"num_cpus": 0, "memory": spec.bytes + _PROCESS_BYTES}
+            shard = self._serve.deployment(ShardReplica).options(name=f"shard-{number}", ray_actor_options=reserved, **options)
+            # An application has one deployment that others come with.
+            deployments.append(shard.bind(spec, deployments[:]) if number == len(specs) - 1 else shard.bind(spec))
+        self._serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+        try:
+            application = self._serve.RunTarget(deployments[-1], self._name, route_prefix=None)
+            self._serve.run_many([application], wait_for_applications_running=False)
+            self._wait(time.monotonic() + seconds, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, end: float, seconds: float) -> None:
+        """Wait until all replicas run and one of each shard says that it is open."""
+        while (status := self._serve.status().applications[self._name]).status not in ("RUNNING", "DEPLOY_FAILED", "UNHEALTHY"):
+            if time.monotonic() > end:
+                raise InputError(
+                    f"{self._specs[0].root}: the shards were not opened within {seconds:g} s; a replica needs up to {self._most:,} bytes "
+                    "of free memory on a machine of the cluster (see ray status)"
+                )
+            time.sleep(_STATUS)
+        self._handles = [self._serve.get_deployment_handle(f"shard-{number}", self._name) for number in range(len(self._specs))]
+        if status.status == "DEPLOY_FAILED" or _NO_ANSWER in self._ask(None, end):
+            raise InputError(f"{self._specs[0].root}: a shard cannot be opened: {first_line(status.message or 'no replica answers')}")
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Number of running replicas of each shard."""
+        found = self._serve.status().applications[self._name].deployments
+        return tuple(found[f"shard-{number}"].replica_states.get("RUNNING", 0) for number in range(len(self._specs)))
+
+    def search(self, request: PackedRequest, seconds: float) -> list[ShardHits | None]:
+        """See `Shards`. A search whose replica is lost is sent to another one, or waits for the next one."""
+        if not self._ray.is_initialized():  # otherwise Ray would start a cluster for the call
+            raise ShardsClosedError
+        message = request if request.nbytes <= _INLINE_BYTES else self._ray.put(request)
+        return [None if answer is _NO_ANSWER else answer for answer in self._ask(message, time.monotonic() + seconds)]
+
+    def _ask(self, message: Any, end: float) -> list[Any]:
+        responses = [handle.search.remote(message) for handle in self._handles]
+        return [self._answer(handle, response, message, end) for handle, response in zip(self._handles, responses, strict=True)]
+
+    def _answer(self, handle: Any, response: Any, message: Any, end: float) -> Any:
+        while True:
+            try:
+                return response.result(timeout_s=max(0.0, end - time.monotonic()))
+            except (TimeoutError, FutureTimeoutError):
+                response.cancel()
+                return _NO_ANSWER
+            except self._ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if not isinstance(cause, ShardNotOpenError) or message is None:
+                    raise cause.args[0] if isinstance(cause, ShardNotOpenError) else cause from None
+                time.sleep(_STATUS)
+            except self._ray.exceptions.RayError as error:
+                logger.warning("a replica of a shard was lost during a search, which is repeated (%s)", first_line(error))
+            except self._serve.exceptions.RayServeException as error:
+                raise ShardsClosedError from error
+            response = handle.search.remote(message)
+
+    def close(self) -> None:
+        """See `Shards`."""
+        if self._specs and self._ray.is_initialized():
+            self._serve.delete(self._name)
 
 
 @dataclass(frozen=True)
@@ -46,370 +460,14 @@ class Timeouts:
     """Time limits of a search over shards, in seconds.
 
     Attributes:
-        attempt: Time for a replica to answer before another one is asked too.
-        answer: Time for a shard to answer before the search continues without it; infinity waits until all its replicas are lost.
-        query: Time that each further query of a search adds to both.
-        alive: Time for a slow replica to answer a health check before it is declared lost.
-        start: Time for a shard to open.
-        restart: Pause before the second attempt to start a replica; it doubles with every attempt, up to a minute.
+        answer: Time for a shard to answer before the search continues without it. A lost replica may be replaced within this time.
+        query: Time that each further query of a search adds.
+        start: Time for all shards to open.
     """
 
-    attempt: float = 2.0
     answer: float = 30.0
     query: float = 0.1
-    alive: float = 10.0
     start: float = 10 * 60.0
-    restart: float = 1.0
-
-
-@dataclass(eq=False)
-class Replica:
-    """One replica of a shard.
-
-    Attributes:
-        handle: Handle of the shard.
-        waiting: Number of unanswered searches.
-        suspect: Whether it was slow and has not answered a health check since.
-        lost: Whether it is lost.
-    """
-
-    handle: ShardHandle
-    waiting: int = field(default=0)
-    suspect: bool = field(default=False)
-    lost: bool = field(default=False)
-
-
-class ReplicaSet:
-    """The replicas of one shard. Several threads may use it at once.
-
-    Args:
-        spec: The shard.
-        launcher: Starts replicas.
-        count: Number of replicas.
-        timeouts: Time limits.
-    """
-
-    def __init__(self, spec: ShardSpec, launcher: ShardLauncher, count: int, timeouts: Timeouts) -> None:
-        self.spec = spec
-        self._launcher = launcher
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._replicas = [Replica(launcher.launch(spec)) for _ in range(count)]
-
-    @property
-    def alive(self) -> int:
-        """Number of replicas that are not lost."""
-        return len(self._replicas)
-
-    @property
-    def suspects(self) -> int:
-        """Number of replicas that were slow and have not answered a health check since."""
-        return sum(replica.suspect for replica in tuple(self._replicas))
-
-    def wait(self) -> None:
-        """Wait until all are open.
-
-        Raises:
-            FileNotFoundError: A file of the index is missing.
-            InputError: The index cannot be opened on the machine of a replica, or not in time.
-        """
-        for replica in tuple(self._replicas):
-            self._opened(replica.handle)
-
-    def ask(self, message: Any, *, asked: Collection[Replica]) -> tuple[Replica, Future[ShardHits]] | None:
-        """Send a search to the replica with the fewest unanswered searches, suspect ones last.
-
-        Args:
-            message: The search.
-            asked: Replicas that have been asked already.
-
-        Returns:
-            The replica and the future of its answer; None if there is no other replica.
-        """
-        with self._lock:
-            others = [replica for replica in self._replicas if replica not in asked]
-            if not others:
-                return None
-            chosen = min(others, key=lambda replica: (replica.suspect, replica.waiting))
-            chosen.waiting += 1
-            # The next search takes another one of those with equally few searches.
-            self._replicas.remove(chosen)
-            self._replicas.append(chosen)
-        answer = chosen.handle.search(message)
-        answer.add_done_callback(lambda _: self._answered(chosen))
-        return chosen, answer
-
-    def has_other(self, asked: Collection[Replica]) -> bool:
-        """Whether there is a replica that has not been asked yet and is not suspect."""
-        with self._lock:
-            return any(replica not in asked and not replica.suspect for replica in self._replicas)
-
-    def lost(self, replica: Replica, reason: BaseException) -> None:
-        """Declare a replica lost, and start another in the background. Repeated reports are ignored."""
-        with self._lock:
-            if replica.lost or self._closed.is_set():
-                return
-            replica.lost = True
-            self._replicas.remove(replica)
-        logger.warning("%s: lost a replica, %d left; starting another (%s)", self.spec, self.alive, reason)
-        replica.handle.close()
-        threading.Thread(target=self._replace, name="shard-restart", daemon=True).start()
-
-    def suspect(self, replica: Replica) -> None:
-        """Ask a slow replica after the others until it answers a health check; if it does not, it is lost."""
-        with self._lock:
-            if replica.suspect or replica.lost or self._closed.is_set():
-                return
-            replica.suspect = True
-        threading.Thread(target=self._check, args=(replica,), name="shard-check", daemon=True).start()
-
-    def close(self) -> None:
-        """Close all replicas and start no more."""
-        with self._lock:
-            self._closed.set()
-            replicas, self._replicas = self._replicas, []
-        for replica in replicas:
-            replica.handle.close()
-
-    def _answered(self, replica: Replica) -> None:
-        with self._lock:
-            replica.waiting -= 1
-
-    def _check(self, replica: Replica) -> None:
-        try:
-            replica.handle.alive().result(timeout=self._timeouts.alive)
-        except (FutureTimeoutError, CancelledError, ShardLostError) as error:
-            self.lost(
-                replica, ShardLostError(f"neither the search nor a health check was answered within {self._timeouts.alive:g} s: {error!r}")
-            )
-        else:
-            with self._lock:
-                replica.suspect = False
-
-    def _replace(self) -> None:
-        pause = self._timeouts.restart
-        while not self._closed.is_set():
-            handle = None
-            try:
-                handle = self._launcher.launch(self.spec)
-                self._opened(handle)
-            except (OSError, ValueError, MemoryError, RuntimeError) as error:
-                if handle is not None:
-                    handle.close()
-                logger.warning("%s: a replica could not be started, next attempt in %g s: %s", self.spec, pause, error)
-                self._closed.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            with self._lock:
-                closed = self._closed.is_set()
-                if not closed:
-                    self._replicas.append(Replica(handle))
-            if closed:
-                handle.close()
-            else:
-                logger.warning("%s: started a replica, %d running", self.spec, self.alive)
-            return
-
-    def _opened(self, handle: ShardHandle) -> None:
-        try:
-            handle.opened().result(timeout=self._timeouts.start)
-        except FutureTimeoutError as error:
-            raise InputError(
-                f"{self.spec}: not opened within {self._timeouts.start:g} s; it needs {self.spec.bytes:,} bytes of free memory "
-                "on a machine of the cluster (see ray status)"
-            ) from error
-        except (ShardLostError, CancelledError) as error:
-            raise InputError(f"{self.spec}: the process ended while the shard was opened ({error})") from error
-
-
-def scatter(shards: Sequence[ReplicaSet], message: Any, *, queries: int, timeouts: Timeouts) -> list[ShardHits | None]:
-    """Search all shards: ask a replica of each, and another one where it does not answer in time.
-
-    Args:
-        shards: The shards.
-        message: The search, as made by the launcher.
-        queries: Number of queries in it.
-        timeouts: Time limits.
-
-    Returns:
-        The answer of each shard, in order; None if no replica answered.
-
-    Raises:
-        Exception: An error that a shard raised: an invalid query, or a damaged file.
-    """
-    more = timeouts.query * max(0, queries - 1)
-    begun = time.monotonic()
-    asking = [_Asking(shard, message, attempt=timeouts.attempt + more, end=begun + timeouts.answer + more) for shard in shards]
-    while waiting := [each for each in asking if not each.settled]:
-        pending = [future for each in waiting for future in each.pending]
-        until = min(each.wakes for each in waiting) - time.monotonic()
-        wait(pending, None if until == float("inf") else max(0.0, until), FIRST_COMPLETED)
-        for each in waiting:
-            each.look(time.monotonic())
-    return [each.answer for each in asking]
-
-
-class _Asking:
-    """Search of one shard.
-
-    Attributes:
-        answer: The answer.
-        settled: Whether there is an answer, or there will be none.
-        pending: Futures of answers -> replicas.
-        wakes: Time of the next action without an answer.
-    """
-
-    def __init__(self, shard: ReplicaSet, message: Any, *, attempt: float, end: float) -> None:
-        self.answer: ShardHits | None = None
-        self.settled = False
-        self.pending: dict[Future[ShardHits], Replica] = {}
-        self.wakes = end
-        self._shard, self._message = shard, message
-        self._attempt, self._end = attempt, end
-        self._asked: set[Replica] = set()
-        self._ask()
-
-    def look(self, now: float) -> None:
-        """Take an answer, or ask another replica."""
-        for future in [future for future in self.pending if future.done()]:
-            replica = self.pending.pop(future)
-            error = ShardLostError("the replica was closed") if future.cancelled() else future.exception()
-            if error is None:
-                self.answer, self.settled = future.result(), True
-                return
-            if not isinstance(error, ShardLostError):
-                raise error
-            self._shard.lost(replica, error)
-            if not self.pending:
-                self._ask()
-        if self.settled or now < self.wakes:
-            return
-        for replica in self.pending.values():
-            self._shard.suspect(replica)
-        if now >= self._end:
-            self.settled = True
-        elif self._shard.has_other(self._asked):
-            self._ask()
-        else:
-            self.wakes = self._end
-
-    def _ask(self) -> None:
-        chosen = self._shard.ask(self._message, asked=self._asked)
-        if chosen is None:
-            self.settled = not self.pending
-            return
-        replica, future = chosen
-        self._asked.add(replica)
-        self.pending[future] = replica
-        self.wakes = min(self._end, time.monotonic() + self._attempt)
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Hits of a search over shards, with durations.
-
-    Attributes:
-        hits: The hits.
-        seconds: Duration of the whole search.
-        shards: Duration of the search in each shard, in seconds; None for a shard that did not answer.
-    """
-
-    hits: Hits
-    seconds: float
-    shards: tuple[float | None, ...]
-
-    @property
-    def overhead(self) -> float:
-        """Time beyond the search of the slowest shard, in seconds: sending, waiting and merging."""
-        return self.seconds - max((seconds for seconds in self.shards if seconds is not None), default=0.0)
-
-
-class Fleet:
-    """The opened shards of one generation. They are closed together, after the last search over them.
-
-    Args:
-        whole: The whole index, mapped in this process but not searched: it checks requests, and has ids and texts.
-        plan: Assignment of segments to shards.
-        launcher: Starts shards.
-        timeouts: Time limits.
-        verify: Verify the checksum of each block when it is first read.
-
-    Raises:
-        FileNotFoundError: A file of the index is missing.
-        InputError: A shard cannot be opened.
-    """
-
-    def __init__(self, whole: Index, plan: ShardPlan, launcher: ShardLauncher, *, timeouts: Timeouts, verify: bool) -> None:
-        self.whole = whole
-        self.plan = plan
-        self._launcher = launcher
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
-        self._searches, self._retired = 0, False
-        specs = [ShardSpec.of(whole, shard, verify=verify) for shard in plan.shards]
-        self.shards: tuple[ReplicaSet, ...] = ()
-        with ExitStack() as undo:
-            undo.callback(self._close)
-            for spec in specs:
-                self.shards += (ReplicaSet(spec, launcher, plan.replicas, timeouts),)
-            for shard in self.shards:
-                shard.wait()
-            undo.pop_all()
-
-    def gather(self, request: SearchRequest, timeouts: Timeouts | None = None) -> Gathered:
-        """Search all shards.
-
-        Args:
-            request: Result of ``whole.request``.
-            timeouts: Time limits for this search; None for those of the fleet.
-
-        Raises:
-            ValueError: The scores of a query overflow float32.
-        """
-        begun = time.perf_counter()
-        packed = PackedRequest.of(request)
-        answers = scatter(self.shards, self._launcher.message(packed), queries=packed.queries, timeouts=timeouts or self._timeouts)
-        found: list[list[PartHits]] = [[] for _ in range(packed.queries)]
-        for answer in answers:
-            if answer is not None:
-                for parts, each in zip(found, answer.each(), strict=True):
-                    parts.append(each)
-        hits = merged(found, request.k)
-        lost = [shard.spec.part for shard, answer in zip(self.shards, answers, strict=True) if answer is None]
-        if lost:
-            segments = tuple(name for part in lost for name in part.segments)
-            hits = replace(hits, missing=Missing(segments, sum(part.documents for part in lost)))
-        seconds = time.perf_counter() - begun
-        return Gathered(hits, seconds, tuple(None if answer is None else answer.seconds for answer in answers))
-
-    @contextmanager
-    def searched(self) -> Iterator[bool]:
-        """Keep the shards open for a ``with`` block; yields False if they are closed already."""
-        with self._lock:
-            open_for_searches = not self._retired
-            self._searches += open_for_searches
-        try:
-            yield open_for_searches
-        finally:
-            if open_for_searches:
-                with self._lock:
-                    self._searches -= 1
-                    last = self._retired and not self._searches
-                if last:
-                    self._close()
-
-    def retire(self) -> None:
-        """Accept no more searches, and close the shards after the last one."""
-        with self._lock:
-            first, self._retired = not self._retired, True
-            idle = first and not self._searches
-        if idle:
-            self._close()
-
-    def _close(self) -> None:
-        for shard in self.shards:
-            shard.close()
 
 
 class ShardedIndex:
@@ -418,14 +476,11 @@ class ShardedIndex:
     It serves one generation; `roll` switches to the newest. Close it with ``close`` or a ``with`` block. Thread-safe.
     """
 
-    def __init__(self, path: Path, sharding: Sharding, launcher: ShardLauncher, *, timeouts: Timeouts, verify: bool) -> None:
-        self._layout = Layout(path.resolve())
-        self._sharding = sharding
-        self._launcher = launcher
-        self._timeouts = timeouts
-        self._verify = verify
+    def __init__(self, path: Path, sharding: Sharding, *, timeouts: Timeouts, verify: bool, start: StartShards) -> None:
+        self._layout, self._sharding, self._timeouts = Layout(path.resolve()), sharding, timeouts
+        self._verify, self._start = verify, start
         self._changing, self._closed = threading.Lock(), False
-        self._fleet = self._started()
+        self._serving = self._open_newest()
 
     def __enter__(self) -> ShardedIndex:
         return self
@@ -442,37 +497,17 @@ class ShardedIndex:
 
         Its files are memory-mapped. Searching it here would take the memory of all shards.
         """
-        return self._fleet.whole
+        return self._serving.whole
 
     @property
-    def plan(self) -> ShardPlan:
+    def plan(self) -> tuple[PlannedShard, ...]:
         """Assignment of segments to shards."""
-        return self._fleet.plan
-
-    @property
-    def kind(self) -> str:
-        """Name of the engine."""
-        return self.whole.kind
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Document ids in the order of addition."""
-        return self.whole.ids
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the searched data, in bytes, without replicas."""
-        return self.whole.nbytes
-
-    @property
-    def parameters(self) -> Mapping[str, Setting]:
-        """Parameters of the engine, for reports."""
-        return self.whole.parameters
+        return self._serving.plan
 
     @property
     def replicas(self) -> tuple[int, ...]:
         """Number of running replicas of each shard."""
-        return tuple(shard.alive for shard in self._fleet.shards)
+        return self._serving.shards.replicas
 
     def search(
         self,
@@ -484,7 +519,7 @@ class ShardedIndex:
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> Hits:
-        """The k best documents of each query, as `quiver.retrieval.index.index.Index.search` finds them.
+        """The k best documents of each query, with the arguments and errors of `quiver.retrieval.index.index.Index.search`.
 
         Args:
             queries: See there.
@@ -496,22 +531,19 @@ class ShardedIndex:
 
         Returns:
             The hits. If no replica of a shard answered, ``missing`` lists its segments, and the hits are those of the other shards.
-
-        Raises:
-            InputError: See there.
-            ValueError: See there.
         """
-        return self.gather(queries, k, SearchOptions(filter, effort, target_recall), timeouts=timeouts).hits
-
-    def gather(self, queries: Any, k: int, options: SearchOptions | None = None, *, timeouts: Timeouts | None = None) -> Gathered:
-        """Search as `search` does, and return durations too."""
+        options, limits = SearchOptions(filter, effort, target_recall), timeouts or self._timeouts
         while True:
-            fleet = self._fleet
-            with fleet.searched() as kept:
-                if kept:
-                    request = fleet.whole.request(queries, k, options or SearchOptions())
-                    return fleet.gather(request, timeouts)
             self._check_open()
+            serving = self._serving
+            request = PackedRequest.of(serving.whole.request(queries, k, options))
+            try:
+                answers = serving.shards.search(request, limits.answer + limits.query * max(0, request.queries - 1))
+            except ShardsClosedError as error:
+                if serving is self._serving and not self._closed:  # not by `roll`
+                    raise InputError(f"{self._layout.root}: the shards were stopped by another program; open the index again") from error
+                continue
+            return merge_answers(answers, serving.specs, queries=request.queries, k=k)
 
     def roll(self) -> bool:
         """Switch to the newest generation without interrupting searches; the old one is closed after its last search.
@@ -526,27 +558,24 @@ class ShardedIndex:
         """
         with self._changing:
             self._check_open()
-            former = self._fleet
+            former = self._serving
             if newest_manifest(self._layout).generation == former.whole.manifest.generation:
                 return False
-            self._fleet = self._started()
-            former.retire()
+            self._serving = self._open_newest()
+            former.shards.close()
             logger.info("%s: switched to generation %d", self._layout.root, self.whole.manifest.generation)
             return True
 
     def close(self) -> None:
         """Close the shards after the last search."""
         with self._changing:
-            self._closed = True
-            self._fleet.retire()
+            if not self._closed:
+                self._closed = True
+                self._serving.shards.close()
 
     def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
         """See `quiver.retrieval.index.index.Index.search_params_for`."""
         return self.whole.search_params_for(target_recall, k)
-
-    def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
-        """See `quiver.retrieval.index.index.Index.presets`."""
-        return self.whole.presets(k)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
         """See `quiver.retrieval.index.index.Index.check_filter`."""
@@ -560,29 +589,41 @@ class ShardedIndex:
         if self._closed:
             raise ValueError(f"{self._layout.root}: the shards were closed; open the index again")
 
-    def _started(self) -> Fleet:
-        def opened(manifest: Manifest) -> Fleet:
+    def _open_newest(self) -> _Serving:
+        def opened(manifest: Manifest) -> _Serving:
             whole = open_manifest(self._layout, manifest, verify=self._verify)
             plan = plan_shards(whole, self._sharding)
-            return Fleet(whole, plan, self._launcher, timeouts=self._timeouts, verify=self._verify)
+            specs = [ShardSpec.of(whole, shard, verify=self._verify) for shard in plan]
+            return _Serving(whole, plan, specs, self._start(specs, self._sharding.replicas, self._timeouts.start))
 
         return open_newest(self._layout, opened)
 
 
+@dataclass(frozen=True)
+class _Serving:
+    """One generation: the whole index, mapped in this process to check requests and for ids and texts, and its shards."""
+
+    whole: Index
+    plan: tuple[PlannedShard, ...]
+    specs: Sequence[ShardSpec]
+    shards: Shards
+
+
 def open_sharded(
-    path: Path | str, sharding: Sharding, launcher: ShardLauncher, *, timeouts: Timeouts | None = None, verify: bool = True
+    path: Path | str, sharding: Sharding, *, timeouts: Timeouts | None = None, verify: bool = True, start: StartShards = ServedShards
 ) -> ShardedIndex:
-    """Open the newest generation of an index over shards.
+    """Open the newest generation of an index over shards in the connected Ray cluster.
 
     Args:
         path: Folder of the index; every shard opens it under the same path.
         sharding: Number or memory of shards, and replicas.
-        launcher: Starts the shards, such as `quiver.retrieval.cluster.ray_backend.RayLauncher`.
         timeouts: Time limits; None for the defaults.
         verify: Verify the checksum of each block when it is first read.
+        start: Starts the shards of a generation, from their specs, the number of replicas and the time to open.
 
     Raises:
         DamagedIndexError: A file is missing, cut short or changed (names it).
-        InputError: The folder is not an index, it does not fit into the memory of the shards, or a shard could not be started.
+        InputError: Ray is not installed or not connected, the folder is not an index, it does not fit into the memory of the shards, or a
+            shard could not be started.
     """
-    return ShardedIndex(Path(path), sharding, launcher, timeouts=timeouts or Timeouts(), verify=verify)
+    return ShardedIndex(Path(path), sharding, timeouts=timeouts or Timeouts(), verify=verify, start=start)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 
+from quiver.retrieval.cluster.index import PackedRequest, Shard, ShardHits, ShardsClosedError, ShardSpec
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
 from quiver.retrieval.index.files import RealDisk
@@ -84,6 +86,30 @@ class Built(NamedTuple):
         return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)
 
 
+class InProcess:
+    """Shards of this process; every request and answer is pickled, as between processes."""
+
+    before: Callable[[Sequence[ShardSpec]], object] = staticmethod(lambda specs: None)
+    opened: ClassVar[list[Any]] = []
+
+    def __init__(self, specs: Sequence[ShardSpec], replicas: int, seconds: float) -> None:
+        InProcess.before(specs)
+        self.shards = [Shard(pickle.loads(pickle.dumps(spec))) for spec in specs]  # noqa: S301 - written here
+        self.documents = [spec.manifest.documents for spec in specs]
+        self.replicas, self.closed, self.lost = (replicas,) * len(specs), 0, -1
+        InProcess.opened.append(self)
+
+    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
+        if self.closed:
+            raise ShardsClosedError
+        message = pickle.dumps(request)
+        answers = [pickle.dumps(shard.search(pickle.loads(message))) for shard in self.shards]  # noqa: S301
+        return [None if number == self.lost else pickle.loads(answer) for number, answer in enumerate(answers)]  # noqa: S301
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 Build = Callable[..., Built]
 
 
@@ -118,7 +144,7 @@ def assert_same(found: Hits, expected: Hits) -> int:
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
     """A Ray cluster of this machine."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.serve")
     with connected():
         yield
 

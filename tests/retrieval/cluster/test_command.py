@@ -6,19 +6,21 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.cluster import index as cluster_index
 from quiver.retrieval.cluster import ray_backend
-from quiver.retrieval.cluster.shard import Shard, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import add_documents, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Document
+from tests.retrieval.cluster.conftest import InProcess
 
 DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]
 
@@ -51,8 +53,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Shards are threads of this process; the addresses that were asked for."""
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Shards are objects of this process; the addresses that were asked for."""
     addresses: list[str | None] = []
 
     @contextmanager
@@ -61,7 +63,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         yield
 
     monkeypatch.setattr(ray_backend, "connected", connected)
-    monkeypatch.setattr(ray_backend, "RayLauncher", ThreadLauncher)
+    monkeypatch.setattr(cluster_index, "open_sharded", partial(cluster_index.open_sharded, start=InProcess))
     return addresses
 
 
@@ -79,20 +81,20 @@ def same_output(quiver: Quiver, built: Built, tmp_path: Path, *options: object) 
     assert runs[0].count(b"\n") == 3 * len(DOCUMENTS)
 
 
-def test_search_over_shards_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: list[str | None]) -> None:
+def test_search_over_shards_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, in_process: list[str | None]) -> None:
     same_output(quiver, built, tmp_path, "--shards", 2, "--replicas", 2, "--address", "host:6379")
     same_output(quiver, built, tmp_path, "--shard-memory", "500MB")
-    assert threads == ["host:6379"] * 4 + [None] * 4
+    assert in_process == ["host:6379"] * 4 + [None] * 4
 
 
 @pytest.mark.exhaustive
-def test_search_over_ray_actors_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+def test_search_over_ray_serve_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve")
     with ray_backend.connected():
         same_output(quiver, built, tmp_path, "--shards", 2)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("in_process")
 def test_wrong_shard_options_are_reported_in_one_line(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     done = quiver("search", built.index, "a bird", "--replicas", 2)
     assert (done.code, done.err) == (2, "quiver: error: --replicas and --address need --shards or --shard-memory\n")
@@ -110,27 +112,21 @@ def test_wrong_shard_options_are_reported_in_one_line(quiver: Quiver, built: Bui
     assert "Ray is not installed; run: pip install 'quiver-retrieval[ray]'" in done.err
 
 
-class Losing(ThreadLauncher):
-    """A shard that was opened and is lost with its first search."""
-
-    def launch(self, spec: ShardSpec) -> ThreadHandle:
-        return super().launch(spec) if len(spec.manifest.segments) > 1 else ThreadHandle(spec, LostShard)
-
-
-class LostShard(Shard):
-    def search(self, message: Any) -> Any:
-        raise ShardLostError("the machine has gone")
-
-
 def test_a_lost_shard_is_reported(
     quiver: Quiver,
     built: Built,
     tmp_path: Path,
-    threads: list[str | None],
+    in_process: list[str | None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(ray_backend, "RayLauncher", Losing)
+    search = InProcess.search
+
+    def without_smallest(self: InProcess, request: Any, seconds: float) -> Any:
+        self.lost = self.documents.index(min(self.documents))
+        return search(self, request, seconds)
+
+    monkeypatch.setattr(InProcess, "search", without_smallest)
     done = quiver("search", built.index, "a bird", "--shards", 2, "--json")
     assert done.code == 0
     hits = json.loads(done.out)

@@ -1,4 +1,4 @@
-"""Shards as actors of a real Ray cluster on this machine: the same hits, and actors that are killed, stopped and replaced."""
+"""Shards as deployments of a real Ray Serve on this machine: the same hits, and replicas that are killed and replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,15 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import ShardedIndex, Timeouts, open_sharded
-from quiver.retrieval.cluster.ray_backend import RayCluster, RayLauncher
-from quiver.retrieval.cluster.shard import Sharding, ShardSpec
+from quiver.retrieval.cluster import WorkerError
+from quiver.retrieval.cluster.index import ShardedIndex, Sharding, Timeouts, open_sharded
+from quiver.retrieval.cluster.ray_backend import RayCluster, connected_ray
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Hits
 
-# A machine that does other things must not look like a dead actor.
-PATIENCE = Timeouts(attempt=60, answer=120, alive=60)
-
-
-class Launcher(RayLauncher):
-    """Remembers the actors of each shard."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actors: dict[tuple[str, ...], list[Any]] = {}
-
-    def launch(self, spec: ShardSpec) -> Any:
-        handle = super().launch(spec)
-        self.actors.setdefault(spec.part.segments, []).append(handle.actor)
-        return handle
-
-    def kill(self, segments: tuple[str, ...], which: int) -> None:
-        import ray
-
-        ray.kill(self.actors[segments][which], no_restart=True)
+# A machine that does other things must not look like a dead replica.
+PATIENCE = Timeouts(answer=120)
 
 
 class Load:
@@ -86,10 +68,6 @@ class Load:
                 self.partial += problem is None and hits.partial
 
 
-def say(what: str, load: Load) -> None:
-    sys.stdout.write(f"\n  {what} under {load.searches} searches: {len(load.failures)} failed, {load.partial} partial\n")
-
-
 def same(hits: Hits, expected: Hits) -> bool:
     scores = zip(hits.scores, expected.scores, strict=True)
     return [*map(list, hits.ids)] == [*map(list, expected.ids)] and all(ours.tobytes() == theirs.tobytes() for ours, theirs in scores)
@@ -102,182 +80,200 @@ def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
+def replica_processes() -> dict[int, list[int]]:
+    """Shard -> the processes of its running replicas."""
+    found: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (process / "cmdline").read_bytes().split(b"\0")[0].decode()
+        except OSError:
+            continue
+        if title.startswith("ray::ServeReplica:quiver-"):
+            found.setdefault(int(title.split("shard-")[1].split()[0].split(".")[0]), []).append(int(process.name))
+    return found
+
+
 def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, filters: Any, narrow: Any) -> int:
     index, queries, seen = open_index(built.path), built.queries(), 0
-    many = built.queries([f"w{number % 20} w{number % 7}" for number in range(100)])  # large enough for Ray's shared memory
+    many = built.queries([f"w{number % 20} w{number % 7}" for number in range(2500)])  # large enough for Ray's shared memory
     seen += assert_same(sharded.search(many, 10), index.search(many, 10))
     for filter in filters.values():
         for k in (3, 1000):
             for effort in ("exact", "balanced", narrow[index.kind]):
                 found = sharded.search(queries, k, filter=filter, effort=effort)
                 seen += assert_same(found, index.search(queries, k, filter=filter, effort=effort))
-        seen += assert_same(
-            sharded.search(queries, 10, filter=filter, target_recall=0.9), index.search(queries, 10, filter=filter, target_recall=0.9)
-        )
     return seen
 
 
+@pytest.fixture
+def opened() -> Iterator[Callable[..., ShardedIndex]]:
+    """``opened(path, sharding)``, closed at the end."""
+    indexes: list[ShardedIndex] = []
+
+    def made(path: Path, sharding: Sharding, timeouts: Timeouts = PATIENCE) -> ShardedIndex:
+        indexes.append(open_sharded(path, sharding, timeouts=timeouts))
+        return indexes[-1]
+
+    yield made
+    for index in indexes:
+        index.close()
+
+
 @pytest.mark.slow
-def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
-    cluster: None, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any, capsys: pytest.CaptureFixture[str]
+def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(
+    cluster: None, opened: Any, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any
 ) -> None:
-    built, launcher = build(tmp_path / "i", "ivf-tokens", measured=True), Launcher()
+    built = build(tmp_path / "i", "ivf-tokens")
     queries, index = built.queries(), open_index(built.path)
     expected = index.search(queries, 10)
-    with open_sharded(built.path, Sharding(shards=2, replicas=2), launcher, timeouts=PATIENCE) as sharded:
-        assert sharded.replicas == (2, 2)
-        assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
-        first, second = (shard.segments for shard in sharded.plan.shards)
-        with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
-            load.run_for(50)
-            launcher.kill(first, 0)
-            load.run_for(50)
-        eventually(lambda: sharded.replicas == (2, 2))  # it was started again
-        with Load(sharded, queries, lambda hits: same(hits, expected)) as again:
-            again.run_for(20)
-            launcher.kill(first, 1)  # the one that had stood in
-            launcher.kill(second, 0)
-            again.run_for(50)
-        with capsys.disabled():
-            say("1 actor of 4 killed", load)
-            say("2 of 4 killed, one of each shard", again)
-        for each in (load, again):
-            assert each.searches >= 50
-            assert not each.failures
-            assert not each.partial
-        eventually(lambda: sharded.replicas == (2, 2))  # an actor that was still being started would escape the next kills
-        # Without a replica: what the other shard has, and what is missing.
-        for which in range(len(launcher.actors[second])):
-            launcher.kill(second, which)
-        hits = sharded.search(queries, 10)
-        assert hits.missing is not None
-        assert hits.partial
-        assert hits.missing.segments == second
-        names = [entry.name for entry in index.manifest.segments]
-        there = [key for name, segment in zip(names, index.segments, strict=True) if name in first for key in segment.documents.ids.strings]
-        assert hits.missing.documents == len(index) - sum(place is not None for place in index.locate(there))
-        assert assert_same(hits, index.search(queries, 10, filter=Filter(ids=frozenset(there)), effort="exact")) > 10
+    sharded = opened(built.path, Sharding(shards=2, replicas=2))
+    assert sharded.replicas == (2, 2)
+    assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
+    with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
+        load.run_for(50)
+        before = replica_processes()
+        os.kill(before[0][0], signal.SIGKILL)
+        load.run_for(50)
+        eventually(lambda: sorted(map(len, replica_processes().values())) == [2, 2] and sharded.replicas == (2, 2))
+        assert before[0][0] not in replica_processes()[0]
+        load.run_for(20)
+        os.kill(before[0][1], signal.SIGKILL)  # the one that had stood in
+        os.kill(before[1][0], signal.SIGKILL)
+        load.run_for(50)
+    assert load.searches >= 170
+    assert not load.failures
+    assert not load.partial
+    # Without a replica: what the other shard has, and what is missing; then it is there again.
+    for pid in replica_processes()[1]:
+        os.kill(pid, signal.SIGKILL)
+    hits = sharded.search(queries, 10, timeouts=Timeouts(answer=0.3, query=0))
+    first, second = (shard.segments for shard in sharded.plan)
+    assert hits.missing is not None
+    assert hits.missing.segments == second
+    names = [entry.name for entry in index.manifest.segments]
+    there = [key for name, segment in zip(names, index.segments, strict=True) if name in first for key in segment.documents.ids.strings]
+    assert hits.missing.documents == len(index) - sum(place is not None for place in index.locate(there))
+    assert assert_same(hits, index.search(queries, 10, filter=Filter(ids=frozenset(there)), effort="exact")) > 10
+    assert same(sharded.search(queries, 10), expected)
 
 
-def test_errors_of_a_ray_shard_are_raised_unchanged(cluster: None, tmp_path: Path, build: Any) -> None:
+def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, tmp_path: Path, build: Any, fast: Any) -> None:
+    built = build(tmp_path / "i")
+    queries = built.queries()
+    expected = [open_index(built.path).search(queries, 10)]
+    changes = [lambda: built.add(200, 9), lambda: compact_index(built.path, disk=fast)]
+    sharded = opened(built.path, Sharding(shards=2))
+    assert not sharded.roll()
+    with Load(sharded, queries, lambda hits: any(same(hits, each) for each in expected)) as load:
+        for change in changes:
+            expected.append(change().search(queries, 10))
+            load.run_for(20)
+            assert sharded.roll()
+            load.run_for(20)
+            assert same(sharded.search(queries, 10), expected[-1])
+    assert sharded.replicas == (1,)  # of one segment
+    assert not load.failures
+    assert not load.partial
+    # A generation that cannot be opened keeps the current one.
+    file = next((built.path / "segments" / built.add(300, 9).manifest.segments[-1].name).glob("vectors.f32"))
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(DamagedIndexError, match=r"have changed since they were written; run quiver index repair"):
+        sharded.roll()
+    assert same(sharded.search(queries, 10), expected[-1])
+    eventually(lambda: list(map(len, replica_processes().values())) == [1])
+    delete_documents(built.path, list(open_index(built.path).ids), disk=fast)
+    compact_index(built.path, disk=fast)
+    assert sharded.roll()
+    assert (sharded.plan, [*map(list, sharded.search(queries, 5).ids)]) == ((), [[]] * len(queries))
+
+
+def test_errors_of_a_shard_are_raised_unchanged(cluster: None, opened: Any, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
-    with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
-            sharded.search(queries, 3)
-        with pytest.raises(ValueError, match=r".") as expected:
-            open_index(built.path).search(queries, 3)
-        assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
-        assert sharded.replicas == (1,)
-    file = next((built.path / "segments").glob("*/vectors.f32"))
-    file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(
-        DamagedIndexError, match=r"have changed since they were written; run quiver index repair to keep the intact documents$"
-    ):
-        open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE)
+    sharded = opened(built.path, Sharding(shards=1))
+    with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
+        sharded.search(queries, 3)
+    with pytest.raises(ValueError, match=r".") as expected:
+        open_index(built.path).search(queries, 3)
+    assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
+    sharded.close()
+    with pytest.raises(ValueError, match="the shards were closed; open the index again"):
+        sharded.search(built.queries(), 3)
 
 
-def test_launching_without_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_without_a_connection_are_refused(tmp_path: Path, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
     with pytest.raises(InputError, match="not connected to a Ray cluster"):
-        RayLauncher()
+        connected_ray()
+    with pytest.raises(InputError, match="not connected to a Ray cluster"):
+        open_sharded(build(tmp_path / "i").path, Sharding(shards=1))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
-def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any) -> None:
-    built = build(tmp_path / "i", engine, measured=True)
-    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:
-        assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
-
-
-@pytest.mark.exhaustive
-def test_rolling_under_load_fails_no_query(
-    cluster: None, tmp_path: Path, build: Any, fast: Any, capsys: pytest.CaptureFixture[str]
+def test_every_engine(
+    cluster: None, opened: Any, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any
 ) -> None:
-    built = build(tmp_path / "i")
-    queries = built.queries()
-    expected = [open_index(built.path).search(queries, 10)]
-    changes = [
-        lambda: built.add(200, 9),
-        lambda: delete_documents(built.path, ["d001", "d201"], disk=fast),
-        lambda: compact_index(built.path, disk=fast),
-    ]
-    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with Load(sharded, queries, lambda hits: any(same(hits, each) for each in expected)) as load:
-            for change in changes:
-                expected.append(change().search(queries, 10))
-                load.run_for(30)
-                assert sharded.roll()
-                load.run_for(30)
-                assert same(sharded.search(queries, 10), expected[-1])
-        assert sharded.replicas == (1,)  # of one segment
-    with capsys.disabled():
-        say("3 generations rolled to", load)
-    assert load.searches >= 180
-    assert not load.failures
-    assert not load.partial
+    built = build(tmp_path / "i", engine)
+    assert check_hits(opened(built.path, Sharding(shards=2)), built, assert_same, filters, narrow) > 1000
 
 
-class TwoSteps:
-    """Has the second step of an item only when somebody has seen the first."""
+class Steps:
+    """Has the second step of an item only when somebody has seen the first; 7 takes its process along, as often as asked."""
 
-    def __init__(self, seen: Path) -> None:
-        self.seen = seen
+    def __init__(self, folder: Path, deaths: int = 0) -> None:
+        self.folder, self.deaths = folder, deaths
 
     def open(self, advance: Callable[[int], None]) -> Callable[[int], int]:
+        (self.folder / f"opened-{os.getpid()}").touch()
+
         def work(item: int) -> int:
             advance(1)
             started = time.monotonic()
-            while not self.seen.exists() and time.monotonic() < started + 30:
+            while item == 5 and not (self.folder / "seen").exists():
+                if time.monotonic() > started + 60:
+                    raise InputError("nobody has seen the first step")
                 time.sleep(0.01)
+            attempt = len(list(self.folder.glob(f"{item}-*")))
+            (self.folder / f"{item}-{attempt}").touch()
+            if item == 7 and attempt < self.deaths:
+                os._exit(9)
+            if item == 8:
+                raise InputError("8 is a mistake")
+            if item == 9 and attempt == 0:
+                raise TypeError("a bug")
             advance(1)
-            return item if self.seen.exists() else -1
+            return item * item
 
         return work
 
 
-def test_steps_of_an_actor_are_counted_while_it_works(cluster: None, tmp_path: Path) -> None:
+@pytest.fixture
+def by_value() -> Iterator[None]:
+    """Tasks of this module, which processes of the cluster cannot import."""
     from ray import cloudpickle
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_tasks_count_their_steps_and_are_repeated(cluster: None, by_value: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     counted = list[int]()
 
     def advance(steps: int) -> None:
         counted.append(steps)
         (tmp_path / "seen").touch()
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which the actors cannot import
-    try:
-        assert list(RayCluster(1).run(TwoSteps(tmp_path / "seen"), [5, 6], advance=advance)) == [(5, 5), (6, 6)]
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert sum(counted) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_an_actor_that_is_stopped_and_one_whose_process_is_killed(
-    cluster: None, tmp_path: Path, build: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import ray
-
-    built, launcher = build(tmp_path / "i"), Launcher()
-    queries = built.queries()
-    expected = open_index(built.path).search(queries, 10)
-    timeouts = Timeouts(attempt=0.5, answer=120, alive=3)
-    with open_sharded(built.path, Sharding(shards=1, replicas=2), launcher, timeouts=timeouts) as sharded:
-        ((actors),) = launcher.actors.values()
-        processes = [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in actors]
-        with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
-            load.run_for(30)
-            os.kill(processes[0], signal.SIGSTOP)  # hangs: neither answers nor ends
-            load.run_for(30)
-            eventually(lambda: len(actors) == 3 and sharded.replicas == (2,))
-            os.kill(processes[1], signal.SIGKILL)
-            load.run_for(30)
-            eventually(lambda: len(actors) == 4 and sharded.replicas == (2,))
-            load.run_for(30)
-        with capsys.disabled():
-            say("1 process stopped, 1 killed", load)
-        assert not load.failures
-        assert not load.partial
+    assert sorted(RayCluster(1).run(Steps(tmp_path), [5, 6, 4], advance=advance)) == [(4, 16), (5, 25), (6, 36)]
+    assert sum(counted) == 6
+    assert len(list(tmp_path.glob("opened-*"))) == 1  # one process, which keeps what it has loaded
+    assert dict(RayCluster(2).run(Steps(tmp_path, deaths=1), [1, 7, 9, 3], advance=advance)) == {1: 1, 3: 9, 7: 49, 9: 81}
+    assert sum(counted) == 14
+    assert caplog.text.count("a work item is repeated by another worker") == 2
+    assert "TypeError: a bug" in caplog.text
+    with pytest.raises(InputError, match="8 is a mistake"):
+        list(RayCluster(1).run(Steps(tmp_path), [8]))
+    assert len(list(tmp_path.glob("8-*"))) == 1
+    with pytest.raises(WorkerError, match="failed 3 times, the last time with: "):
+        list(RayCluster(1).run(Steps(tmp_path, deaths=9), [7]))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.shard import PackedRequest, PlannedShard, Shard, ShardSpec
+from quiver.retrieval.cluster.index import PackedRequest, PlannedShard, Shard, ShardSpec
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.export import export_index
