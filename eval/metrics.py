@@ -430,20 +430,7 @@ def bootstrap_interval(values: ArrayLike, *, level: float = LEVEL, resamples: in
         >>> bootstrap_interval([0.5, 0.5, 0.5])
         Interval(low=0.5, high=0.5, level=0.95, resamples=10000)
     """
-    return stratified_interval([values], level=level, resamples=resamples, seed=seed)
-
-
-def stratified_interval(
-    parts: Sequence[ArrayLike], *, weights: Sequence[float] | None = None, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """Percentile bootstrap interval of a weighted mean of the parts' means; queries are resampled within their part.
-
-    Example:
-        >>> stratified_interval([[0.0, 0.0, 0.0], [1.0]], weights=[0.25, 0.75])
-        Interval(low=0.75, high=0.75, level=0.95, resamples=10000)
-    """
-    checked = [_finite(values) for values in parts]
-    (interval,) = _intervals([checked], _weights(weights, len(checked)), level=level, resamples=resamples, seed=seed)
+    (interval,) = _intervals([[_finite(values)]], [1.0], level=level, resamples=resamples, seed=seed)
     return interval
 
 
@@ -483,36 +470,30 @@ def _resampled_sums(values: NDArray[np.float64], resamples: int, rng: np.random.
     return sums
 
 
-def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed: int = 0) -> float:
-    """Two-sided p value of the paired randomisation test: the probability that random signs give a sum at least this far from 0.
+def sign_flips(tests: Sequence[ArrayLike], *, permutations: int = PERMUTATIONS, seed: int = 0) -> list[float]:
+    """Two-sided p values of paired randomisation tests: the probability that random signs give a sum at least this far from 0.
 
     Under the null hypothesis the two systems are exchangeable, so each query's difference has either sign with equal probability. If
     there are at most ``permutations`` sign assignments, all are enumerated. Otherwise ``permutations`` random ones are drawn, and the
-    observed one is counted as well, so that p is never 0 and the test keeps its level.
+    observed one is counted as well, so that p is never 0 and the test keeps its level. The seed gives all tests the same random signs, so
+    these are drawn once for many.
 
     Args:
-        differences: One per query, second system minus first; for a weighted mean of means, scaled by the weight of the query's part.
-            Zeros do not change a sum and are dropped first, so a few nonzero differences are enumerated even among many zeros.
+        tests: Differences of each test, one per query, second system minus first; for a weighted mean of means, scaled by the weight of the
+            query's part. Their numbers may differ. Zeros do not change a sum and are dropped first, so a few nonzero differences are
+            enumerated even among many zeros.
         permutations: Maximum number of sign assignments.
         seed: Random seed of the draws; unused if all assignments are enumerated.
 
     Returns:
-        p, 0 < p <= 1; 1 if all differences are zero.
+        p of each test, 0 < p <= 1; 1 if all its differences are zero.
+
+    Raises:
+        ValueError: A test is empty or holds a value that is not finite, or ``permutations`` < 1.
 
     Example:
         Of the eight sums of +-1, +-2 and +-3, two are as far from 0 as 6.
 
-        >>> sign_flip([1.0, 2.0, 3.0]), sign_flip([0.0, 0.0])
-        (0.25, 1.0)
-    """
-    (p,) = sign_flips([differences], permutations=permutations, seed=seed)
-    return p
-
-
-def sign_flips(tests: Sequence[ArrayLike], *, permutations: int = PERMUTATIONS, seed: int = 0) -> list[float]:
-    """The p values of `sign_flip` for several tests. The seed gives all of them the same random signs, so these are drawn once for many.
-
-    Example:
         >>> sign_flips([[1.0, 2.0, 3.0], [0.0, 0.0], [1.0, 1.0]])
         [0.25, 1.0, 0.5]
     """
@@ -642,40 +623,6 @@ class PairedComparison:
     lost: tuple[Change, ...]
 
 
-def compare_queries(first: Mapping[str, float], second: Mapping[str, float], *, changed: int = CHANGED, seed: int = 0) -> PairedComparison:
-    """Compare two systems by their scores on the queries of one collection.
-
-    Example:
-        >>> result = compare_queries({"q1": 0.5, "q2": 0.5, "q3": 1.0}, {"q1": 0.75, "q2": 1.0, "q3": 1.0})
-        >>> result.difference, result.p, (result.wins, result.ties, result.losses)
-        (0.25, 0.5, (2, 1, 0))
-        >>> [change.query for change in result.gained]
-        ['q2', 'q1']
-    """
-    return compare_parts({"": first}, {"": second}, changed=changed, seed=seed)
-
-
-def compare_parts(
-    first: Mapping[str, Mapping[str, float]],
-    second: Mapping[str, Mapping[str, float]],
-    *,
-    weights: Sequence[float] | None = None,
-    changed: int = CHANGED,
-    seed: int = 0,
-) -> PairedComparison:
-    """Compare two systems by the weighted mean of their means over several parts.
-
-    Args:
-        first: Part -> query id -> score of the first system.
-        second: Part -> query id -> score of the second system.
-        weights: Weights of the parts, in the order of ``first``, with sum 1; None gives all parts the same weight.
-        changed: Maximum number of queries to list in each direction.
-        seed: Random seed of the interval and the test.
-    """
-    (compared,) = compare_pairs([(first, second)], weights=weights, changed=changed, seed=seed)
-    return compared
-
-
 Scored: TypeAlias = Mapping[str, Mapping[str, float]]
 """Part -> query id -> score."""
 
@@ -683,7 +630,24 @@ Scored: TypeAlias = Mapping[str, Mapping[str, float]]
 def compare_pairs(
     pairs: Sequence[tuple[Scored, Scored]], *, weights: Sequence[float] | None = None, changed: int = CHANGED, seed: int = 0
 ) -> list[PairedComparison]:
-    """The results of `compare_parts` for several pairs, such as those of one measure each, in little more time than one of them takes."""
+    """Compare pairs of systems, such as by one measure each, by the weighted mean of their means over parts.
+
+    Args:
+        pairs: Scores of the first and of the second system, all of them on the same parts and queries.
+        weights: Weights of the parts, with sum 1; None gives all parts the same weight.
+        changed: Maximum number of queries to list in each direction.
+        seed: Random seed of the intervals and the tests.
+
+    Raises:
+        ValueError: Two systems have different parts or queries, there are none, or a score is not finite.
+
+    Example:
+        >>> (result,) = compare_pairs([({"": {"q1": 0.5, "q2": 0.5, "q3": 1.0}}, {"": {"q1": 0.75, "q2": 1.0, "q3": 1.0}})])
+        >>> result.difference, result.p, (result.wins, result.ties, result.losses)
+        (0.25, 0.5, (2, 1, 0))
+        >>> [change.query for change in result.gained]
+        ['q2', 'q1']
+    """
     if not pairs:
         raise ValueError("there is nothing to compare: pairs is empty")
     queries = {part: list(scores) for part, scores in pairs[0][0].items()}

@@ -516,10 +516,8 @@ class Results:
 
     Example:
         >>> from quiver import build_index, evaluate
-        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+        >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+        >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
         >>> results.collections[0].queries, results.system.kind
         (1, 'bm25')
     """
@@ -535,10 +533,8 @@ class Results:
 
         Example:
             >>> from quiver import build_index, evaluate
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+            >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
             >>> results.headline
             1.0
         """
@@ -558,10 +554,8 @@ class Results:
 
         Example:
             >>> from quiver import build_index, evaluate
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+            >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
             >>> results.table().header[:3]
             ('collection', 'system', 'ndcg@10')
         """
@@ -588,10 +582,8 @@ class Results:
 
         Example:
             >>> from quiver import build_index, evaluate
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+            >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
             >>> results.compare(results).rows[0][1:]
             ('100.0', '100.0', '+0.0')
         """
@@ -629,10 +621,8 @@ class Results:
 
         Example:
             >>> from quiver import build_index, evaluate
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+            >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
             >>> results.plot().savefig("scores.png")
         """
         from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
@@ -657,10 +647,8 @@ class Results:
 
         Example:
             >>> from quiver import build_index, evaluate
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-            >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-            >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+            >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+            >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
             >>> [part.value for part in results.parts("recall@100")]
             [1.0]
         """
@@ -673,10 +661,8 @@ def with_common_names(results: Sequence[Results]) -> list[Results]:
     Example:
         >>> from dataclasses import replace
         >>> from quiver import build_index, evaluate
-        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=())
+        >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+        >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
         >>> other = replace(results, collections=tuple(replace(each, name="mine") for each in results.collections))
         >>> [len({each.key for each in named.collections}) for named in with_common_names([results, other])]
         [1, 1]
@@ -829,10 +815,9 @@ def read_results(folder: str | Path) -> Results:
     Example:
         >>> from quiver.eval.results import read_results
         >>> from quiver import build_index, evaluate
-        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-        >>> index = build_index(rows, "bm25", "animals", overwrite=True)
-        >>> queries, qrels = {"q1": "which animal has wings"}, {"q1": {"owl": 1}}
-        >>> results = evaluate(index, queries=queries, qrels=qrels, baselines=(), out="results/animals", overwrite=True)
+        >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
+        >>> asked = {"queries": {"q": "what has wings"}, "qrels": {"q": {"owl": 1}}, "baselines": ()}
+        >>> results = evaluate(index, **asked, out="results/animals", overwrite=True)
         >>> read_results("results/animals").headline
         1.0
     """

@@ -17,14 +17,11 @@ from quiver.eval.metrics import (
     Interval,
     bootstrap_interval,
     compare_pairs,
-    compare_parts,
-    compare_queries,
     holm,
     paired_tests,
-    sign_flip,
     sign_flips,
-    stratified_interval,
 )
+from tests.eval.paired import compare_parts, compare_queries, sign_flip
 
 
 def _by_enumeration(differences: list[float]) -> float:
@@ -132,18 +129,6 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.91 < covered / 400 < 0.98
 
 
-def test_parts_are_drawn_apart_and_weigh_alike() -> None:
-    rng = np.random.default_rng(0)
-    # Two parts far apart: pooled, the spread between them would be in the interval, and the larger part would have the say.
-    small, large = rng.normal(0.2, 0.01, 20), rng.normal(0.8, 0.01, 2000)
-    interval = stratified_interval([small, large])
-    centre = (small.mean() + large.mean()) / 2
-    half = 1.959964 * math.hypot(small.std() / math.sqrt(20), large.std() / math.sqrt(2000)) / 2
-    assert (interval.low + interval.high) / 2 == pytest.approx(centre, abs=half / 10)
-    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.1)
-    assert stratified_interval([small]) == bootstrap_interval(small)
-
-
 def test_intervals_made_together_are_those_of_a_plain_loop() -> None:
     def plain(parts: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
         centre = sum(weight * np.mean(part) for weight, part in zip(weights, parts, strict=True))
@@ -172,11 +157,6 @@ def test_intervals_made_together_are_those_of_a_plain_loop() -> None:
         (lambda: bootstrap_interval([0.1, math.nan]), "finite"),
         (lambda: bootstrap_interval([0.1], level=95), "level must be between 0 and 1, got 95"),
         (lambda: bootstrap_interval([0.1], resamples=0), "resamples must be >= 1"),
-        (lambda: stratified_interval([]), "no part"),
-        (lambda: stratified_interval([[0.1], []]), "at least one"),
-        (lambda: stratified_interval([[0.1], [0.2]], weights=[0.5]), "2 positive numbers that sum to 1"),
-        (lambda: stratified_interval([[0.1], [0.2]], weights=[0.5, 0.6]), "sum to 1"),
-        (lambda: stratified_interval([[0.1], [0.2]], weights=[1.0, 0.0]), "positive"),
         (lambda: sign_flip([]), "at least one"),
         (lambda: sign_flip([math.inf]), "finite"),
         (lambda: sign_flip([0.1], permutations=0), "permutations must be >= 1"),

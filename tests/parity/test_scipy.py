@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.eval.metrics import bootstrap_interval, sign_flip
+from quiver.eval.metrics import bootstrap_interval
+from tests.eval.paired import sign_flip
 
 pytestmark = pytest.mark.parity
 

@@ -15,9 +15,10 @@ import pytest
 
 from quiver.cli.main import main
 from quiver.encoder.errors import InputError
-from quiver.eval.metrics import DEFAULT, compare_parts, compare_queries, holm
+from quiver.eval.metrics import DEFAULT, holm
 from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report, write_comparison
 from quiver.eval.report.formats import render_markdown
+from tests.eval.paired import compare_parts, compare_queries
 
 MakeFolder = Callable[..., Path]
 

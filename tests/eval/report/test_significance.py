@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from quiver.eval.metrics import compare_parts, holm, paired_tests
+from quiver.eval.metrics import holm, paired_tests
 from quiver.eval.report.compare import compare_results, significance
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.report.rows import AVERAGE
 from quiver.eval.results import FILE, read_results
+from tests.eval.paired import compare_parts
 
 MakeFolder = Callable[..., Path]
 Queries = Mapping[str, float]
