@@ -25,8 +25,8 @@ from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
-from quiver.retrieval.index.documents import Condition, Filter, FilterLike
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
+from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
@@ -200,7 +200,7 @@ def _queries_truncated(hits: Hits) -> int | None:
 
 def index_truncated(index: IndexReader) -> int:
     """Number of documents of an index that the model truncated when they were encoded; deleted ones do not count."""
-    return sum(int((segment.documents.tokens.whole()[segment.kept] >> 1 & 1).sum()) for segment in index.segments)
+    return sum(segment.documents.ids.token_counts(segment.kept).truncated for segment in index.segments)
 
 
 def _index_used(retriever: Retriever, hits: Hits, wanted: int, queries: Sequence[Query], cuts: Sequence[int]) -> IndexUsed:
@@ -626,7 +626,9 @@ class SystemDocuments:
 
 def _field_with(index: IndexReader, value: str) -> str | None:
     """A field of an index that has a value."""
-    return next((name for name in index.fields if index.count(Filter((Condition(name, "=", (value,)),)))), None)
+    literal = "'" + value.replace("'", "''") + "'"
+    texts = {name: '"' + name.replace('"', '""') + '"' for name, kind in index.fields.items() if kind == "string"}
+    return next((name for name, quoted in texts.items() if index.count(f"{quoted} = {literal}")), None)
 
 
 def _indexes_of(given: object) -> Sequence[IndexReader]:

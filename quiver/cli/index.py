@@ -420,7 +420,7 @@ def _describe(index: Index, as_json: bool) -> None:
                 "folder": str(index.path),
                 "verified": index.verified,
                 **sizes,
-                "fields": {name: [*types] for name, types in index.fields.items()},
+                "fields": dict(index.fields),
                 "sources": [{"source": each.source, "options": dataclasses.asdict(each.options)} for each in sources],
                 **content,
             }

@@ -274,7 +274,7 @@ def _print_found(
     if not hits:
         (logger.warning if as_json else say)(describe_nothing_found(index, condition, wordless=wordless))
     elif not as_json:
-        filtered = [] if condition is None else [each.field for each in condition.conditions if each.field not in ("file", group_by)]
+        filtered = [] if condition is None else [name for name in condition.fields if name not in ("file", group_by)]
         if explained is not None:
             _print_explained(text or "", hits, explained, filtered)
         else:

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.ray_backend import connected_ray
-from quiver.retrieval.index.documents import Filter, FilterLike
+from quiver.retrieval.index.documents import is_texts
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
+from quiver.retrieval.index.filters import Filter, FilterLike
 from quiver.retrieval.index.index import Index, NamedHits, PartHits, SearchOptions, SearchRequest, merged, open_manifest
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
-from quiver.retrieval.index.strings import is_texts
 from quiver.retrieval.index.words import WordQueries
 from quiver.retrieval.records import Hits, Missing, ModelCard
 
@@ -230,11 +230,10 @@ class ShardHits:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """What a shard is opened with: its part of the manifest, which a later generation may remove, and the fields of all shards."""
+    """What a shard is opened with: its part of the manifest, which a later generation may remove."""
 
     root: Path
     manifest: Manifest
-    fields: Mapping[str, tuple[str, ...]]
     bytes: int
     verify: bool
 
@@ -243,7 +242,7 @@ class ShardSpec:
         """Make the spec of a planned shard."""
         names = frozenset(shard.segments)
         segments = tuple(entry for entry in index.manifest.segments if entry.name in names)
-        return cls(index.path, replace(index.manifest, segments=segments), dict(index.fields), shard.bytes, verify)
+        return cls(index.path, replace(index.manifest, segments=segments), shard.bytes, verify)
 
 
 class Shard:
@@ -258,7 +257,7 @@ class Shard:
         layout, model = Layout(spec.root), spec.manifest.model
         if not layout.format.is_file():
             raise InputError(f"{spec.root}: not an index on {socket.gethostname()}; every machine needs the index under the same path")
-        self._index = open_manifest(layout, spec.manifest, verify=spec.verify, fields=spec.fields)
+        self._index = open_manifest(layout, spec.manifest, verify=spec.verify)
         # The first search builds lists in memory and compiles kernels.
         query = np.ones((1, model.dim), np.float32)
         self._index.search([["word"]] if model.kind == "bm25" else query if model.kind == "dense" else [query], 10)

@@ -1,11 +1,14 @@
-"""Types of the columns of CSV and TSV, whose cells are text: one type per column, decided by all of its cells.
+"""Types of the fields of documents: one per field, decided by all of its values, or declared.
 
-A column is of booleans, integers, numbers, amounts of one currency or dates if every cell that is not missing is one; otherwise of strings,
-which stay as they are. Nothing is lost: leading zeros, plus signs, hexadecimal digits, percent signs, infinity, and integers that 64 bits
-do not hold make strings.
+A field is a boolean, an integer (64 bits), a number, a date, a timestamp or a string, or a list of one of these (``string[]``). A field
+with values of several types holds the widest of them: integers are numbers, a single value among lists is a list of one, and any other mix
+is strings. Text is a date or a timestamp only if all values are in the form of ISO 8601 (``2021-06-01``, ``2021-06-01T08:30:00``).
 
-The rules are pandas' and pyarrow's where these agree. Neither reader is used: both take ``007`` for 7, pandas drops the sign of ``+49``
-and takes the text ``NA`` for a missing value, and pyarrow decides by the first block of a file and reads integers of 20 digits as floats.
+The cells of CSV and TSV are text: a column is of booleans, integers, numbers, amounts of one currency or dates if every cell that is not
+missing is one; otherwise of strings, which stay as they are. Nothing is lost: leading zeros, plus signs, hexadecimal digits, percent signs,
+infinity, and integers that 64 bits do not hold make strings. The rules are pandas' and pyarrow's where these agree. Neither reader is used:
+both take ``007`` for 7, pandas drops the sign of ``+49`` and takes the text ``NA`` for a missing value, and pyarrow decides by the first
+block of a file and reads integers of 20 digits as floats.
 """
 
 from __future__ import annotations
@@ -13,18 +16,36 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
+from quiver.encoder.errors import InputError
 from quiver.encoder.files import warn_once
-from quiver.retrieval.data.corpus import EntryPosition
+from quiver.retrieval.records import Metadata, Value
 
 STRING: Final = "string"
 """Type of a column whose cells are not all of another type."""
 
-_BOOLEAN, _INTEGER, _NUMBER, _AMOUNT, _DATE = "boolean", "integer", "number", "amount", "date"
+_BOOLEAN, _INTEGER, _NUMBER, _AMOUNT, _DATE, _TIMESTAMP = "boolean", "integer", "number", "amount", "date", "timestamp"
+FIELD_TYPES = (STRING, _INTEGER, _NUMBER, _BOOLEAN, _DATE, _TIMESTAMP)
+"""Types of a field's values."""
+
+LIST: Final = "[]"
+"""What follows the type of the elements in the type of a field of lists."""
+
+OnTypeError: TypeAlias = Literal["error", "null"]
+"""What becomes of a value that does not fit the type of its field: an error, or no value for filters, which are counted."""
+
+Typed: TypeAlias = str | int | float | bool | datetime.date | datetime.datetime
+"""A value as a column of its type holds it."""
+
+_INT64 = 1 << 63
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?")
+_SIGNED = re.compile(r"[+-]?[0-9]{1,20}")
 _PREFERRED = (_BOOLEAN, _INTEGER, _NUMBER)  # before amounts and dates, where several types fit all cells
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _DIGITS = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -59,10 +80,11 @@ class ColumnTypes:
     """
 
     def __init__(self) -> None:
-        self._possible: dict[str, frozenset[str]] = {}  # types that fit all cells so far; none: strings
+        self._possible: dict[str, frozenset[str]] = {}  # types that fit all values so far; none: strings
         self._counts: dict[str, int] = {}
+        self._lists: set[str] = set()
 
-    def add(self, column: str, cell: str, *, comma: bool = False, position: EntryPosition | None = None) -> bool:
+    def add(self, column: str, cell: str, *, comma: bool = False, position: object = None) -> bool:
         """Take a cell into account.
 
         Args:
@@ -91,14 +113,133 @@ class ColumnTypes:
             )
         return bool(left)
 
+    def add_fields(self, fields: Metadata) -> None:
+        """Take the typed values of a document into account, those of lists one by one.
+
+        Example:
+            >>> types = ColumnTypes()
+            >>> for fields in ({"n": 1, "at": "2021-06-01", "tags": "a"}, {"n": 2.5, "tags": ["b"]}, {"mixed": True}, {"mixed": "x"}):
+            ...     types.add_fields(fields)
+            >>> types.types()
+            {'n': 'number', 'at': 'date', 'tags': 'string[]', 'mixed': 'string'}
+        """
+        for field, value in fields.items():
+            if not isinstance(value, str | int | float):
+                self._lists.add(field)
+                for each in value:
+                    self._narrow(field, each)
+                self._possible.setdefault(field, frozenset((STRING,)))
+            else:
+                self._narrow(field, value)
+
+    def _narrow(self, field: str, value: Value) -> None:
+        before = self._possible.get(field)
+        if before is None or before == {STRING}:
+            self._possible[field] = _types_of_value(value)
+        elif before:
+            left = self._possible[field] = before & _types_of_value(value)
+            if not left and not before & {_DATE, _TIMESTAMP, _WITH_ZONE}:
+                warn_once(
+                    f"field '{field}' has values of several types, such as {_chosen_type(before)} and {str(value)[:40]!r}, and is of"
+                    f" strings; declare another type (--type {field}={_chosen_type(before)}, types=) to be told of those that do not fit"
+                )
+
     def types(self) -> dict[str, str]:
-        """Column -> type, for `read_cell`, of the columns that have values; all others are of strings."""
-        return {column: _chosen_type(possible) for column, possible in self._possible.items()}
+        """Column -> type, for `read_cell` and `typed_value`, of the columns that have values; all others are of strings."""
+        return {
+            column: (_TIMESTAMP if _WITH_ZONE in possible else _chosen_type(possible)) + (LIST if column in self._lists else "")
+            for column, possible in self._possible.items()
+        }
 
 
 def _chosen_type(possible: Iterable[str]) -> str:
     """One of the types that fit all cells of a column."""
     return next((each for each in _PREFERRED if each in possible), next(iter(possible), STRING))
+
+
+_WITH_ZONE = "timestamp with zone"  # not comparable with timestamps without one
+
+
+def _types_of_value(value: Value) -> frozenset[str]:
+    """The types that a value fits; none if it can only be a string."""
+    if isinstance(value, str):
+        return _types_of_text(value) if len(value) <= 32 and value[:4].isdigit() else frozenset()
+    if isinstance(value, bool):
+        return frozenset((_BOOLEAN,))
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return frozenset((_INTEGER, _NUMBER))
+    return frozenset((_NUMBER,))
+
+
+@lru_cache(maxsize=1 << 16)
+def _types_of_text(text: str) -> frozenset[str]:
+    with suppress(ValueError):
+        if _ISO_DATE.fullmatch(text) and typed_value(text, _DATE):
+            return frozenset((_DATE,))
+        if (time := _ISO_TIME.fullmatch(text)) and typed_value(text, _TIMESTAMP):
+            return frozenset((_WITH_ZONE if time[1] else _TIMESTAMP,))
+    return frozenset()
+
+
+def typed_value(value: Value, kind: str) -> Typed:
+    """A value as a column of a type holds it; text is read, and timestamps with a zone are those of UTC.
+
+    Raises:
+        ValueError: It does not fit the type.
+
+    Example:
+        >>> typed_value(2012, "number"), typed_value("7", "integer"), typed_value("2021-06-01", "date"), typed_value(7, "string")
+        (2012.0, 7, datetime.date(2021, 6, 1), '7')
+    """
+    if kind == STRING:
+        return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        return _typed_text(value, kind)
+    if kind == _BOOLEAN and isinstance(value, bool):
+        return value
+    if not isinstance(value, bool):
+        if kind == _NUMBER and (isinstance(value, int) or math.isfinite(value)):
+            # Integers beyond all floats are greater than all of them.
+            return float(value) if abs(value) <= sys.float_info.max else math.inf if value > 0 else -math.inf
+        if kind == _INTEGER and -_INT64 <= value < _INT64 and value == int(value):
+            return int(value)
+    raise ValueError(f"not a {kind}")
+
+
+def _typed_text(text: str, kind: str) -> Typed:
+    if kind == _DATE and _ISO_DATE.fullmatch(text):
+        return datetime.date.fromisoformat(text)
+    if kind == _TIMESTAMP and (time := _ISO_TIME.fullmatch(text)):
+        zone = time[1] or ""
+        seconds, point, fraction = text.removesuffix(zone).partition(".")
+        plain = datetime.datetime.fromisoformat(seconds + point + fraction.ljust(6 if point else 0, "0"))
+        if zone not in ("", "Z"):
+            offset = datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+            with suppress(OverflowError):
+                return plain + offset if zone[0] == "-" else plain - offset
+        else:
+            return plain
+    if kind == _BOOLEAN and text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if (kind == _INTEGER and _SIGNED.fullmatch(text)) or (kind == _NUMBER and _REAL.fullmatch(text.removeprefix("+"))):
+        return typed_value((int if kind == _INTEGER else float)(text), kind)
+    raise ValueError(f"not a {kind}")
+
+
+def parse_types(declared: Mapping[str, str]) -> dict[str, str]:
+    """Check declared types: field -> type.
+
+    Raises:
+        InputError: A type is unknown.
+
+    Example:
+        >>> parse_types({"created": "date", "tags": "string[]"})
+        {'created': 'date', 'tags': 'string[]'}
+    """
+    for field, kind in declared.items():
+        if kind.removesuffix(LIST) not in FIELD_TYPES:
+            raise InputError(f"--type {field}={kind}: a type is {', '.join(FIELD_TYPES)}, or a list of one such as string[]")
+    return dict(declared)
 
 
 @lru_cache(maxsize=1 << 16)  # the cells of a column often repeat

@@ -4,12 +4,11 @@ from .build import calibrate_index as calibrate_index
 from .build import compact_index as compact_index
 from .build import delete_documents as delete_documents
 from .calibration import calibrate as calibrate
-from .documents import Condition as Condition
-from .documents import Filter as Filter
 from .engines import EngineSpec as EngineSpec
 from .engines import check_engine as check_engine
 from .engines import parse_engine as parse_engine
 from .files import DamagedIndexError as DamagedIndexError
+from .filters import Filter as Filter
 from .index import Index as Index
 from .index import open_index as open_index
 from .memory import index_vectors as index_vectors

@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import warn_once
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Field, with_config
+from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
-from quiver.retrieval.index.documents import is_described
+from quiver.retrieval.index.documents import FieldCheck, is_described, keeps_field, rows_by_value, widened_types
 from quiver.retrieval.index.engines import (
     WORDS,
     AnyCodec,
@@ -98,7 +98,6 @@ from quiver.retrieval.index.sources import (
     options_like,
     read_sources,
     remember_source,
-    rows_by_value,
     tell_apart,
     write_sources,
 )
@@ -358,7 +357,7 @@ class Pieces:
             yield finished
 
     def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
-        return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
+        return open_segment(Files(folder), codec, contents.documents, self._options.policy)
 
     def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
         """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
@@ -421,6 +420,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     overwrite: bool = False,
     wait: float = 0.0,
     progress: bool = False,
+    types: Mapping[str, str] | None = None,
+    on_type_error: OnTypeError | None = None,
     disk: Disk = REAL,
 ) -> Index:
     """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
@@ -439,11 +440,14 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         overwrite: Replace an existing index at ``out``.
         wait: Seconds to wait for another writer to finish.
         progress: Show progress bars.
+        types: Types of fields, such as ``{"created": "date", "tags": "string[]"}``; see `BuildOptions`.
+        on_type_error: ``null`` to store no value for filters where one does not fit its type, instead of an error.
         disk: Performs all writes.
 
     Raises:
-        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a vector
-            is not finite, the options do not fit the model, ``out`` exists, or a worker cannot read ``out`` or load the model.
+        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a value
+            does not fit the type of its field (names document, field and type), a vector is not finite, the options do not fit the model,
+            ``out`` exists, or a worker cannot read ``out`` or load the model.
         WorkerError: Workers died repeatedly; run the build again to resume.
 
     Example:
@@ -459,16 +463,18 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     model = load_index_model(str(model)) if isinstance(model, str | Path) else model
     corpus = _opened_corpus(corpus, model)
     spec = parse_engine(options.engine)
-    options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings})
+    options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings}, types={**options.types, **(types or {})})
+    options = replace(options, on_type_error=on_type_error or options.on_type_error)
+    fields = FieldCheck(options.types, options.on_type_error)
     engine(engine_name(options.engine, model.card, 0), model.card)
     if out is None:
         return _told(_build_in_memory(corpus, model, options, executor, begun, progress=progress))
     out = Path(out)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
-        _surveyed(writer, corpus, spooled=executor.remote, progress=progress) as source,
+        _surveyed(writer, corpus, fields, spooled=executor.remote, progress=progress) as source,
     ):
-        options.check_fields(source.fields)
+        options = replace(options, types=options.field_types(source.types))
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
@@ -479,8 +485,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             if not sum(contents.vectors for _, contents in segments):
                 work.remove()  # the same build would fail again, so there is nothing to resume
                 raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
-            fields = None if options.fields is None else sorted(options.fields)
-            policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
+            policy = options.policy
             draft = new_manifest(
                 "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments)
             )
@@ -501,7 +506,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
 
 
 def _told(changed: Index, before: int = 0) -> Index:
-    """Warn if the model did not read all of the documents that were added, or if a field has several types.
+    """Warn if the model did not read all of the documents that were added.
 
     Args:
         changed: The index.
@@ -517,16 +522,7 @@ def _told(changed: Index, before: int = 0) -> Index:
             f"{tokens.truncated:,}",
             f"{tokens.texts:,}",
         )
-    with suppress(DamagedIndexError):  # which is told by what reads the fields
-        _warn_of_mixed_types(changed)
     return changed
-
-
-def _warn_of_mixed_types(index: Index) -> None:
-    mixed = {name: types for name, types in index.fields.items() if len({*types} - {"integer"} if "number" in types else types) > 1}
-    if mixed:
-        listed = "; ".join(f"{name} ({', '.join(types)})" for name, types in mixed.items())
-        warn_once(f"{index.path}: fields with values of several types, of which a filter compares only those of its own value's: {listed}")
 
 
 def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
@@ -570,6 +566,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     pieces: PieceSizes = DEFAULTS.pieces,
     wait: float = 0.0,
     progress: bool = False,
+    types: Mapping[str, str] | None = None,
+    on_type_error: OnTypeError = "error",
     disk: Disk = REAL,
 ) -> Index:
     """Add documents to an index with its existing codec. An interrupted addition resumes.
@@ -590,6 +588,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         pieces: Sizes of the work units.
         wait: Seconds to wait for another writer to finish.
         progress: Show progress bars.
+        types: Types of fields that the index does not have, or wider ones of those that it has.
+        on_type_error: ``null`` to store no value for filters where one does not fit its type, instead of an error.
         disk: Performs all writes.
 
     Returns:
@@ -609,7 +609,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         known, replaced = read_sources(path).sources, list[str]()
         if isinstance(corpus, Corpus):
             corpus = tell_apart(corpus, known, index)
-        with _surveyed(writer, corpus, index=index, replaced=replaced, progress=progress) as source:
+        fields = FieldCheck(widened_types(path, before.policy.types, types or {}), on_type_error, is_index=True)
+        with _surveyed(writer, corpus, fields, index=index, replaced=replaced, progress=progress) as source:
             if delete is None:
                 check_replaced(path, corpus, known, replaced, replace_existing=replace_existing)
                 replaced += _other_passages(index, corpus, replaced)
@@ -619,6 +620,9 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
             options = BuildOptions(
                 memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields, pieces=pieces
             )
+            options = replace(options, types={name: kind for name, kind in source.types.items() if keeps_field(policy.fields, name)})
+            index = open_manifest(writer.layout, replace(before, policy=options.policy))
+            policy = options.policy
             plan = {"codec": before.codec.name, "use_title": policy.use_title, **_kept(options)}
             with _work(writer, source, model.card, plan) as work:
                 place = CodecFolder(before.codec.name, writer.layout.codecs / before.codec.name, {})
@@ -627,7 +631,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 stay, join = _divided(writer, index, without(index, replaced), [piece_extent(*each) for each in made], memory)
                 segments = build.merged(index.codec, made, before=join)
                 entries = [entry for _, entry in stay]
-                draft = replace(before, operation="add", versions=versions(), segments=(*entries, *_drafted(segments)))
+                draft = replace(before, operation="add", versions=versions(), policy=policy, segments=(*entries, *_drafted(segments)))
                 opened = [*(segment for segment, _ in stay), *_opened(segments, index.codec, policy)]
                 draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
                 writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
@@ -648,7 +652,7 @@ def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> li
             masks[place.segment][place.row] = True
     return [
         key
-        for places in rows_by_value(index, field).values()
+        for places in rows_by_value([segment.documents for segment in index.segments], field).values()
         if any(masks[segment][rows].any() for segment, rows in places)
         for segment, rows in places
         for key in index.segments[segment].documents.ids.strings.take(rows[index.segments[segment].kept[rows]].astype(np.intp))
@@ -766,13 +770,15 @@ def committed(writer: StoreWriter) -> Manifest:
 
 
 def _kept(options: BuildOptions) -> dict[str, Any]:
-    return {"store_text": options.store_text, "fields": None if options.fields is None else sorted(options.fields)}
+    fields = None if options.fields is None else sorted(options.fields)
+    return {"store_text": options.store_text, "fields": fields, "types": dict(options.types)}
 
 
 @contextmanager
 def _surveyed(
     writer: StoreWriter,
     corpus: str | Path | Iterable[Document],
+    fields: FieldCheck,
     *,
     spooled: bool = False,
     index: Index | None = None,
@@ -793,7 +799,8 @@ def _surveyed(
     spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
     try:
         with progress_bar("reading", None, enabled=progress) as advance:
-            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look)
+            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look, fields=fields)
+        fields.tell_nulls()
         logger.info("%d documents to index", source.count)
         yield source
     finally:
@@ -819,7 +826,7 @@ def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, .
 
 
 def _opened(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
-    return [open_segment(Files(folder), codec, each.documents, texts=policy.store_text) for folder, each in segments]
+    return [open_segment(Files(folder), codec, each.documents, policy) for folder, each in segments]
 
 
 def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:

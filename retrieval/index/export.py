@@ -101,8 +101,12 @@ def _write_documents(index: Index, path: Path) -> None:
         for segment in index.segments:
             texts, strings = segment.documents.texts, segment.documents.ids.strings
             for row in np.flatnonzero(segment.kept).tolist():
-                line = json.dumps({"_id": strings[row]}, ensure_ascii=False).encode() + b"\n" if texts is None else texts.line(row)
-                file.write(line)
+                fields: dict[str, Any] = {"_id": strings[row]}
+                if texts is not None:
+                    document = texts[row]
+                    fields |= {"title": document.title, "text": document.text}
+                    fields |= {"metadata": document.metadata} if document.metadata else {}
+                file.write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
 
 
 def _write_npy(

@@ -12,7 +12,6 @@ Shapes: P documents, Q queries, k hits, n_i token vectors of text i, d vector wi
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
@@ -21,25 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, get_args, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
-from quiver.retrieval.index.dates import Date, digit_ends
-from quiver.retrieval.index.documents import (
-    Column,
-    Condition,
-    DocumentTable,
-    DocumentTableWriter,
-    Facet,
-    Filter,
-    FilterLike,
-    Prefix,
-    as_filter,
-    count_values,
-    describe,
-    merge_documents,
-)
+from quiver.retrieval.index.columns import LOOK, StringColumn, arrow_type
+from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, merge_documents, shared_ids
 from quiver.retrieval.index.engines import (
     AnyCodec,
     AnySegment,
@@ -55,10 +42,12 @@ from quiver.retrieval.index.engines import (
     open_codec,
 )
 from quiver.retrieval.index.files import COPY, DamagedIndexError, Disk, Files, missing_file
+from quiver.retrieval.index.filters import Facet, Filter, FilterLike, as_filter, count_values
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
 from quiver.retrieval.index.store.reading import (
     Layout,
     Manifest,
+    Policy,
     SegmentEntry,
     open_files,
     open_newest,
@@ -66,7 +55,6 @@ from quiver.retrieval.index.store.reading import (
     read_generation,
     verify_files,
 )
-from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.index.words import WordQueries, WordSegment
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.records import (
@@ -86,11 +74,6 @@ from quiver.retrieval.records import (
 
 if TYPE_CHECKING:
     import torch
-
-
-_DATE = re.compile(r"[12][0-9]{3}([-/])[0-9]{1,2}(?:\1.*)?|[0-9]{1,2}([./-])[0-9]{1,2}\2[12][0-9]{3}(?: .*)?")
-_PRICE = re.compile(r"[$€£¥]\s?[0-9]")
-_YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/.][0-9]|T)")
 
 
 class PartHits(Protocol):
@@ -176,10 +159,6 @@ def _merged(parts: Sequence[PartHits], k: int) -> tuple[Sequence[str], NDArray[n
     return ids[rows].tolist(), ordered
 
 
-# Number of ids compared at a time.
-_TOGETHER = 1 << 20
-
-
 @dataclass(frozen=True)
 class OpenSegment:
     """A segment opened for searching.
@@ -222,18 +201,6 @@ class Contents:
     holds: Mapping[str, str]
 
 
-def shared_documents(one: OpenSegment, other: OpenSegment) -> int:
-    """Number of ids that two segments have in common, without deleted documents."""
-    mine, theirs = (each.documents.ids.hashes_of(each.alive) for each in (one, other))
-    shared = 0
-    for start in range(0, len(mine), _TOGETHER):
-        wanted = mine[start : start + _TOGETHER]
-        places = np.searchsorted(theirs, wanted)
-        inside = places < len(theirs)
-        shared += int(np.count_nonzero(theirs[places[inside]] == wanted[inside]))
-    return shared
-
-
 class SegmentFolderWriter:
     """Writes a segment into an empty folder, a chunk of documents at a time.
 
@@ -242,11 +209,11 @@ class SegmentFolderWriter:
         codec: Writes the vectors.
         disk: Performs all writes.
         texts: Whether to store texts.
-        fields: Metadata fields to store; None for all.
+        types: Type of each field that filters can test.
     """
 
-    def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
-        self._documents = DocumentTableWriter(folder, disk, texts=texts, fields=fields)
+    def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, types: Mapping[str, str]) -> None:
+        self._documents = DocumentTableWriter(folder, disk, texts=texts, types=types)
         self._vectors = codec.writer(folder, disk)
         self._folder, self._codec, self._disk = folder, codec, disk
         self._counts = TokenCounts(0, 0, 0, 0)
@@ -276,21 +243,22 @@ class SegmentFolderWriter:
         return Contents(self.documents, kept, self._counts, holds)
 
 
-def open_segment(files: Files, codec: AnyCodec, count: int, *, texts: bool, alive: Bitmap | None = None) -> OpenSegment:
+def open_segment(files: Files, codec: AnyCodec, count: int, policy: Policy, *, alive: Bitmap | None = None) -> OpenSegment:
     """Open a segment.
 
     Args:
         files: Its files, with their checksums.
         codec: Codec of the vectors.
         count: Number of documents.
-        texts: Whether the segment has texts.
+        policy: Whether it has texts, and the types of its fields.
         alive: Rows that are not deleted, (count,); None for all.
 
     Raises:
         FileNotFoundError: A file is missing.
         InputError: The files are inconsistent.
     """
-    return OpenSegment(DocumentTable.open(files, count, texts=texts), codec.open(files, count), alive)
+    documents = DocumentTable.open(files, count, texts=policy.store_text, types=policy.types)
+    return OpenSegment(documents, codec.open(files, count), alive)
 
 
 def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, disk: Disk) -> Contents:
@@ -307,7 +275,7 @@ def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, 
     holds |= codec.merge([(part.vectors, keep) for part, keep in kept], folder, disk)
     documents = sum(int(np.count_nonzero(keep)) for _, keep in kept)
     vectors = sum(int(part.vectors.lengths[keep].sum()) for part, keep in kept)
-    return Contents(documents, vectors, total_counts([part.documents.token_counts(keep) for part, keep in kept]), holds)
+    return Contents(documents, vectors, total_counts([part.documents.ids.token_counts(keep) for part, keep in kept]), holds)
 
 
 def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
@@ -517,7 +485,6 @@ class IndexReader:
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
-        fields: Fields that filters can test, if the segments are only a part of an index; None for the fields of these segments.
         verified: Whether the files were opened with verification.
 
     Attributes:
@@ -526,6 +493,7 @@ class IndexReader:
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
         verified: Whether blocks of its files are compared with their checksums when they are first read.
+        schema: Types of the fields that filters can test.
         matching: Cached function from a filter to the bitmap of matching rows of each segment; None instead of a bitmap if all rows match.
 
     Example:
@@ -543,7 +511,6 @@ class IndexReader:
         codec: AnyCodec,
         segments: Sequence[OpenSegment],
         *,
-        fields: Mapping[str, tuple[str, ...]] | None = None,
         verified: bool = True,
     ) -> None:
         self.path = path
@@ -551,30 +518,27 @@ class IndexReader:
         self.manifest = manifest
         self.codec = codec
         self.segments = tuple(segments)
-        self._fields = fields
+        self.schema = pa.schema({field: arrow_type(kind) for field, kind in manifest.policy.types.items()})
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
-        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments, self.schema))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
         self._model: DenseModel | TokenModel | None = None
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
 
-    @cached_property
-    def fields(self) -> Mapping[str, tuple[str, ...]]:
-        """Fields that filters can test, each with the types of its values.
-
-        Raises:
-            DamagedIndexError: The metadata file is damaged.
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Fields that filters can test, each with the type of its values.
 
         Example:
             >>> from quiver import build_index
             >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
             >>> index = build_index(rows, "bm25")
             >>> dict(index.fields)
-            {'year': ('integer',)}
+            {'year': 'integer'}
         """
-        return _fields_of(self.segments) if self._fields is None else self._fields
+        return self.manifest.policy.types
 
     @property
     def kind(self) -> str:
@@ -887,7 +851,8 @@ class IndexReader:
 
         :meta private:
         """
-        return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
+        mine, theirs = ([(segment.documents.ids, segment.kept) for segment in each.segments] for each in (self, other))
+        return sum(shared_ids(one, another) for one in mine for another in theirs)
 
     def scores(self, query: NDArray[np.float32] | Sequence[str], ids: Sequence[str]) -> NDArray[np.float32]:
         """Scores of given documents, computed from the most precise stored vectors, (len(ids),).
@@ -965,79 +930,26 @@ class IndexReader:
         return LiveDocuments(self.segments)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
-        """Parse a filter and check that its fields exist.
+        """Parse a filter and check it against the types of the fields.
 
         Raises:
-            InputError: The filter is malformed, no document has one of its fields (names the fields that exist), a field that holds no
-                text is asked for a beginning, or text for its order among numbers or dates that it does not have.
+            InputError: The filter is malformed, no document has one of its fields (names the fields that exist), or one is compared with a
+                value of another type.
 
         Example:
             >>> from quiver import InputError, build_index
             >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
             >>> index = build_index(rows, "bm25")
             >>> try:
-            ...     index.check_filter("colour=red")
+            ...     index.check_filter("colour = 'red'")
             ... except InputError as error:
             ...     print(str(error).partition(": ")[2])
-            no document has the field 'colour' to filter by; there are year
+            no document has the field 'colour' to filter by; there are year (integer)
         """
         chosen = as_filter(filter)
-        for condition in () if chosen is None or not self.segments else chosen.conditions:
-            if condition.field not in self.fields:
-                raise InputError(
-                    f"{self.path}: no document has the field '{condition.field}' to filter by{self._fields_for(condition.field)}"
-                )
-            prefix = next((value.text for value in condition.values if isinstance(value, Prefix)), None)
-            if prefix is not None and "string" not in self.fields[condition.field]:
-                kind, asked = self.fields[condition.field][0], f"{condition.field}={prefix}*"
-                raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
-        if chosen is None or not self.segments:
-            return chosen
-        return replace(chosen, conditions=tuple(map(self._with_dates, chosen.conditions)))
-
-    def _fields_for(self, wanted: str) -> str:
-        """The end of an error about an unknown field: the closest field, and all that there are."""
-        known = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
-        title = "; titles are a field if the build names theirs (--title title)" if wanted == "title" else ""
-        return f"{did_you_mean(wanted, self.fields)}; {known}{title}"
-
-    def _with_dates(self, condition: Condition) -> Condition:
-        """A condition with dates where it asks for some, and a number for the numbers of a field that has some.
-
-        Raises:
-            InputError: Text is asked for its order by a number or a date, and is no text of dates with the year first, or these do not
-                sort; or numbers by text.
-        """
-        field, asked = condition.field, condition.values[-1]  # the value as text
-        if condition.operator in ("=", "!=") or not isinstance(asked, str):
-            return condition
-        number = len(condition.values) > 1
-        if "string" not in self.fields[field]:
-            if not number:
-                held = " and ".join(f"{kind} values" for kind in self.fields[field])
-                raise InputError(f"filter: {field}{condition.operator}{asked}: {field} holds {held}, and {asked} is no number")
-            return condition
-        if number and not {"integer", "number"}.isdisjoint(self.fields[field]):
-            return replace(condition, values=condition.values[:1])
-        date = Date.parse(asked)
-        sorts = date or number or _PRICE.match(asked) or _DATE.fullmatch(asked)
-        if not (sorts or asked[:1].isdigit()):
-            return condition
-        columns = [(segment, each) for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
-        texts = [(segment, each, each.values) for segment, each in columns if isinstance(each.values, StringColumn)]
-        ends = [end for segment, column, values in texts for end in digit_ends(values, partial(_is_in_use, segment, column))]
-        ends = ends or [values[place] for _, _, values in texts for place in (0, -1)]
-        has_dates = bool(sorts) and _has_dates(condition, asked, ends, number=number)
-        if date is None and not number and asked[:1].isdigit() and all(map(Date.parse, ends)):
-            raise InputError(f"filter: {field}{condition.operator}{asked}: {asked} is no year, month or day such as '{min(ends)}'")
-        if date is None or not has_dates:
-            return condition
-        if unsorted := next(filter(None, (date.unsorted(values) for _, _, values in texts)), None):
-            raise InputError(
-                f"filter: {field}{condition.operator}{asked}: dates such as '{unsorted}' do not sort; write months, days and hours with two"
-                " digits"
-            )
-        return replace(condition, values=(date,))
+        if chosen is not None and self.segments:
+            chosen.check(self.schema)
+        return chosen
 
     def count(self, filter: FilterLike = None) -> int:
         """Number of documents that match a filter.
@@ -1088,16 +1000,17 @@ class IndexReader:
             >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
             >>> index = build_index(rows, "bm25")
             >>> index.facets(["year"])
-            {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2)}
+            {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2, range=(2008, 2012))}
         """
         chosen = self.check_filter(filter)
         for field in fields:
             if field not in self.fields:
-                raise InputError(f"{self.path}: no document has the field '{field}' to count{self._fields_for(field)}")
+                known = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{field}' to count{did_you_mean(field, self.fields)}; {known}")
         known = self._facets if chosen is None else {}  # the documents of an open index do not change
         if wanted := [field for field in fields if (field, most) not in known]:
             bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
-            tables = [(segment.documents.metadata, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
+            tables = [(segment.documents.columns, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
             for field in wanted:
                 known[field, most] = count_values(field, tables, most=most)
         return {field: replace(known[field, most], values=list(known[field, most].values)) for field in fields}
@@ -1199,20 +1112,17 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
         raise missing_file(Path(error.filename)) from error
 
 
-def open_manifest(
-    layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None
-) -> IndexReader:
+def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True) -> IndexReader:
     """Open a generation whose manifest has been read; see `open_index`.
 
     Args:
         layout: Paths of the index.
         manifest: The manifest; with a subset of the segments, only those are opened.
         verify: See `open_index`.
-        fields: Fields that filters can test in the whole index; None if the manifest names all segments.
     """
     codec = open_checked_codec(layout, manifest)
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
-    return IndexReader(layout.root, manifest, codec, segments, fields=fields, verified=verify)
+    return IndexReader(layout.root, manifest, codec, segments, verified=verify)
 
 
 def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
@@ -1263,54 +1173,16 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         )
 
 
-def _is_in_use(segment: OpenSegment, column: Column, value: int) -> bool:
-    """Whether a document that is not deleted has a value of a column."""
-    return bool(segment.kept[column.rows_between(value, value + 1)].any())
-
-
-def _has_dates(condition: Condition, asked: str, ends: Sequence[str], *, number: bool) -> bool:
-    """Whether texts, of which the ends are given, are dates; if not, they are codes that sort as numbers do.
-
-    Raises:
-        InputError: They are neither, and a date or number asks for their order.
-    """
-    field, date = condition.field, _DATE.fullmatch(asked) is not None
-    years = [bool(_YEAR_FIRST.match(end)) for end in ends]
-    if date and not _YEAR_FIRST.match(asked) and any(years):
-        raise InputError(f"filter: {field}{condition.operator}{asked}: dates of {field} begin with the year, such as '{min(ends)}'")
-    dates = all(years) and not (number and Date.parse(asked) is None)
-    codes = number and len({len(end) for end in ends}) == 1 and all(end.isalnum() and end[0].isdigit() for end in ends)
-    if not (dates or codes):
-        shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
-        quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
-        wanted = "dates with the year first" if date else "numbers"
-        raise InputError(
-            f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
-        )
-    return dates
-
-
 def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
     folder = layout.segments / entry.name
     files = open_files(folder, entry.files, verify=verify)
-    segment = open_segment(files, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
+    segment = open_segment(files, codec, entry.documents, manifest.policy, alive=read_alive(layout, entry))
     if len(segment.vectors) != entry.documents:
         raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
 
 
-def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
-    return describe([segment.documents.metadata for segment in segments])
-
-
-def _allowed_rows(segments: Sequence[OpenSegment], filter: Filter) -> tuple[Bitmap | None, ...]:
+def _allowed_rows(segments: Sequence[OpenSegment], schema: pa.Schema, filter: Filter) -> tuple[Bitmap | None, ...]:
     """Bitmap of the rows of each segment that match a filter; None if all rows match."""
-    bitmaps: list[Bitmap | None] = []
-    for segment in segments:
-        allowed = segment.kept
-        for condition in filter.conditions:
-            allowed = allowed & segment.documents.matching(condition)
-        if filter.ids is not None:
-            allowed = allowed & segment.documents.having(filter.ids)
-        bitmaps.append(None if allowed.all() else allowed)
-    return tuple(bitmaps)
+    bitmaps = [filter.rows(segment.documents.columns, schema) & segment.kept for segment in segments]
+    return tuple(None if rows.all() else rows for rows in bitmaps)

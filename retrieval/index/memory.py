@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.source import open_corpus
-from quiver.retrieval.index.documents import DocumentTable, MetadataTable
+from quiver.retrieval.index.documents import DocumentTable, FieldCheck, IdTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
     EXACT_TOKENS,
@@ -36,13 +37,12 @@ from quiver.retrieval.index.engines import (
     train_codec,
 )
 from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
-from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
+from quiver.retrieval.index.files import Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
-from quiver.retrieval.index.strings import IdTable
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def index_vectors(
     else:
         with clustering_on(device):
             segment = _written(codec, rows, offsets, dense=lengths is None)
-    documents = DocumentTable(IdTable.of(ids), MetadataTable([]), CheckedArray(np.zeros(len(ids), np.uint32)), None)
+    documents = DocumentTable(IdTable.of(ids), {}, None, {})
     tokens = TokenCounts(len(ids), 0, 0, 0)
     return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
@@ -114,8 +114,9 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     """
     given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
-    source = survey(documents, MEMORY / "spool", disk=disk)
-    options.check_fields(source.fields)
+    source = survey(documents, MEMORY / "spool", disk=disk, fields=(check := FieldCheck(options.types, options.on_type_error)))
+    options = replace(options, types=options.field_types(source.types))
+    check.tell_nulls()
     name = engine_name(options.engine, card, source.count)
     engine(name, card).check(options.settings, card)
     parts: list[tuple[Sequence[Document], Encoded]] = []
@@ -132,7 +133,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     vectors, device = int(lengths.sum()), device_of(model)
     with clustering_on(device):
         codec = train_codec(name, sample, card, documents=source.count, vectors=vectors, settings=options.settings, seed=options.seed)
-    writer = SegmentFolderWriter(MEMORY, codec, disk, texts=options.store_text, fields=options.fields)
+    writer = SegmentFolderWriter(MEMORY, codec, disk, texts=options.store_text, types=options.types)
     parts.reverse()
     while parts:  # release each part after writing it, so that the vectors are not in memory twice
         chunk, encoded = parts.pop()
@@ -140,9 +141,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
             writer.add(chunk, encoded.vectors, None if card.kind == "dense" else encoded.lengths, encoded.token_ids, encoded.tokens)
         del encoded
     contents = writer.close()
-    segment = open_segment(Files.written(MEMORY, disk), codec, source.count, texts=options.store_text)
-    fields = None if options.fields is None else sorted(options.fields)
-    policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
+    segment = open_segment(Files.written(MEMORY, disk), codec, source.count, policy := options.policy)
     return _in_memory(card, codec, segment, policy, contents.tokens).search_on(device)
 
 

@@ -25,7 +25,7 @@ import platform
 import uuid
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -39,10 +39,11 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
+from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.embedding_store import Encoding, encode_here, stack_vectors
 from quiver.retrieval.data.source import open_corpus
-from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES, FieldCheck, keeps_field
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import (
     REAL,
@@ -58,9 +59,8 @@ from quiver.retrieval.index.files import (
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.on_device import clustering_on, device_of
-from quiver.retrieval.index.store.reading import FileName, Layout, entries, is_resumable, verify_files
+from quiver.retrieval.index.store.reading import FileName, Layout, Policy, entries, is_resumable, verify_files
 from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
-from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
@@ -110,14 +110,14 @@ class Source:
         count: Number of documents.
         sha256: Checksum of their content and order.
         lengths: Characters of each text, (count,).
-        fields: Names of all metadata fields.
+        types: Type of each metadata field.
     """
 
     read_from: Callable[[int], Iterator[Document]]
     count: int
     sha256: str
     lengths: NDArray[np.uint32]
-    fields: frozenset[str]
+    types: Mapping[str, str]
 
     @property
     def spool(self) -> Spool:
@@ -173,6 +173,7 @@ def survey(
     disk: Disk,
     spooled: bool = False,
     look: Callable[[list[Document]], None] | None = None,
+    fields: FieldCheck | None = None,
 ) -> Source:
     """Read all documents once and check them.
 
@@ -183,23 +184,25 @@ def survey(
         disk: Writes the spool.
         spooled: Whether to write any corpus to ``spool``, for workers that need random access to it.
         look: Called with every chunk.
+        fields: Checks the values of fields with known types; those of others are inferred.
 
     Raises:
-        InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, or a document cannot be written as JSON.
+        InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, a document cannot be written as JSON, or
+            a value does not fit the type of its field.
     """
     given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     if spooled or isinstance(given, Iterator):
-        return _surveyed(_write(map(checked_document, given), spool, disk), look)
-    return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look)
+        return _surveyed(_write(map(checked_document, given), spool, disk), look, fields or FieldCheck())
+    return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look, fields or FieldCheck())
 
 
-def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None) -> Source:
-    digest, hashes, lengths, fields, stream = hashlib.sha256(), array("Q"), array("I"), set[str](), read_from(0)
+def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None, fields: FieldCheck) -> Source:
+    digest, hashes, lengths, stream = hashlib.sha256(), array("Q"), array("I"), read_from(0)
     while chunk := list(islice(stream, _CHUNK)):
         for document in chunk:
             digest.update(_line(document))
             lengths.append(len(document.text))
-            fields.update(document.metadata or ())
+            fields.add(document)
         hashes.frombytes(id_hashes([document.id for document in chunk]).tobytes())
         if look is not None:
             look(chunk)
@@ -211,7 +214,13 @@ def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[li
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if suspects:
         _check_unique(read_from(0), suspects)
-    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32), frozenset(fields))
+    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32), fields.types())
+
+
+def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each id, the same on every machine."""
+    digests = [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in ids]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False)
 
 
 def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
@@ -449,6 +458,9 @@ class BuildOptions:
             nested object consists of both names, joined by a dot.
         calibrate: Measure recall and latency of the index at the end of the build (`quiver.retrieval.index.calibration`), unless its engine
             is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
+        types: Types of fields, see `quiver.retrieval.data.column_types`, such as ``{"created": "date", "tags": "string[]"}``; those of
+            others are inferred from all values.
+        on_type_error: What becomes of a value that does not fit the type of its field: ``error``, or ``null``: filters find none.
         threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A
             resumed build keeps the number that it was started with. With another number, vectors may differ in the last bit because
             libraries may add in another order.
@@ -464,21 +476,27 @@ class BuildOptions:
     fields: Sequence[str] | None = None
     calibrate: bool = True
     threads: int | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+    on_type_error: OnTypeError = "error"
     pieces: PieceSizes = field(default_factory=PieceSizes)
 
-    def check_fields(self, there: Collection[str]) -> None:
-        """Check that some document has each of the filter fields.
+    @property
+    def policy(self) -> Policy:
+        """How documents are encoded and stored."""
+        fields = None if self.fields is None else sorted(self.fields)
+        return Policy(use_title=self.use_title, store_text=self.store_text, fields=fields, types=dict(self.types))
 
-        Args:
-            there: Names of all fields of the documents.
+    def field_types(self, found: Mapping[str, str]) -> dict[str, str]:
+        """The types of the fields that filters can test, of those that the documents have.
 
         Raises:
-            InputError: No document has one of the fields.
+            InputError: No document has one of the fields that options name.
         """
-        missing = [name for name in self.fields or () if name not in there]
+        missing = [name for name in (*(self.fields or ()), *self.types) if name not in found]
         if missing:
-            known = f"the documents have {', '.join(sorted(there))}" if there else "they have none"
+            known = f"the documents have {', '.join(sorted(found))}" if found else "they have none"
             raise InputError(f"no document has the field {', '.join(map(repr, missing))} to filter by; {known}")
+        return {name: kind for name, kind in sorted(found.items()) if keeps_field(self.fields, name)}
 
 
 DEFAULTS = BuildOptions()
@@ -898,7 +916,7 @@ class PieceMaker:
             raise ValueError("train the codec before writing a segment")
         folder, dense = self._folders.begin(piece.name), self._model.card.kind == "dense"
         options = self._options
-        writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, fields=options.fields)
+        writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, types=options.types)
         for documents, encoded in self._encoded(piece):
             writer.add(documents, encoded.vectors, None if dense else encoded.lengths, encoded.token_ids, encoded.tokens)
         contents = writer.close()

@@ -8,7 +8,7 @@ resumes its encoding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -18,6 +18,7 @@ import numpy as np
 
 from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import expand_home
+from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.passages import PassageTokens
 from quiver.retrieval.data.source import (
@@ -31,11 +32,12 @@ from quiver.retrieval.data.source import (
     tokens_of,
 )
 from quiver.retrieval.index.build import add_documents, delete_documents
+from quiver.retrieval.index.documents import rows_by_value
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk
 from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
-from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, rows_by_value, write_sources
+from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, write_sources
 from quiver.retrieval.records import Document, SourceOptions
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     memory: int = BUILD.memory,
     wait: float = 0.0,
     progress: bool = False,
+    types: Mapping[str, str] | None = None,
+    on_type_error: OnTypeError = "error",
     disk: Disk = REAL,
 ) -> Refreshed:
     """Read the sources of an index again and make its documents equal to theirs.
@@ -94,6 +98,8 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         memory: Memory limit in bytes, see `add_documents`.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents that are encoded.
+        types: As for `add_documents`.
+        on_type_error: As for `add_documents`.
         disk: Performs all writes.
 
     Raises:
@@ -136,7 +142,17 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         if first is not None:
             stream = chain([first], changes)
             changed = add_documents(
-                path, stream, model, replace_existing=True, delete=gone, memory=memory, wait=wait, progress=progress, disk=disk
+                path,
+                stream,
+                model,
+                replace_existing=True,
+                delete=gone,
+                memory=memory,
+                wait=wait,
+                progress=progress,
+                types=types,
+                on_type_error=on_type_error,
+                disk=disk,
             )
             deleted = work.deleted
         else:
@@ -226,7 +242,7 @@ class _Comparison:
     def __post_init__(self) -> None:
         self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
         self._new = set[str]()
-        self._rows = rows_by_value(self.index, FILE)
+        self._rows = rows_by_value([segment.documents for segment in self.index.segments], FILE)
 
     def changes(self, corpus: Corpus, known: IndexSource, *, trusted: bool) -> Iterator[Document]:
         """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import open_corpus, tokens_of
-from quiver.retrieval.index.documents import DocumentTable, is_metadata
+from quiver.retrieval.index.documents import DocumentTable
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import CHECKSUMS, COPY, REAL, DamagedIndexError, Disk, FileEntry, Files, read_around, read_digests
 from quiver.retrieval.index.index import Contents, OpenSegment, SegmentFolderWriter, check_model, merge_segments
@@ -334,7 +334,7 @@ class _Plan:
     def write_encoded(self, writer: StoreWriter, documents: Iterator[Document], encoded: list[str]) -> SegmentEntry:
         """Encode documents as a segment of their own; append their ids to ``encoded``."""
         policy, model, scratch = self.manifest.policy, self.load_model(), writer.scratch("encoded")
-        target = SegmentFolderWriter(scratch, self._codec, writer.disk, texts=policy.store_text, fields=policy.fields)
+        target = SegmentFolderWriter(scratch, self._codec, writer.disk, texts=policy.store_text, types=policy.types)
         chunks = iter(lambda: list(islice(documents, DEFAULTS.pieces.chunk_documents)), list[Document]())
         for chunk, vectors in encode(model, chunks, use_title=policy.use_title):
             target.add(chunk, vectors.vectors, None if model.card.kind == "dense" else vectors.lengths, vectors.token_ids, vectors.tokens)
@@ -388,8 +388,8 @@ class _Plan:
             return _Part(entry, is_whole=True, alive=None if is_intact else alive)
         files, policy = self._open_around(entry), self.manifest.policy
         try:
-            table = DocumentTable.open(files, entry.documents, texts=policy.store_text)
-            without_id, without_text, damaged = _document_damage(table, self._layout.segments / entry.name, entry)
+            table = DocumentTable.open(files, entry.documents, texts=policy.store_text, types=policy.types)
+            without_id, without_text, damaged = table.lost()
         except DamagedIndexError as error:
             logger.warning("%s", error)
             self._unnamed += int(np.count_nonzero(alive))
@@ -434,7 +434,7 @@ class _Plan:
         """Ids of a segment by row; None for a damaged one."""
         ids: list[str | None] = [None] * entry.documents
         try:
-            table = DocumentTable.open(self._open_around(entry), entry.documents, texts=False)
+            table = DocumentTable.open(self._open_around(entry), entry.documents, texts=False, types={})
         except DamagedIndexError as error:
             logger.warning("%s", error)
             return ids
@@ -445,23 +445,6 @@ class _Plan:
 
     def _known_ids(self) -> set[str | None]:
         return set().union(*(self._readable_ids(entry) for entry in self.manifest.segments))
-
-
-def _document_damage(table: DocumentTable, folder: Path, entry: SegmentEntry) -> tuple[Bitmap, Bitmap, Bitmap]:
-    """Rows whose id is damaged, rows whose text is damaged, and rows whose other fields are, (P,) each."""
-    count = entry.documents
-    try:
-        without_text = np.zeros(count, bool) if table.texts is None else table.texts.lost()
-    except DamagedIndexError:
-        without_text = np.ones(count, bool)
-    fields = {name: each for name, each in entry.files.items() if is_metadata(name)}
-    try:
-        for name, each in fields.items():
-            verify_file(folder / name, each.bytes, each.sha256)
-        others = table.tokens.damaged()
-    except DamagedIndexError:  # values are stored by column: any row may have a damaged one
-        others = np.ones(count, bool)
-    return table.ids.strings.lost(), without_text, others
 
 
 def _add_segment(writer: StoreWriter, folder: Path, contents: Contents) -> SegmentEntry:

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
@@ -211,7 +210,8 @@ def _free_label(corpus: Corpus, known: Sequence[IndexSource], index: Index) -> s
 
 
 def _has_ids_beginning(segment: OpenSegment, begin: str) -> bool:
-    return bool(segment.kept[segment.documents.ids.strings.beginning_with(begin)].any())
+    begins = pc.starts_with(segment.documents.ids.array, begin).to_numpy(zero_copy_only=False)
+    return bool((segment.kept & begins).any())
 
 
 def begins_of(label: str) -> tuple[str, ...]:
@@ -252,15 +252,3 @@ def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids
         of, origin = (f" of {source}" if source else ""), " or ".join(each.source for each in others)
         already = f"document '{ids[0]}'{of} is in this index already{f', from {origin}' if origin else ''}"
         raise InputError(f"{path}: {already}; replace it with --replace if it is the same document, or give it another id")
-
-
-def rows_by_value(index: Index, field: str) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
-    """Value of a field, such as the path of a file -> the rows that have it in each segment; empty if the index does not keep the field."""
-    found: dict[str, list[tuple[int, NDArray[np.uint32]]]] = {}
-    for number, segment in enumerate(index.segments):
-        for column in segment.documents.metadata.columns:
-            if column.field == field and column.type == "string":
-                for value in range(len(column.values)):
-                    rows = column.rows_between(value, value + 1)
-                    found.setdefault(str(column.values[value]), []).append((number, rows))
-    return found

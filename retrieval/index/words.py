@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.retrieval.index.columns import StringColumn, open_columns, write_columns
 from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, Preset, Sample, Setting, Size, best_rows, check_names
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
-from quiver.retrieval.index.strings import StringColumn
 from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
 from quiver.retrieval.records import ModelCard
 
@@ -253,14 +253,14 @@ class WordTable:
         """
         starts = files.map(f"{stem}.starts", np.int64, (-1,))
         arrays = (files.map(f"{stem}.{name}", np.uint32, (-1,)) for name in ("documents", "counts", "lengths"))
-        table = cls(StringColumn.open(files, stem, len(starts) - 1), starts, *arrays)
+        table = cls(open_columns(files, stem)[0]["word"].strings, starts, *arrays)
         if len(table.documents) != len(table.counts) or (starts.is_whole and int(starts.item(len(starts) - 1)) != len(table.counts)):
             raise DamagedIndexError(f"{files.folder / stem}.starts: does not fit the postings; run quiver index repair")
         return table
 
     def save(self, stem: Path, disk: Disk) -> dict[str, str]:
         """Write the table to files whose names begin with a stem; return what each holds, by name."""
-        holds = self.words.save(stem, disk, "words")
+        holds = write_columns(stem.parent, stem.name, {"word": self.words.array}, disk, "words")
         arrays = {
             "starts": (self.starts, "start of each word's postings, (V + 1,) int64"),
             "documents": (self.documents, "documents of each word, (P,) uint32"),

@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
-from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.filters import FilterLike
 
 SCORE = "quiver_score"
 """Name of a document's score in the metadata."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, open_index
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.retrievers import Effort, OpenIndexes, Retriever, indexes_of, one_effort, search_with

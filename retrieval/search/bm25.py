@@ -37,6 +37,7 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
 from quiver.retrieval.index import Index
+from quiver.retrieval.index.documents import TEXTS_FILE
 from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, FileEntry, Files, write_file
 from quiver.retrieval.index.index import OpenSegment
@@ -309,7 +310,7 @@ def _remove_stale(cache: Path) -> None:
 
 
 # Name of the stored texts in a segment's manifest entry.
-_TEXTS = "documents.jsonl"
+_TEXTS = TEXTS_FILE
 
 
 class WordScore(NamedTuple):
@@ -374,5 +375,5 @@ def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Itera
         raise ValueError("this segment was opened without texts")
     with progress_bar("words", len(segment.documents), enabled=progress) as advance:
         for row in range(len(segment.documents)):
-            yield texts[row].content(use_title=use_title)
+            yield texts.content(row, use_title=use_title)
             advance(1)

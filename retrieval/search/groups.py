@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents import is_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import Place
 from quiver.retrieval.records import Group, Hits
@@ -71,7 +70,7 @@ def search_groups(search: Callable[[int], Hits], k: int, keys_of: Callable[[Sequ
 def field_of(index: Index, field: str) -> FieldValues:
     """Function from ids of documents to their values of a field; a document without the field is a group of its own.
 
-    Of a list, the different values that filters can test count, or all if there are none such.
+    Of a list, the different values count.
 
     Raises:
         InputError: No document has the field, or the index stores no texts.
@@ -114,7 +113,7 @@ class FieldValues:
             return self._column.values[code]
         found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
         several = found if isinstance(found, list | tuple) else [found]
-        return ", ".join(dict.fromkeys(map(str, filter(is_value, several))) or map(str, several))
+        return ", ".join(dict.fromkeys(map(str, several)))
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class _Column:
 
     Attributes:
         values: The different values.
-        codes: For each segment, the position in ``values`` of each row's value, or -1 if it has none, several or a long one, (n,) int32.
+        codes: For each segment, the position in ``values`` of each row's value, or -1 if it has none or several, (n,) int32.
         most: The documents have at most this number of different values.
     """
 
@@ -141,13 +140,15 @@ def _read_column(index: Index, field: str) -> _Column:
     used, others = set[int](), 0
     for segment in index.segments:
         rows = np.full(len(segment.vectors), -1, np.int32)
-        entries = np.zeros(len(rows), np.int64)
-        for column in segment.documents.metadata.columns:
-            if column.field == field:
-                numbers = np.array([known.setdefault(str(value), len(known)) for value in column.values], np.int32)
-                rows[column.rows] = np.repeat(numbers, np.diff(column.ends, prepend=0))
-                entries += np.bincount(column.rows, minlength=len(rows))
-        rows[entries != 1] = -1
+        vector = segment.documents.columns.vector(field)
+        if vector is not None:
+            values, numbers = vector.codes
+            names = vector.to_values(np.arange(len(values)))
+            owners = np.arange(len(rows)) if vector.rows is None else vector.rows
+            if vector.valid is not None:
+                owners, numbers = owners[vector.valid], numbers[vector.valid]
+            rows[owners] = np.array([known.setdefault(str(value), len(known)) for value in names], np.int32)[numbers]
+            rows[np.bincount(owners, minlength=len(rows)) != 1] = -1
         found, counts = np.unique(rows[segment.kept], return_counts=True)
         used.update(found[found >= 0].tolist())
         others += int(counts[found < 0].sum())

@@ -16,8 +16,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build, refresh
 from quiver.retrieval.index import index as generations
 from quiver.retrieval.index.build import add_documents, compact_index, delete_documents
-from quiver.retrieval.index.documents import Filter, FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.filters import Filter, FilterLike, as_filter
 from quiver.retrieval.index.index import IndexReader, TextsOrVectors
 from quiver.retrieval.index.pieces import BuildOptions, Model
 from quiver.retrieval.index.repair import CheckReport, check_index

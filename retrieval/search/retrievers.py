@@ -23,8 +23,8 @@ from quiver.encoder.progress import progress_bar
 from quiver.retrieval.cache import WORDS as WORD_TABLES
 from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.display import short_names
-from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
+from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Index, encoded_queries, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME

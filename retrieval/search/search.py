@@ -10,13 +10,11 @@ MacAvaney and Tonellotto, arXiv:2404.14989, on BM25 candidates.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
@@ -28,7 +26,6 @@ from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
-from quiver.retrieval.index.documents import Prefix
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.records import Hits, Run
 
@@ -211,16 +208,8 @@ def describe_nothing_found(index: Index, condition: Filter | None, *, wordless: 
     if condition is None or passing or not len(index):
         among = f"{passing:,} of {len(index):,} documents, which pass the filter" if passing < len(index) else f"{passing:,} documents"
         return f"nothing found in {among}{f': {wordless}' if wordless else ''}"
-    names = list(dict.fromkeys(each.field for each in condition.conditions))
+    names = [name for name in condition.fields if name in index.fields]
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
-    if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
-        parts.append('a * stands for any ending only behind a beginning, outside of quotes: file=guides/* or city="New "*')
-    for each in condition.conditions:
-        alone = each.operator == "=" and "string" in index.fields[each.field] and not index.count(Filter((each,)))
-        for value in each.values if alone else ():
-            if isinstance(value, str) and value and (begun := index.count(Filter((replace(each, values=(Prefix(value),)),)))):
-                bare = re.fullmatch(r"[\w./:+-]+", value)
-                parts.append(f"{each.field} begins so in {begun:,}, for which ask {each.field}={value if bare else json.dumps(value)}*")
     for name, facet in index.facets(names, most=_VALUES).items():
         shown = [(NOT_SHOWN.sub(" ", str(value))[:_VALUE] or '""', count) for value, count in facet.values]
         values = ", ".join(f"{value} ({count:,})" for value, count in shown)

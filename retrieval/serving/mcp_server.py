@@ -19,7 +19,6 @@ from pydantic import Field, ValidationError
 
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents import value_range
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import (
     Count,
@@ -250,11 +249,10 @@ class _Tools:
 
 def describe_fields(index: Index) -> list[FieldDescription]:
     """Describe the fields of an index to an agent."""
-    found, tables = [], [(segment.documents.metadata, segment.alive) for segment in index.segments]
+    found = []
     for field, facet in index.facets(list(index.fields), most=_VALUES).items():
-        types = list(index.fields[field])
-        limits = value_range(field, tables) if facet.distinct > _VALUES and "string" not in types else None
-        found.append(FieldDescription(field, types, [] if limits else _shown(facet.values), facet.distinct, limits))
+        limits = facet.range if facet.distinct > _VALUES else None
+        found.append(FieldDescription(field, [index.fields[field]], [] if limits else _shown(facet.values), facet.distinct, limits))
     return found
 
 

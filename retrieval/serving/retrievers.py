@@ -350,7 +350,7 @@ class Retriever:
             model=self._described(),
             documents=len(index),
             generation=generations[0].number,
-            fields={name: list(types) for name, types in index.fields.items() if all(name in each.fields for each in ranked)},
+            fields={name: [kind] for name, kind in index.fields.items() if all(name in each.fields for each in ranked)},
             explains=self.kind == "fused" or (stores and self.kind != "dense"),
             stores_text=stores,
             efforts=[] if self.kind == "bm25" else list(get_args(Preset)),

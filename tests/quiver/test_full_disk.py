@@ -89,7 +89,7 @@ def change(path: Path) -> None:
 
 
 def damage(path: Path) -> None:
-    file = next(path.glob("segments/*/documents.jsonl"))
+    file = next(path.glob("segments/*/texts.arrow"))
     file.write_bytes(file.read_bytes()[:-5] + b"xxxxx")
 
 

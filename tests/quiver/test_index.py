@@ -192,7 +192,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n")
     assert quiver("index", "add", index, more).code == 0
-    damaged = index / "segments" / "s-000000000002-0000" / "ids.utf8"
+    damaged = index / "segments" / "s-000000000002-0000" / "ids.arrow"
     damaged.write_bytes(b"d5")
     done = quiver("index", "check", index)
     assert done.code == 1

@@ -54,7 +54,7 @@ from quiver.retrieval.index.files import (
 from quiver.retrieval.records import ModelCard, TokenCounts
 
 FORMAT = "quiver-index"
-VERSION = 5
+VERSION = 6
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"
@@ -216,12 +216,14 @@ class Policy:
         separator: String between title and text.
         store_text: Whether the index stores texts.
         fields: Metadata fields that filters can test; None for all.
+        types: Type of each field that filters can test, see `quiver.retrieval.data.column_types`.
     """
 
     use_title: bool = True
     separator: str = " "
     store_text: bool = True
     fields: Sequence[str] | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 @with_config(RECORD)

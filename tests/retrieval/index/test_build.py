@@ -72,7 +72,7 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
         assert (len(each), each.ids[-1], each.ids[1:3]) == (4, "é", ["b", "c"])
         assert list(each.documents) == DOCUMENTS
         assert each.text_of("a") == "Stone granite is hard"
-        assert dict(each.fields) == {"tags": ("string",), "year": ("integer",)}
+        assert dict(each.fields) == {"tags": "string[]", "year": "integer"}
         assert each.parameters == {"precision": "float32"}
         assert each.nbytes >= 4 * 256 * 4
     with pytest.raises(InputError, match="has no document 'zz'"):
@@ -129,13 +129,13 @@ def test_the_title_is_encoded_and_shown_by_one_policy(tmp_path: Path, word_sum: 
 
 def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) -> None:
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=False, fields=["year"]))
-    assert not any(name.startswith("documents.jsonl") for name in index.manifest.segments[0].files)
-    assert dict(index.fields) == {"year": ("integer",)}
+    assert not any(name.startswith("texts") for name in index.manifest.segments[0].files)
+    assert dict(index.fields) == {"year": "integer"}
     for show in (lambda: index.text_of("a"), lambda: index.documents):
         with pytest.raises(InputError, match="built without texts"):
             show()
     added = add_documents(tmp_path / "i", [Document("n", "new", "", {"year": 3, "other": 4})], word_sum)
-    assert dict(added.fields) == {"year": ("integer",)}
+    assert dict(added.fields) == {"year": "integer"}
     assert added.search(word_sum.encode_texts(["new"], "query").vectors, 9, filter=Filter.parse(["year<=3"])).ids == [["n"]]
 
 

@@ -107,22 +107,22 @@ def digest_of(folder: Path) -> dict[str, str]:
 
 def test_search_answers_and_filters_where_only_a_text_is_damaged(built: Path) -> None:
     right = scores_of(open_index(built))
-    path = only(built, "documents.jsonl")
-    flip(path, path.read_bytes().index(b"d0003"))
+    path = only(built, "texts.arrow")
+    flip(path, path.read_bytes().index(DOCUMENTS[400].text.encode()))
     index = open_index(built)
     assert scores_of(index) == right
-    assert index.locate(["d0003"])[0] is not None
-    with pytest.raises(DamagedIndexError, match=r"documents\.jsonl: bytes 0 to 16383 have changed"):
-        index.document("d0003")
+    assert index.locate(["d0400"])[0] is not None
+    with pytest.raises(DamagedIndexError, match=r"texts\.arrow: bytes [0-9]+ to [0-9]+ have changed"):
+        index.document("d0400")
     assert index.document("d0799") == DOCUMENTS[799]
 
 
 def test_search_answers_where_only_the_metadata_is_damaged(built: Path) -> None:
     right = scores_of(open_index(built))
-    flip(only(built, "metadata-0000.rows"), 100)
+    flip(only(built, "fields.arrow"), 100)
     index = open_index(built)
     assert scores_of(index) == right
-    with pytest.raises(DamagedIndexError, match=r"metadata-0000\.rows"):
+    with pytest.raises(DamagedIndexError, match=r"fields\.arrow"):
         index.matching(Filter.parse(["year>=1900"]))
 
 
@@ -173,7 +173,7 @@ def from_file(tmp_path: Path, word_sum: Any) -> Path:
     return build_index(write_corpus(tmp_path), word_sum, tmp_path / "index", options=BuildOptions(store_text=False)).path
 
 
-@pytest.mark.parametrize("name", ["vectors.f32", "ids.utf8"])
+@pytest.mark.parametrize("name", ["vectors.f32", "ids.arrow"])
 def test_repair_reads_damaged_documents_from_their_source(from_file: Path, word_sum: Any, name: str) -> None:
     """Those whose ids are lost, too: they are the ones that the index has not."""
     right = scores_of(open_index(from_file))
@@ -187,7 +187,7 @@ def test_repair_reads_damaged_documents_from_their_source(from_file: Path, word_
 def test_documents_of_unknown_ids_are_not_guessed_where_the_source_has_more_new_ones(from_file: Path, word_sum: Any) -> None:
     add_documents(from_file, [Document("more", "word1")], word_sum)
     delete_documents(from_file, ["d0790"])
-    wipe(only(from_file / "segments" / "s-000000000001-0000", "ids.utf8"), 1000, 1)
+    wipe(only(from_file / "segments" / "s-000000000001-0000", "ids.arrow"), 1000, 1)
     report = repair_index(from_file, model=word_sum)
     assert (report.lost_unnamed, [*open_index(from_file).ids]) == (COUNT - 1, ["more"])
 
@@ -343,10 +343,10 @@ def test_the_command_line_searches_repairs_and_reports_losses(quiver: Callable[.
         return list(json.loads(quiver("search", indexed, "word1", "-k", 5, "--json").out))
 
     right = search()
-    wipe(only(indexed, "documents.jsonl"), 0, only(indexed, "documents.jsonl").stat().st_size)
+    wipe(only(indexed, "texts.arrow"), 0, only(indexed, "texts.arrow").stat().st_size)
     hits = search()
     assert [(hit["id"], hit["score"]) for hit in hits] == [(hit["id"], hit["score"]) for hit in right]
-    assert "documents.jsonl" in hits[0]["text_error"]
+    assert "texts.arrow" in hits[0]["text_error"]
     assert quiver("index", "check", indexed).code == 1
     for options in (["--dry-run"], ["--dry-run", "--no-encode"], []):
         done = quiver("index", "repair", indexed, *options)

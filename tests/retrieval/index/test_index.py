@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quiver
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
@@ -73,7 +70,7 @@ def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, 
     queries = model.encode_texts(QUERIES, "query").vectors
     for filter, years in (
         ("year>2004", range(2005, 2010)),
-        (["year > 2004", "year!=2007"], (2005, 2006, 2008, 2009)),
+        (["year > 2004", "year != 2007"], (2005, 2006, 2008, 2009)),
         (("year==2005",), [2005]),
     ):
         wanted = [document for document in alive if (document.metadata or {})["year"] in years]
@@ -83,8 +80,8 @@ def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, 
     assert Filter.parse("year>2004") == Filter.parse(["year>2004"])
     found = IndexSearcher(index, model).search([Query("q", "word3 text1")], 60, filter="year=2003").ids[0]
     assert set(found) == {document.id for document in alive if (document.metadata or {})["year"] == 2003}
-    with pytest.raises(InputError, match="filter 'year=2003 or year=2004': expected field=value"):
-        index.search(queries, 9, filter="year=2003 or year=2004")
+    either = [document for document in alive if (document.metadata or {})["year"] in (2003, 2004)]
+    same(index.search(queries, 9, filter="year=2003 or year=2004"), brute_force(model, either, 9))
     with pytest.raises(InputError, match="no document has the field 'yaer'"):
         IndexSearcher(index, model).search([Query("q", "tail")], 9, filter="yaer=2003")
     for wrong in (5, {"year": 2003}, ["year=2003", 5]):
@@ -180,7 +177,7 @@ def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], mod
     [
         (["year>=2005"], None),
         (["year=2003", "part<30"], None),
-        (["part in 1,2,3,40,41"], None),
+        (["part IN (1, 2, 3, 40, 41)"], None),
         (["year!=2003"], None),
         ([], ["d002", "d010", "d045", "unknown"]),
         (["year>2004"], ["d002", "d045", "d046"]),
@@ -198,7 +195,7 @@ def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
         "year>=2005": lambda year, part: year >= 2005,
         "year=2003": lambda year, part: year == 2003,
         "part<30": lambda year, part: part < 30,
-        "part in 1,2,3,40,41": lambda year, part: part in (1, 2, 3, 40, 41),
+        "part IN (1, 2, 3, 40, 41)": lambda year, part: part in (1, 2, 3, 40, 41),
         "year!=2003": lambda year, part: year != 2003,
         "year>2004": lambda year, part: year > 2004,
         "year>3000": lambda year, part: year > 3000,
@@ -219,142 +216,13 @@ def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
 def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, _ = changed
     queries = model.encode_texts(QUERIES, "query").vectors
-    with pytest.raises(InputError, match=r"no document has the field 'YAER' to filter by \(did you mean 'year'\?\); there are part, year"):
+    with pytest.raises(
+        InputError,
+        match=r"no document has the field 'YAER' to filter by \(did you mean 'year'\?\); there are part \(integer\), year \(integer\)",
+    ):
         index.search(queries, 3, filter=Filter.parse(["YAER=3"]))
-    with pytest.raises(InputError, match=r"filter: part=2\*: a beginning is for text, and part holds integer values; use = or >= and <"):
-        index.search(queries, 3, filter="part in 5, 2*")
     with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
         index.search(queries, 3, effort={"nprobe": 3})
-
-
-def test_text_is_not_compared_with_numbers_and_dates_unless_it_sorts_as_they_do() -> None:
-    texts: list[dict[str, Any]] = [
-        {
-            "price": "9,50",
-            "day": "19.02.2017",
-            "on": "2017-02-19",
-            "short": "2017-02-19",
-            "size": "30 mm",
-            "month": "202303",
-            "stock": 3,
-            "labels": ["runbook", 2023],
-        },
-        {
-            "price": "10,00",
-            "day": "01.05.2020",
-            "on": "unknown",
-            "short": "2021-6-1",
-            "size": "1500 mm",
-            "month": "202411",
-            "labels": ["proposal", 2024],
-            "n": 3,
-        },
-    ]
-    index = quiver.build_index([Document(str(number), "words", metadata=fields) for number, fields in enumerate(texts)], "bm25")
-    for condition, message in (
-        (
-            "price < 50",
-            "filter: price<50: the values of price are text such as '10,00' and '9,50', not numbers; \"50\" in double quotes asks",
-        ),
-        ("n < $50", "filter: n<$50: n holds integer values, and $50 is no number"),
-        ("price < $50", "the values of price are text such as '10,00' and '9,50', not numbers"),
-        ("size >= 200", "the values of size are text such as '1500 mm' and '30 mm', not numbers"),
-        ("day >= 2018", "filter: day>=2018: the values of day are text such as '01.05.2020' and '19.02.2017', not numbers"),
-        ("day >= 2018-01-01", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
-        ("day >= 01.01.2018", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
-        ("on >= 01.01.2018", "filter: on>=01.01.2018: dates of on begin with the year, such as '2017-02-19'"),
-        ("short >= 2021-06-01", "filter: short>=2021-06-01: dates such as '2021-6-1' do not sort; write months, days and hours with two"),
-        ("on > 2017Q1", "filter: on>2017Q1: 2017Q1 is no year, month or day such as '2017-02-19'"),
-        ("on > 2017-13-01", "filter: on>2017-13-01: 2017-13-01 is no year, month or day such as '2017-02-19'"),
-        ("on > 20170219", "the values of on are text such as '2017-02-19', not numbers"),
-    ):
-        with pytest.raises(InputError, match=re.escape(message)):
-            index.count(condition)
-    counts = {
-        "on >= 2017": 1,
-        "on > 2017-02": 0,
-        "on < 2017-12-31": 1,
-        "on != 2017": 1,
-        'on != "2017"': 2,
-        "short > 2020": 1,
-        "short = 2021-6-1": 1,
-        'price < "50"': 1,
-        'price < "9"': 1,
-        "price = 50": 0,
-        "price != 50": 2,
-    }
-    counts |= {"month >= 202401": 1, "labels >= 2024": 1, "labels > beta": 2, "labels = 2024": 1}
-    assert {condition: index.count(condition) for condition in counts} == counts
-
-
-def test_a_year_month_or_day_is_a_period_as_in_pandas() -> None:
-    pandas = pytest.importorskip("pandas")
-    rng = np.random.default_rng(0)
-    days = pandas.Series(pandas.Timestamp("2019-11-05") + pandas.to_timedelta(rng.integers(0, 900, 400), "D"))
-    times = days + pandas.to_timedelta(rng.integers(0, 1440, 400), "min")
-    frame = pandas.DataFrame({"text": "words", "midnight": days, "time": times, "date": days.dt.strftime("%Y-%m-%d")})
-    frame["slashed"], frame["clock"] = days.dt.strftime("%Y/%m/%d"), times.dt.strftime("%Y-%m-%d %H:%M")
-    index = quiver.build_index(frame, "bm25")
-    relations = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "=": "eq", "!=": "ne"}
-    day = str(days[7].date())
-    asked = {day: "D", day.replace("-0", "-"): "D", day.replace("-", "/"): "D", day[:7]: "M", "2021": "Y"}
-    for field in ("midnight", "time", "date", "slashed", "clock"):
-        for text, length in asked.items():
-            periods, period = days.dt.to_period(length), pandas.Period(text, length)
-            for sign, name in relations.items():
-                assert index.count(f"{field} {sign} {text}") == int(getattr(periods, name)(period).sum()), (field, sign, text)
-        assert index.count(f"{field} in 2019-12, 2021") == int((days.dt.year.eq(2021) | days.dt.to_period("M").eq("2019-12")).sum())
-        assert index.count(f'{field} = "2021"') == 0  # the text of none
-    for field in ("time", "clock"):
-        for form in ("%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"):
-            for sign, name in relations.items():
-                if "T" in form or sign not in ("=", "!="):  # a space needs quotes, in which these ask for the text itself
-                    text = times[7].strftime(form)
-                    count = index.count(f"{field} {sign} {text}" if "T" in form else f'{field} {sign} "{text}"')
-                    assert count == int(getattr(times, name)(times[7]).sum()), (field, form, sign)
-    for sign, name in relations.items():
-        for field in ("midnight", "date"):
-            assert index.count(f"{field} {sign} {day}T00:00:00") == int(getattr(days, name)(days[7]).sum())
-
-
-def test_dates_of_every_form_are_compared_part_by_part(tmp_path: Path) -> None:
-    """Against a comparison of numbers: separators, exactness, words and lists mixed, over segments with deletions."""
-    rng = np.random.default_rng(1)
-
-    def date(exact: int) -> tuple[int, ...]:
-        return (int(rng.integers(2019, 2022)), *(int(rng.integers(1, most)) for most in (4, 4, 24, 3)))[:exact]
-
-    def written(date: tuple[int, ...]) -> str:
-        sign, clock = rng.choice(list("-/.")), rng.choice(list("T "))
-        time = ":".join(f"{part:02}" for part in date[3:])
-        return str(sign.join([str(date[0]), *(f"{part:02}" for part in date[1:3])]) + (clock + time if time else ""))
-
-    dates = [[date(int(rng.choice([1, 2, 3, 5]))) for _ in range(1 + number % 3 // 2)] for number in range(300)]
-    words = ["unknown", "-", "n.d.", "(none)"]
-    documents = [
-        Document(str(number), "words", metadata={"on": (*map(written, some), *([words[number % 4]] if number % 5 == 0 else []))})
-        for number, some in enumerate(dates)
-    ]
-    quiver.build_index(documents[:200], "bm25", tmp_path / "index")
-    add_documents(tmp_path / "index", [*documents[200:], Document("gone", "words", metadata={"on": "3 days"})], "bm25")
-    index = delete_documents(tmp_path / "index", ["gone"])
-    compacted = open_index(compact_index(tmp_path / "index").path)
-    for _ in range(60):
-        asked = date(int(rng.choice([1, 2, 3, 5])))
-        exact = len(asked)
-        for sign, holds in {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq}.items():
-            text = written(asked)
-            if sign != "=" or " " not in text:
-                expected = sum(any(holds(value[:exact], asked) for value in some) for some in dates)
-                condition = f'on {sign} "{text}"' if " " in text else f"on {sign} {text}"
-                assert [each.count(condition) for each in (index, compacted)] == [expected] * 2, condition
-
-
-def test_texts_that_are_no_dates_are_compared_whole() -> None:
-    books = ["1984", "1984 and other stories", "Zebras", "2001: A Space Odyssey"]
-    index = quiver.build_index([{"text": "words", "name": name} for name in books], "bm25")
-    assert [index.count(f"name = {year}") for year in (1984, 2001)] == [1, 0]
-    assert index.count("name = 1984*") == 2
 
 
 def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:
@@ -452,7 +320,7 @@ def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model:
     build_index(DOCUMENTS[:20], model, tmp_path / "i")
     for place in (20, 30):
         add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
-    damaged = next((tmp_path / "i" / "segments").glob("s-000000000002-0000/documents.jsonl"))
+    damaged = next((tmp_path / "i" / "segments").glob("s-000000000002-0000/texts.arrow"))
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:-9] + b"x" + whole[-8:])
     index = add_documents(tmp_path / "i", DOCUMENTS[40:50], model)

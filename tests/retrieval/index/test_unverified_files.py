@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -39,19 +40,21 @@ USES: dict[str, Callable[[Index, ModuleType], object]] = {
         ("ivf-dense", "coarse.u8", -1, 0xFF, ["look at little"]),
         ("exact-tokens", "lengths.u32", 3, 0xFF, ["open"]),
         ("ivf-tokens", "lengths.u32", 3, 0xFF, ["open"]),
-        ("exact-dense", "ids.rows", 3, 0xFF, ["locate"]),
-        ("exact-dense", "ids.utf8", 1, 0xFF, ["name"]),
-        ("exact-dense", "ids.offsets", -1, 0xFF, ["open"]),
-        ("exact-dense", "documents.offsets", -1, 0xFF, ["show"]),
-        ("exact-dense", "documents.jsonl", 0, 0xFF, ["show"]),
-        ("exact-dense", "metadata-0000.rows", 3, 0xFF, ["filter"]),
+        ("exact-dense", "ids.arrow", ("row", 1, 3), 0xFF, ["locate"]),
+        ("exact-dense", "ids.arrow", ("id", 2, 0), 0xFF, ["name"]),
+        ("exact-dense", "ids.json", 20, 0xFF, ["open"]),
+        ("exact-dense", "texts.arrow", ("metadata", 2, 0), 0xFF, ["show"]),
+        ("exact-dense", "texts.arrow", ("text", 2, 0), 0xFF, ["show"]),
     ],
 )
 def test_damage_is_reported_where_it_is_used(
-    engine: str, file: str, place: int, value: int, uses: list[str], tmp_path: Path, faults: ModuleType
+    engine: str, file: str, place: int | tuple[str, int, int], value: int, uses: list[str], tmp_path: Path, faults: ModuleType
 ) -> None:
     faults.build(tmp_path / "i", engine)
     (path,) = (tmp_path / "i").rglob(file)
+    if isinstance(place, tuple):  # a column of an Arrow file, the number of its buffer, and a byte of it
+        column, buffer, byte = place
+        place = json.loads(path.with_suffix(".json").read_text())[0][column]["buffers"][buffer][0] + byte
     content = bytearray(path.read_bytes())
     assert content[place] != value
     content[place] = value
@@ -65,7 +68,7 @@ def test_damage_is_reported_where_it_is_used(
 def test_a_change_of_a_damaged_index_reports_the_damage(tmp_path: Path, faults: ModuleType) -> None:
     """Deleting verifies what it looks ids up in."""
     faults.build(tmp_path / "i", "exact-dense")
-    (path,) = (tmp_path / "i").rglob("ids.rows")
-    path.write_bytes(b"\xff" * 36)
-    with pytest.raises(DamagedIndexError, match=r"ids\.rows: bytes 0 to 35 have changed"):
+    (path,) = (tmp_path / "i").rglob("ids.arrow")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(DamagedIndexError, match=r"ids\.arrow: bytes 0 to [0-9]+ have changed"):
         delete_documents(tmp_path / "i", ["a1"])

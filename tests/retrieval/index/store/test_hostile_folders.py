@@ -66,13 +66,16 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
         (lambda content: segment(content).update(documents=True), r"segments\.0\.documents: must be a number, got true"),
         (lambda content: segment(content).update(documents=1 << 32), "must be < 4294967296, got 4294967296"),
         (lambda content: segment(content)["tokens"].update(tokens=1.5), r"segments\.0\.tokens\.tokens: must be a whole number, got 1\.5"),
-        (lambda content: segment(content)["files"]["ids.utf8"].update(bytes=None), r"ids\.utf8\.bytes: must be a number, got null"),
-        (lambda content: segment(content)["files"].update({"..": segment(content)["files"]["ids.utf8"]}), "'..' is not the name of a file"),
+        (lambda content: segment(content)["files"]["ids.arrow"].update(bytes=None), r"ids\.arrow\.bytes: must be a number, got null"),
         (
-            lambda content: segment(content)["files"].update({"a/b": segment(content)["files"]["ids.utf8"]}),
+            lambda content: segment(content)["files"].update({"..": segment(content)["files"]["ids.arrow"]}),
+            "'..' is not the name of a file",
+        ),
+        (
+            lambda content: segment(content)["files"].update({"a/b": segment(content)["files"]["ids.arrow"]}),
             "'a/b' is not the name of a file",
         ),
-        (lambda content: segment(content)["files"].update({"a\0": segment(content)["files"]["ids.utf8"]}), "is not the name of a file"),
+        (lambda content: segment(content)["files"].update({"a\0": segment(content)["files"]["ids.arrow"]}), "is not the name of a file"),
         (
             lambda content: segment(content).update(name="s-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661-0000"),
             "is not the name of a segment",

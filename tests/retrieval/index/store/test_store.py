@@ -72,8 +72,8 @@ def test_a_flipped_byte_in_any_file_is_found_and_named(built: Path, word_sum: An
             seen += 1
         path.write_bytes(whole)
     assert answers(built) == expected
-    assert seen == 3 * 21
-    assert noticed >= 3 * 14
+    assert seen == 3 * 15
+    assert noticed >= 3 * 8
 
 
 def test_a_truncated_or_missing_file_is_found_without_hashing(built: Path) -> None:
@@ -97,16 +97,16 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
     except DamagedIndexError as error:
         assert name in str(error)  # noqa: PT017 - either is right
     else:
-        assert name in ("HEAD", "checksums", "copy", "documents.tokens")
+        assert name in ("HEAD", "checksums", "copy", "ids.arrow", "fields.arrow")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 6}, "index format version 6, this version of Quiver reads version 5; update Quiver"),
-        ({"version": 1}, "index format version 1, this version of Quiver reads version 5; build the index again"),
+        ({"version": 7}, "index format version 7, this version of Quiver reads version 6; update Quiver"),
+        ({"version": 1}, "index format version 1, this version of Quiver reads version 6; build the index again"),
         ({"format": "other"}, "not the manifest of a Quiver index"),
-        ({"surprise": 1}, r"not a manifest of version 5 \(surprise: unknown key\); build the index again"),
+        ({"surprise": 1}, r"not a manifest of version 6 \(surprise: unknown key\); build the index again"),
         ({"segments": [{}]}, r"segments\.0\.name: missing; segments\.0\.documents: missing"),
         (
             {"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}},
@@ -153,7 +153,7 @@ def test_tombstones_that_do_not_fit_the_counts_of_the_manifest_are_damage(built:
 def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
     (built / "FORMAT").write_bytes(format_line(9))
     for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
-        with pytest.raises(InputError, match="index format version 9, this version of Quiver reads version 5; update Quiver"):
+        with pytest.raises(InputError, match="index format version 9, this version of Quiver reads version 6; update Quiver"):
             attempt()
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
@@ -162,7 +162,7 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
     (legacy / "g-0123456789ab").mkdir(parents=True)
     (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
     (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
-    with pytest.raises(InputError, match="index format version 1, this version of Quiver reads version 5; build the index again"):
+    with pytest.raises(InputError, match="index format version 1, this version of Quiver reads version 6; build the index again"):
         open_index(legacy)
     with pytest.raises(InputError, match="an index exists already"):
         build_index(NEW, word_sum, legacy)
@@ -260,7 +260,7 @@ def test_repair_keeps_the_segments_that_are_whole(built: Path, word_sum: Any) ->
 
 def test_repair_counts_documents_whose_ids_are_lost(built: Path, word_sum: Any) -> None:
     add_documents(built, NEW, word_sum)
-    (built / "segments" / "s-000000000001-0000" / "ids.utf8").unlink()
+    (built / "segments" / "s-000000000001-0000" / "ids.arrow").unlink()
     report = repair_index(built)
     assert (report.documents_before, report.documents, report.lost, report.lost_unnamed) == (12, 7, (), 5)
     (built / "segments" / "s-000000000002-0000" / "vectors.f32").unlink()
