@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from quiver.cli import options
+from quiver.cli.groups import command, option
 from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.units import parse_size
@@ -32,15 +33,16 @@ _REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[([\w,-]+)\])?(?:.*\bextra == ["']([\
 _MISSING = "not installed"
 
 
-def doctor(as_json: options.Json = False) -> None:
+@command
+def doctor(json: bool = options.JSON) -> None:
     """Show versions, devices, threads and the attention backend, and run a small encoder on every device.
 
     Example: quiver doctor --json
     """
-    if not as_json:
+    if not json:
         typer.echo("running a small encoder; the first time, CPU kernels are compiled, which takes up to a minute", err=True)
     report = gather()
-    if as_json:
+    if json:
         print_json(report)
         return
     rows = []
@@ -197,7 +199,8 @@ def _check() -> dict[str, Any]:
 
 
 @cache_app.command("info")
-def cache_info(as_json: options.Json = False) -> None:
+@command
+def cache_info(json: bool = options.JSON) -> None:
     """Show the folder, the size and the size limit (QUIVER_CACHE_LIMIT) of the cache.
 
     Example: quiver cache info
@@ -207,7 +210,7 @@ def cache_info(as_json: options.Json = False) -> None:
 
     limit = cache_limit()
     parts = {name: cache_entries(name) for name in (VECTORS, WORDS, COLLECTIONS)}
-    if as_json:
+    if json:
         sizes = {name: {"entries": len(entries), "bytes": sum(entry.bytes for entry in entries)} for name, entries in parts.items()}
         print_json({"folder": str(cache_folder(VECTORS).parent), "limit": limit, **sizes})
         return
@@ -222,9 +225,9 @@ def cache_info(as_json: options.Json = False) -> None:
 
 
 @cache_app.command("prune")
+@command
 def cache_prune(
-    size: Annotated[str | None, typer.Option("--size", help="Size to prune to, such as 5GB. Default: QUIVER_CACHE_LIMIT, or 20GB.")] = None,
-    as_json: options.Json = False,
+    size: str | None = option(None, "Size to prune to, such as 5GB. Default: QUIVER_CACHE_LIMIT, or 20GB."), json: bool = options.JSON
 ) -> None:
     """Remove the least recently used vectors and words. Entries used within the last day are kept.
 
@@ -235,7 +238,7 @@ def cache_prune(
     limit = cache_limit() if size is None else parse_size(size, "--size")
     removed = [] if limit is None else prune_cache(limit)
     left = sum(entry.bytes for name in (VECTORS, WORDS) for entry in cache_entries(name))
-    if as_json:
+    if json:
         print_json({"removed": [str(entry.path) for entry in removed], "bytes": sum(entry.bytes for entry in removed), "left": left})
         return
     say(f"{len(removed):,} entries removed, {_size(sum(entry.bytes for entry in removed))}; {_size(left)} left")

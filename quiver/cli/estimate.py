@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quiver.cli import options
-from quiver.cli.output import parse_memory, print_json, print_table, say
+from quiver.cli.groups import command, option
+from quiver.cli.output import print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
+from quiver.retrieval.records import Document, Dtype, ModelCard, SourceOptions
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
@@ -19,67 +18,43 @@ if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics
-    from quiver.retrieval.records import Document, ModelCard, SourceOptions
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 
 PASSAGE = "msmarco"
 
 
+@command
 def estimate(
-    model: Annotated[str, typer.Option("--model", "-m", help=f"Folder or hub id of the model, or a preset: {', '.join(PRESETS)}.")],
-    docs: Annotated[float | None, typer.Option("--docs", min=1, help="Number of documents, such as 8.8e6.")] = None,
-    collection: Annotated[
-        Collection | None,
-        typer.Option(
-            "--preset-collection", help="Collection to estimate: MS MARCO passages, the fifteen BEIR collections, or a billion passages."
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document.")
-    ] = None,
-    id_field: options.IdField = None,
-    title_field: options.TitleField = None,
-    text_fields: options.TextFields = None,
-    lists: options.ListFields = None,
-    columns: options.ColumnNames = None,
-    passages: options.Passages = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    words: Annotated[
-        float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
-    ] = None,
-    kind: Annotated[
-        Literal["dense", "colbert"],
-        typer.Option("--kind", help="Model that a preset becomes: dense (one vector per text) or colbert (one per token)."),
-    ] = "dense",
-    dim: Annotated[
-        int | None, typer.Option("--dim", min=1, help="Vector width, for presets. Default: the encoder's, or 128 for ColBERT.")
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
-    ] = None,
-    measured: Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine on --sample.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration of --measure, in seconds.")] = 10.0,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    gpu: Annotated[
-        Literal["h200", "h100", "a100", "l40s", "l4", "rtx4090"] | None,
-        typer.Option(
-            "--gpu", help="GPU to estimate the encoding rate of, from its arithmetic throughput; less accurate than measured rates."
-        ),
-    ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that encode in parallel.")] = 1,
-    price: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price of one encoding device per hour, in any currency.")
-    ] = None,
-    engine: options.Engine = "auto",
-    text: options.StoreText = True,
-    memory: options.BuildMemory = "2GB",
-    search_memory: Annotated[str, typer.Option("--search-memory", help="Memory of a machine that searches, such as 64GB.")] = "64GB",
-    formulas: Annotated[bool, typer.Option("--formulas", help="Print the formulas.")] = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    *,
+    model: str = option(..., f"Folder or hub id of the model, or a preset: {', '.join(PRESETS)}.", "-m"),
+    docs: float | None = option(None, "Number of documents, such as 8.8e6.", min=1),
+    collection: Collection | None = option(
+        None, "Collection to estimate: MS MARCO passages, the fifteen BEIR collections, or a billion passages.", "--preset-collection"
+    ),
+    sample: str | None = option(None, "Corpus with typical texts, to count tokens and bytes per document."),
+    given: SourceOptions,
+    words: float | None = option(None, "Mean number of words per document. Default: that of MS MARCO passages.", min=1),
+    kind: Literal["dense", "colbert"] = option(
+        "dense", "Model that a preset becomes: dense (one vector per text) or colbert (one per token)."
+    ),
+    dim: int | None = option(None, "Vector width, for presets. Default: the encoder's, or 128 for ColBERT.", min=1),
+    length: int | None = option(None, "Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.", min=3),
+    measure: bool = option(False, "Measure the rates of this machine on --sample."),
+    seconds: float = option(10.0, "Duration of --measure, in seconds.", min=0.1),
+    dtype: Dtype | None = options.MODEL_DTYPE,
+    device: str | None = options.DEVICE,
+    gpu: Literal["h200", "h100", "a100", "l40s", "l4", "rtx4090"] | None = option(
+        None, "GPU to estimate the encoding rate of, from its arithmetic throughput; less accurate than measured rates."
+    ),
+    gpus: int = option(1, "Number of devices that encode in parallel.", min=1),
+    price_per_gpu_hour: float | None = option(None, "Price of one encoding device per hour, in any currency.", min=0),
+    engine: str = options.ENGINE,
+    text: bool = options.STORE_TEXT,
+    memory: int = options.MEMORY,
+    search_memory: int = option("64GB", "Memory of a machine that searches, such as 64GB.", parse=parse_size),
+    formulas: bool = option(False, "Print the formulas."),
+    output: options.Output,
 ) -> None:
     """Estimate tokens, hours, disk, memory, shards and cost of an index.
 
@@ -89,7 +64,6 @@ def estimate(
 
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
-    from quiver.retrieval.data.source import DEFAULTS
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model
     from quiver.retrieval.planning import FORMULAS, Machine, estimate_index, estimate_rate, index_size, matrix_weights, measure_rate
@@ -105,22 +79,21 @@ def estimate(
             raise InputError("--dim and --length apply only to presets; a model has its own")
         loaded = load_model(model, dtype=dtype, device=device)
         config, card, weights = loaded.encoder.config, loaded.card, loaded.encoder.num_parameters
-    given = options.source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
-    if sample is None and (measured or given != DEFAULTS):
-        wants = "--measure needs real texts" if measured else "--id, --text and the other options of a source need one"
+    if sample is None and (measure or given != SourceOptions()):
+        wants = "--measure needs real texts" if measure else "--id, --text and the other options of a source need one"
         raise InputError(f"{wants}; pass --sample CORPUS")
     texts, count = _sampled(sample, given, loaded) if sample is not None and loaded is not None else ([], 0)
     corpora = _corpora(card, docs, collection, words, sample, texts, count, loaded)
-    spec, machine = parse_engine(engine), Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
-    rate = measure_rate(loaded, texts, seconds=seconds) if measured and loaded is not None else None
+    spec, machine = parse_engine(engine), Machine(search_memory, memory, gpus, price_per_gpu_hour)
+    rate = measure_rate(loaded, texts, seconds=seconds) if measure and loaded is not None else None
     plans: dict[str, dict[str, Any]] = {}
     for name, corpus in corpora.items():
         size = index_size(corpus, card, name=spec.name, settings=spec.settings, texts=text)
         speed = estimate_rate(config, gpu, tokens=corpus.tokens) if rate is None and gpu is not None else rate
         figures = estimate_index(corpus, size, machine, dim=card.dim, weights=weights, rate=speed)
-        rates = {"tokens_per_second": speed, "measured": measured}
+        rates = {"tokens_per_second": speed, "measured": measure}
         plans[name] = {"corpus": asdict(corpus), "index": asdict(size), "rates": rates, **figures}
-    if as_json:
+    if output.json:
         print_json({"plans": plans, "formulas": FORMULAS})
         return
     _print(f"{model}: {card.kind}, width {card.dim}", plans)
@@ -129,8 +102,6 @@ def estimate(
 
 
 def _card_of_preset(name: str, config: EncoderConfig, kind: Literal["dense", "colbert"], dim: int | None, length: int | None) -> ModelCard:
-    from quiver.retrieval.records import ModelCard
-
     if kind == "dense":
         return ModelCard(name, kind, "", dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
     return ModelCard(name, kind, "", dim or 128, "maxsim", 32, length or 180)
@@ -175,8 +146,6 @@ def _corpora(
             counts[name] = counts.get(name, 0) + (entry.metadata.documents or 0)
         chosen = [PASSAGE] if collection == "msmarco" else list(counts)
         return {name: statistics_of_words(counts[name], TEXTS[name], length=cut, source="BEIR, Table 1") for name in chosen}
-    if not math.isfinite(docs or 0) or not math.isfinite(words or 0):
-        raise InputError("--docs and --words must be finite numbers")
     documents = count if docs is None else round(docs)
     if sample is not None and model is not None:
         return {f"{documents:,} documents": statistics_of_sample(documents, texts, model, source=sample)}

@@ -6,24 +6,17 @@ import dataclasses
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from quiver.cli import options
-from quiver.cli.output import (
-    command_line,
-    help_alone,
-    place_encoding,
-    print_json,
-    print_table,
-    say,
-    say_error,
-    vector_cache,
-)
+from quiver.cli.groups import argument, command, option
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
+from quiver.retrieval.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
@@ -56,13 +49,14 @@ report_app = typer.Typer(
 collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List, download and make collections.")
 
 
+@command
 def quickstart(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
-    overrides: options.Overrides = None,
-    packages: options.Packages = None,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    overrides: tuple[str, ...] = options.OVERRIDES,
+    *,
+    out: Path = option(Path("quickstart"), "Folder to write: data, models, index and report.", "-o"),
+    packages: tuple[str, ...] = options.PACKAGES,
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Train a small code search model on Python's standard library, evaluate it beside BM25, and write a report. Needs no download.
 
@@ -84,14 +78,14 @@ def quickstart(
 
     result = run_quickstart(
         out,
-        packages=packages or [],
-        overrides=overrides or [],
+        packages=packages,
+        overrides=overrides,
         overwrite=overwrite,
-        progress=progress,
+        progress=output.progress,
         command=command_line(),
-        say=(lambda message: None) if as_json else say_stage,
+        say=(lambda message: None) if output.json else say_stage,
     )
-    if as_json:
+    if output.json:
         print_json(_quickstart_json(result))
     else:
         _print_quickstart(result)
@@ -154,96 +148,56 @@ def _print_quickstart(result: QuickstartResult) -> None:
             )
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
     say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}\n\nNext:")
-    for what, command in result.next_commands.items():
-        say(f"  # {what}\n  {command}")
+    for what, line in result.next_commands.items():
+        say(f"  # {what}\n  {line}")
 
 
+@command
 def evaluate(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable."),
-    ] = None,
-    queries: options.QueryFile = None,
-    qrels: Annotated[
-        Path | None,
-        typer.Option(
-            "--qrels",
-            help="File of relevance judgements: BEIR's TSV, TREC's four columns, or a table such as .csv with the fields query_id,"
-            " document_id and grade (without one, all are relevant). With --queries instead of --data for --index and --run.",
-        ),
-    ] = None,
-    rename: options.Rename = None,
-    duplicate_judgements: Annotated[
-        Literal["error", "max", "sum"],
-        typer.Option(
-            "--duplicate-judgements",
-            help="Grade of a query and document that are judged several times, as in a click log: the highest (max), the sum of all, or an"
-            " error if the grades differ. Equal judgements count once, except in a sum.",
-        ),
-    ] = "error",
-    collection_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--collection-name",
-            help="Name of the collection in reports. Default: that of the published collection, folder or file of queries. Repeatable: one"
-            " per --data.",
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
-    index: options.SearchedIndex = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", help="TREC run to score, instead of --model; for several collections a folder with COLLECTION.SPLIT.trec for each."
-        ),
-    ] = None,
-    fuse: options.Fuse = None,
-    fusion: options.FusionMethod = None,
-    weights: options.Weights = None,
-    normalize: options.Normalize = None,
-    rerank: options.Rerank = None,
-    candidates: options.Candidates = None,
-    group_by: options.GroupBy = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
-    title: options.ReportTitle = "",
-    add_to: Annotated[
-        Path | None,
-        typer.Option("--add-to", help="Report (.md, .html or .tex) to add the system to, beside those that it has. Written if missing."),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option("--split", help="Split of the relevance judgements. Default: the split of the published results, otherwise test."),
-    ] = None,
-    engine: options.Engine = "exact",
-    effort: options.Effort = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    devices: options.Devices = None,
-    batch_tokens: options.BatchTokens = None,
-    query_length: options.QueryLength = None,
-    document_length: options.DocumentLength = None,
-    query_prompt: options.QueryPrompt = None,
-    document_prompt: options.DocumentPrompt = None,
-    truncate_dim: options.TruncateDim = None,
-    library: Annotated[
-        Literal["quiver", "sentence-transformers", "pylate"],
-        typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate."),
-    ] = "quiver",
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 1000,
-    bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Evaluate BM25 as a baseline.")] = True,
-    in_domain: Annotated[
-        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported separately. Repeatable.")
-    ] = None,
-    cache: options.Cache = None,
-    no_cache: options.NoCache = False,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    address: options.Address = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Work offline; list missing files instead of downloading them.")] = False,
-    overwrite: options.Overwrite = False,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    out: Path = option(..., "Results folder to write: results.json, reports, runs and scores per query.", "-o"),
+    data: tuple[str, ...] = option((), "Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable.", "-d"),
+    queries: Path | None = options.QUERY_FILE,
+    qrels: Path | None = option(
+        None,
+        "File of relevance judgements: BEIR's TSV, TREC's four columns, or a table such as .csv with the fields query_id, document_id and"
+        " grade (without one, all are relevant). With --queries instead of --data for --index and --run.",
+    ),
+    rename: Mapping[str, str] = options.RENAME,
+    duplicate_judgements: Literal["error", "max", "sum"] = option(
+        "error",
+        "Grade of a query and document that are judged several times, as in a click log: the highest (max), the sum of all, or an error if"
+        " the grades differ. Equal judgements count once, except in a sum.",
+    ),
+    collection_name: tuple[str, ...] = option(
+        (),
+        "Name of the collection in reports. Default: that of the published collection, folder or file of queries. Repeatable: one per"
+        " --data.",
+    ),
+    *,
+    model: str | None = option(None, "Folder or hub id of the model, or bm25.", "-m"),
+    index: Path | None = options.SEARCHED_INDEX,
+    run: Path | None = option(
+        None, "TREC run to score, instead of --model; for several collections a folder with COLLECTION.SPLIT.trec for each."
+    ),
+    combination: options.Combination,
+    name: str = option("", "Name of the system in reports. Default: made from its parts."),
+    title: str = options.REPORT_TITLE,
+    add_to: Path | None = option(None, "Report (.md, .html or .tex) to add the system to, beside those that it has. Written if missing."),
+    split: str | None = option(None, "Split of the relevance judgements. Default: the split of the published results, otherwise test."),
+    engine: str = options.ENGINE.with_default("exact"),
+    effort: str | None = options.EFFORT,
+    encoding: options.Encoding,
+    settings: ModelOptions,
+    library: Literal["quiver", "sentence-transformers", "pylate"] = option(
+        "quiver", "Library that runs the model: quiver, sentence-transformers or pylate."
+    ),
+    k: int = option(1000, "Number of results per query.", min=1),
+    bm25: bool = option(True, "Evaluate BM25 as a baseline.", "--bm25/--no-bm25"),
+    in_domain: tuple[str, ...] = option((), "Collection the model was trained on, reported separately. Repeatable."),
+    cache: options.VectorCache,
+    offline: bool = option(False, "Work offline; list missing files instead of downloading them."),
+    overwrite: bool = options.OVERWRITE,
+    output: options.Output,
 ) -> None:
     """Evaluate a model, an index, a run, a fusion or a re-ranking on collections. Repeat the command to resume an evaluation.
 
@@ -259,37 +213,35 @@ def evaluate(
 
     quiver evaluate --index indexes/shop --queries clicks.csv --qrels clicks.csv --rename search=query,sku=document --out results/shop
     """
-    given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
-    from quiver.cli.hits import make_fusion
+    given = [str(each) for each in (model, index, run) if each is not None]
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.charts import check_matplotlib
     from quiver.eval.report.retrieval import reported_folders, write_report
     from quiver.eval.results import REPORTS, read_results
     from quiver.retrieval.index.engines import parse_effort
-    from quiver.retrieval.models.options import ModelOptions
 
     check_matplotlib()  # before hours of scoring
-    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
-    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
+    fusion = combination.make_fusion(given)
+    executor = encoding.open_executor()
     before = [] if add_to is None else reported_folders(add_to)
     for each in before:
         if each.resolve() != out.resolve():
             read_results(each)  # a folder that is gone is found before hours of scoring
     results = run_evaluation(
         model,
-        data or (),
+        data,
         queries=queries,
         qrels=qrels,
-        rename=options.names_of(rename),
+        rename=rename,
         duplicate_judgements=duplicate_judgements,
-        collection_name=collection_name or (),
+        collection_name=collection_name,
         index=index,
         run=run,
-        fuse=fuse or (),
-        fusion=how if len(given) > 1 else None,
-        rerank=rerank,
-        candidates=candidates,
-        group_by=group_by,
+        fuse=combination.fuse,
+        fusion=fusion if len(given) + len(combination.fuse) > 1 else None,
+        rerank=combination.rerank,
+        candidates=combination.candidates,
+        group_by=combination.group_by,
         name=name,
         split=split,
         out=out,
@@ -297,26 +249,24 @@ def evaluate(
         engine=engine,
         effort=parse_effort(effort or "balanced"),
         baselines=("bm25",) if bm25 else (),
-        in_domain=in_domain or (),
+        in_domain=in_domain,
         library=library,
-        dtype=dtype,
-        device=here,
-        batch_tokens=batch_tokens,
-        model_options=ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim),
-        cache=vector_cache(cache, no_cache),
-        executor=encoding,
+        **encoding.model_arguments(),
+        model_options=settings,
+        cache=cache.folder(),
+        executor=executor,
         offline=offline,
-        progress=progress,
+        progress=output.progress,
         command=command_line(),
         overwrite=overwrite,
     )
     reports = [out / name for name in REPORTS]
-    with progress_bar("reports", 1, enabled=progress):
+    with progress_bar("reports", 1, enabled=output.progress):
         write_report([out], *reports, title=title)
         if add_to is not None:
             write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to, title=title)
             reports.append(add_to)
-    if as_json:
+    if output.json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
     else:
         for collection in results.collections:
@@ -391,18 +341,15 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
 
 
 @report_app.command("write")
+@command
 def report_write(
-    folders: options.ResultsFolders,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Report file to write; .md, .html or .tex.")],
-    layout: Annotated[
-        Literal["results", "paper"], typer.Option("--layout", help="Table layout: Quiver's, or that of the ModernBERT paper with its rows.")
-    ] = "results",
-    against: Annotated[
-        str | None,
-        typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
-    ] = None,
-    title: options.ReportTitle = "",
-    progress: options.Progress = True,
+    folders: tuple[Path, ...] = options.RESULTS_FOLDERS,
+    *,
+    out: Path = option(..., "Report file to write; .md, .html or .tex.", "-o"),
+    layout: Literal["results", "paper"] = option("results", "Table layout: Quiver's, or that of the ModernBERT paper with its rows."),
+    against: str | None = option(None, "Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
+    title: str = options.REPORT_TITLE,
+    progress: bool = options.PROGRESS,
 ) -> None:
     """Write a report on the results of one or more systems.
 
@@ -422,18 +369,16 @@ def report_write(
 
 
 @report_app.command("compare")
+@command
 def report_compare(
-    baseline: Annotated[str, typer.Argument(help="Results folder of the baseline, or bm25 for the BM25 baseline in each results folder.")],
-    systems: Annotated[list[Path], typer.Argument(help="Results folders to compare with the baseline.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
-        ),
-    ] = None,
-    title: options.ReportTitle = "",
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    baseline: str = argument("Results folder of the baseline, or bm25 for the BM25 baseline in each results folder."),
+    systems: tuple[Path, ...] = argument("Results folders to compare with the baseline."),
+    *,
+    out: Path | None = option(
+        None, "Report file (.md, .html or .tex), with all measures, p values and the queries that changed most.", "-o"
+    ),
+    title: str = options.REPORT_TITLE,
+    output: options.Output,
 ) -> None:
     """Test which differences are significant, by paired tests over the queries with correction for multiple tests.
 
@@ -443,11 +388,11 @@ def report_compare(
 
     if out is not None:
         check_comparison_target(out)
-    with progress_bar("comparing", 1, enabled=progress):
+    with progress_bar("comparing", 1, enabled=output.progress):
         comparison = compare_results(baseline, *systems)
     if out is not None:
         write_comparison(comparison, out, title=title)
-    if as_json:
+    if output.json:
         print_json(dataclasses.asdict(comparison))
         return
     _print_comparison(comparison)
@@ -480,16 +425,15 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 @report_app.command("card")
+@command
 def report_card(
-    folder: options.ResultsFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="YAML file to write; a file with other content is not overwritten.")],
-    layout: Annotated[
-        Literal["model-index", "eval-results"],
-        typer.Option(
-            "--layout",
-            help="Layout to write: model-index, to copy into a model card, or eval-results, a file for the folder .eval_results/.",
-        ),
-    ] = "model-index",
+    folder: Path = options.RESULTS_FOLDER,
+    *,
+    out: Path = option(..., "YAML file to write; a file with other content is not overwritten.", "-o"),
+    layout: Literal["model-index", "eval-results"] = option(
+        "model-index",
+        "Layout to write: model-index, to copy into a model card, or eval-results, a file for the folder .eval_results/.",
+    ),
 ) -> None:
     """Write results as model metadata for the Hugging Face Hub.
 
@@ -502,10 +446,8 @@ def report_card(
 
 
 @report_app.command("mteb")
-def report_mteb(
-    folder: options.ResultsFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one file per task.")],
-) -> None:
+@command
+def report_mteb(folder: Path = options.RESULTS_FOLDER, *, out: Path = option(..., "Folder to write: one file per task.", "-o")) -> None:
     """Write results in the file format of mteb.
 
     Example: quiver report mteb results/a --out mteb-results/model/revision
@@ -519,9 +461,8 @@ def report_mteb(
 
 
 @report_app.command("training")
-def report_training(
-    folder: Annotated[Path, typer.Argument(help="Run folder of quiver train or quiver pretrain, finished or not.")],
-) -> None:
+@command
+def report_training(folder: Path = argument("Run folder of quiver train or quiver pretrain, finished or not.")) -> None:
     """Write the report of a training run into its folder: curves, settings, data, versions.
 
     Example: quiver report training runs/mine
@@ -532,7 +473,8 @@ def report_training(
 
 
 @collections_app.command("list")
-def collections_list(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
+@command
+def collections_list(names: tuple[str, ...] = options.COLLECTION_NAMES, json: bool = options.JSON) -> None:
     """List the collections that can be evaluated by name.
 
     Example: quiver collections list beir
@@ -541,7 +483,7 @@ def collections_list(names: options.CollectionNames = None, as_json: options.Jso
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), _entries(names)
-    if as_json:
+    if json:
         print_json([_metadata(entry, cache) for entry in entries])
         return
     rows = [
@@ -560,10 +502,8 @@ def collections_list(names: options.CollectionNames = None, as_json: options.Jso
 
 
 @collections_app.command("show")
-def collections_show(
-    name: Annotated[str, typer.Argument(help="Collection, such as beir/scifact.")],
-    as_json: options.Json = False,
-) -> None:
+@command
+def collections_show(name: str = argument("Collection, such as beir/scifact."), json: bool = options.JSON) -> None:
     """Show the size, licence, split and sources of a collection.
 
     Example: quiver collections show beir/webis-touche2020
@@ -573,7 +513,7 @@ def collections_show(
 
     cache, entries = Cache.usual(), require(name)
     described = [_metadata(entry, cache) for entry in entries]
-    if as_json:
+    if json:
         print_json(described)
         return
     for entry, known in zip(entries, described, strict=True):
@@ -598,12 +538,11 @@ def collections_show(
 
 
 @collections_app.command("fetch")
+@command
 def collections_fetch(
-    names: Annotated[list[str], typer.Argument(help="Collections, groups or families.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="Source to download from, as listed by quiver collections show. Default: the first.")
-    ] = None,
-    progress: options.Progress = True,
+    names: tuple[str, ...] = argument("Collections, groups or families."),
+    source: str | None = option(None, "Source to download from, as listed by quiver collections show. Default: the first.", "--from"),
+    progress: bool = options.PROGRESS,
 ) -> None:
     """Download collections into the cache. Collections that are cached already are verified against their checksums.
 
@@ -625,7 +564,8 @@ def collections_fetch(
 
 
 @collections_app.command("missing")
-def collections_missing(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
+@command
+def collections_missing(names: tuple[str, ...] = options.COLLECTION_NAMES, json: bool = options.JSON) -> None:
     """List the collections that are not in the cache, and the command that downloads them.
 
     Example: quiver collections missing beir
@@ -635,7 +575,7 @@ def collections_missing(names: options.CollectionNames = None, as_json: options.
 
     cache, entries = Cache.usual(), _entries(names)
     absent = missing(entries, cache)
-    if as_json:
+    if json:
         print_json([entry.key for entry in absent])
         return
     if not absent:
@@ -649,13 +589,12 @@ def collections_missing(names: options.CollectionNames = None, as_json: options.
 
 
 @collections_app.command("squad")
+@command
 def collections_squad(
-    file: Annotated[Path, typer.Argument(help="Question answering data in SQuAD's JSON format, such as KorQuAD.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
-    qrels: Annotated[
-        Path | None,
-        typer.Option("--qrels", help="Folder of relevance judgements SPLIT.tsv to use. Default: one split, test, with all questions."),
-    ] = None,
+    file: Path = argument("Question answering data in SQuAD's JSON format, such as KorQuAD."),
+    *,
+    out: Path = options.BEIR_OUT,
+    qrels: Path | None = option(None, "Folder of relevance judgements SPLIT.tsv to use. Default: one split, test, with all questions."),
 ) -> None:
     """Make a collection from question answering data: the relevant document of a question is its paragraph.
 
@@ -669,10 +608,9 @@ def collections_squad(
 
 
 @collections_app.command("docstrings")
+@command
 def collections_docstrings(
-    out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
-    packages: options.Packages = None,
-    progress: options.Progress = True,
+    *, out: Path = options.BEIR_OUT, packages: tuple[str, ...] = options.PACKAGES, progress: bool = options.PROGRESS
 ) -> None:
     """Make a code search collection of Python's standard library, without a download: docstrings are queries, functions are documents.
 
@@ -682,7 +620,7 @@ def collections_docstrings(
     """
     from quiver.retrieval.data.docstrings import TRAINING_PAIRS, mine, split_pairs, write_collection
 
-    splits = split_pairs(mine(packages=packages or [], progress=progress))
+    splits = split_pairs(mine(packages=packages, progress=progress))
     write_collection(splits, out)
     counts = ", ".join(f"{len(pairs):,} {name}" for name, pairs in splits._asdict().items())
     say(f"{out}: {sum(map(len, splits)):,} functions; queries: {counts}\ntraining pairs: {out / TRAINING_PAIRS}")

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+
+from quiver.encoder.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,29 +39,35 @@ class Option:
         """The option with another default."""
         return dataclasses.replace(self, default=default)
 
+    def names(self, field: str) -> Sequence[str]:
+        """Names on the command line of the option of a field or parameter."""
+        long = any("--" in flag for flag in self.flags)
+        return self.flags if long else (f"-{'-' * (len(field) > 1)}{field.replace('_', '-')}", *self.flags)
+
     def parameter(self, name: str, field: str, kind: Any) -> inspect.Parameter:
         """The parameter of a function that Typer reads: of the field of a group, or of the same name."""
-        flags, default, several = (
-            self.flags,
-            self.default,
-            isinstance(self.default, tuple) or (get_origin(kind) is tuple and self.parse is None),
-        )
-        if self.declare is typer.Option and not any("--" in flag for flag in flags):
-            flags = (f"-{'-' * (len(field) > 1)}{field.replace('_', '-')}", *flags)
+        default, several = self.default, isinstance(self.default, tuple) or (get_origin(kind) is tuple and self.parse is None)
         if several:
             kind, default = list[str if self.parse else get_args(kind)[0]], default or None  # type: ignore[misc]
         elif self.parse is not None:
             kind = str
-        if default is None:
-            kind = kind | None
-        default = inspect.Parameter.empty if default is ... else default
+        declared = self.declare(*(self.names(field) if self.declare is typer.Option else ()), **self.settings)
         return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, self.declare(*flags, **self.settings)]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is ... else default,
+            annotation=Annotated[kind | None if default is None else kind, declared],
         )
 
-    def value(self, given: Any, kind: Any) -> Any:
-        """The value of the field: the text of the command line is parsed; None stands for the default."""
+    def value(self, given: Any, field: str, kind: Any) -> Any:
+        """The value of the field: the text of the command line is parsed; None stands for the default.
+
+        Raises:
+            InputError: It is a number that is not finite, which no minimum refuses.
+        """
         given = self.default if given is None else given
+        if isinstance(given, float) and not math.isfinite(given):
+            raise InputError(f"{self.names(field)[0]} must be a finite number, got {given}")
         if self.parse is not None:
             return None if given is None else self.parse(given)
         return tuple(given) if get_origin(kind) is tuple else given
@@ -126,7 +135,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def call(**given: Any) -> None:
         values = {}
         for name, slots in plan.items():
-            read = {slot.field: slot.option.value(given[slot.name], slot.kind) for slot in slots}
+            read = {slot.field: slot.option.value(given[slot.name], slot.field, slot.kind) for slot in slots}
             if hints[name] in GROUPS:  # where nothing was given, the default of the group counts
                 values[name] = hints[name](**{field: value for field, value in read.items() if value is not None})
             else:

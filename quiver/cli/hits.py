@@ -14,7 +14,6 @@ from quiver.retrieval.index import DamagedIndexError, Index
 from quiver.retrieval.records import Hits, Query
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 from quiver.retrieval.search.retrievers import Explained, OpenIndexes
-from quiver.retrieval.search.search import Fusion
 
 QUERY = "query"
 """Id of a query that is given as a text."""
@@ -26,45 +25,6 @@ def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]
         raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
     check_names_of(rename, [queries])
     return [Query(QUERY, check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
-
-
-def make_fusion(
-    rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None, rerank: str | None, candidates: int | None
-) -> Fusion:
-    """Check the options of a fusion and a re-ranking, before anything is opened, and make the fusion.
-
-    Args:
-        rankings: What is searched, fused rankings included.
-        method: Value of ``--fusion``.
-        weights: Value of ``--weights``.
-        normalize: Value of ``--normalize``.
-        rerank: Value of ``--rerank``.
-        candidates: Value of ``--candidates``.
-
-    Raises:
-        InputError: They do not go together, or the weights are malformed, or their number is not that of the rankings.
-    """
-    if len(rankings) < 2 and (method or weights is not None or normalize):
-        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
-    if candidates is not None and len(rankings) < 2 and rerank is None:
-        raise InputError("--candidates needs --fuse or --rerank, whose candidates it counts")
-    fused = rankings[1:]
-    if len(set(fused)) < len(fused):
-        raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")
-    if normalize and method != "weighted":
-        raise InputError("--normalize applies only to --fusion weighted")
-    fusion = Fusion(method or "rrf", _weights(weights), normalise=normalize or "min-max")
-    fusion.weights_of(len(rankings))
-    return fusion
-
-
-def _weights(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--weights {text!r}: expected numbers separated by commas, such as 1,0.5") from error
 
 
 def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:

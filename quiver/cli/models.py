@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quiver.cli import options
+from quiver.cli.groups import argument, command, option
 from quiver.cli.output import print_json, say
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
@@ -23,30 +22,24 @@ Layout: TypeAlias = Literal["sentence-transformers", "pylate", "hf", "stanford",
 """Libraries to export for."""
 
 
+@command
 def export(
-    model: Annotated[str, typer.Argument(help="Model folder or hub id, in any layout that Quiver reads.")],
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            "--layout",
-            help="Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models"
-            " for PyLate 1.6 and sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's"
-            " ColBERT; onnx: a graph for ONNX Runtime, verified against Quiver's vectors; that of a bi-encoder"
-            " searches without PyTorch (quiver search --model).",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
-    run: Annotated[Path | None, typer.Option("--run-folder", help="Run folder of the training, with run.json, for the model card.")] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option("--results", help="Results folder of quiver evaluate, for the scores in the model card. Repeatable."),
-    ] = None,
-    language: Annotated[
-        list[str] | None, typer.Option("--language", help="Language for the model card, as an ISO 639 code such as en. Repeatable.")
-    ] = None,
-    revision: options.Revision = None,
-    overwrite: options.Overwrite = False,
-    as_json: options.Json = False,
+    model: str = argument("Model folder or hub id, in any layout that Quiver reads."),
+    *,
+    layout: Layout = option(
+        ...,
+        "Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models for PyLate"
+        " 1.6 and sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's ColBERT; onnx:"
+        " a graph for ONNX Runtime, verified against Quiver's vectors; that of a bi-encoder searches without PyTorch"
+        " (quiver search --model).",
+    ),
+    out: Path = option(..., "Folder to write. Its name becomes the model name in the model card.", "-o"),
+    run_folder: Path | None = option(None, "Run folder of the training, with run.json, for the model card."),
+    results: tuple[Path, ...] = option((), "Results folder of quiver evaluate, for the scores in the model card. Repeatable."),
+    language: tuple[str, ...] = option((), "Language for the model card, as an ISO 639 code such as en. Repeatable."),
+    revision: str | None = options.REVISION,
+    overwrite: bool = options.OVERWRITE,
+    json: bool = options.JSON,
 ) -> None:
     """Export a model in the layout of another library, with the same vectors and a model card.
 
@@ -59,22 +52,13 @@ def export(
         out,
         layout=layout,
         revision=revision,
-        run=run,
-        scores=[_scores(folder) for folder in results or []],
-        languages=language or [],
+        run=run_folder,
+        scores=[_read_scores(folder) for folder in results],
+        languages=language,
         overwrite=overwrite,
     )
-    if as_json:
-        print_json(
-            {
-                "folder": str(exported.folder),
-                "layout": exported.layout,
-                "kind": exported.kind,
-                "fingerprint": exported.fingerprint,
-                "bytes": exported.bytes,
-                "left_out": list(exported.left_out),
-            }
-        )
+    if json:
+        print_json({**asdict(exported), "folder": str(exported.folder)})
         return
     say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
     if exported.layout == "onnx" and exported.kind == "dense":
@@ -83,7 +67,7 @@ def export(
         )
 
 
-def _scores(folder: Path) -> ModelScores:
+def _read_scores(folder: Path) -> ModelScores:
     """Read a results folder as entries of the Hub's ``model-index``."""
     import yaml
 
@@ -97,23 +81,20 @@ def _scores(folder: Path) -> ModelScores:
     return ModelScores(str(folder), found.system.fingerprint, index["results"], found.system.dtype or "float32")
 
 
+@command
 def enlarge(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of the smaller encoder, with or without a masked-LM head.")],
-    to: Annotated[
-        str,
-        typer.Option("--to", help=f"Architecture of the larger encoder: a config.json, or the sizes of a preset: {', '.join(PRESETS)}."),
-    ],
-    out: options.ModelOut,
-    revision: options.Revision = None,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared/--as-published",
-            help="Divide weights among the copies of a column, so that outputs stay close; or copy them as published.",
-        ),
-    ] = True,
-    overwrite: options.Overwrite = False,
-    as_json: options.Json = False,
+    model: str = argument("Folder or hub id of the smaller encoder, with or without a masked-LM head."),
+    *,
+    to: str = option(..., f"Architecture of the larger encoder: a config.json, or the sizes of a preset: {', '.join(PRESETS)}."),
+    out: Path = options.MODEL_OUT,
+    revision: str | None = options.REVISION,
+    shared: bool = option(
+        True,
+        "Divide weights among the copies of a column, so that outputs stay close; or copy them as published.",
+        "--shared/--as-published",
+    ),
+    overwrite: bool = options.OVERWRITE,
+    json: bool = options.JSON,
 ) -> None:
     """Initialize a larger encoder by tiling the weights of a smaller one from the centre, to continue pretraining.
 
@@ -140,7 +121,7 @@ def enlarge(
         if (folder / "tokenizer.json").is_file():
             Tokenizer.from_pretrained(folder).save(stage)
     sizes = {name: _sizes(config) for name, config in (("from", small), ("to", large))}
-    if as_json:
+    if json:
         print_json({"folder": str(out), "head": isinstance(parent, MaskedLM), **sizes})
         return
     change = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
@@ -184,17 +165,17 @@ def _sizes(config: EncoderConfig) -> dict[str, int]:
     }
 
 
+@command
 def extend_positions(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of a model with absolute positions (BERT, RoBERTa, MiniLM, ...).")],
-    factor: Annotated[int, typer.Option("--factor", help="Factor by which the number of positions grows: 2, 4, 8, ...", min=1)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write, in the layout of the model.")],
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Length that texts are truncated to, in tokens. Default: the number of positions.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Figure of the old and new embeddings to write; .svg or .png.")] = None,
-    revision: options.Revision = None,
-    overwrite: options.Overwrite = False,
-    as_json: options.Json = False,
+    model: str = argument("Folder or hub id of a model with absolute positions (BERT, RoBERTa, MiniLM, ...)."),
+    *,
+    factor: int = option(..., "Factor by which the number of positions grows: 2, 4, 8, ...", min=1),
+    out: Path = option(..., "Model folder to write, in the layout of the model.", "-o"),
+    max_length: int | None = option(None, "Length that texts are truncated to, in tokens. Default: the number of positions."),
+    plot: Path | None = option(None, "Figure of the old and new embeddings to write; .svg or .png."),
+    revision: str | None = options.REVISION,
+    overwrite: bool = options.OVERWRITE,
+    json: bool = options.JSON,
 ) -> None:
     """Interpolate the absolute position embeddings of a model, so that it accepts longer texts.
 
@@ -214,7 +195,7 @@ def extend_positions(
     done = lengthen_model(folder, out, factor=factor, max_length=max_length, overwrite=overwrite)
     if plot is not None:
         write_position_plot(folder, done.folder, plot)
-    if as_json:
+    if json:
         print_json({**asdict(done), "folder": str(done.folder), "plot": None if plot is None else str(plot)})
         return
     (positions, more), (length, longer) = done.positions, done.max_length

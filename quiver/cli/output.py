@@ -20,11 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.encoder.environment import installed_version
-from quiver.encoder.errors import InputError
-from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
-    from quiver.retrieval.records import Executor
+    pass
 
 # A number, also with an interval or a score in parentheses; a dash where there is none.
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
@@ -32,114 +30,6 @@ _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 _MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
 _FOLDED = 12  # narrowest width of a text column: only where it does not fit is a table printed in parts
 _WHOLE = 24  # narrowest width of a text column in a table that is printed in parts
-_LEAST_MEMORY = 16 << 20
-
-
-def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
-    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache, or where the user's cannot be written.
-
-    Raises:
-        InputError: Both options were given.
-    """
-    from quiver.retrieval.cache import VECTORS, folder_if_writable
-
-    if no_cache and cache is not None:
-        raise InputError("--cache and --no-cache exclude each other; pass only one of them")
-    return None if no_cache else cache or folder_if_writable(VECTORS)
-
-
-def open_executor(
-    name: str,
-    *,
-    workers: int | None = None,
-    address: str | None = None,
-    device: str | None = None,
-    devices: Sequence[str] | None = None,
-) -> Executor:
-    """Make the executor that ``--executor``, ``--workers``, ``--address`` and ``--devices`` ask for.
-
-    Args:
-        name: ``local`` or ``ray``.
-        workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
-        address: Address of a Ray cluster; None starts one on this machine.
-        device: ``--device``, which workers do not have: each uses a GPU of its machine if there is one.
-        devices: Device of each worker, see `parse_devices`; None for workers without one of their own.
-
-    Raises:
-        InputError: Unknown name, a device together with workers, ``devices`` together with another of these options, Ray is not installed,
-            nothing answers at the address, or workers < 1.
-    """
-    if name not in ("local", "ray"):
-        raise InputError(f"unknown executor {name!r}; choose one of local, ray")
-    if devices is not None:
-        return _on_devices(name, devices, workers, address, device)
-    if device is not None and (name == "ray" or workers not in (None, 1)):
-        raise InputError("--device is for encoding without workers; pass --devices 0,1 for workers on the GPUs 0 and 1, or remove it")
-    if name == "ray":
-        from quiver.retrieval.cluster.ray_backend import RayCluster
-
-        return RayCluster(workers, address)
-    if address is not None:
-        raise InputError("--address is the address of a Ray cluster; add --executor ray, or remove --address")
-    if workers in (None, 1):
-        from quiver.retrieval.records import IN_PROCESS
-
-        return IN_PROCESS
-    from quiver.retrieval.cluster import LocalProcesses
-
-    return LocalProcesses(workers or 0)
-
-
-def place_encoding(
-    executor: str, *, workers: int | None, address: str | None, device: str | None, devices: str | None
-) -> tuple[Executor, str | None]:
-    """The executor that the options ask for, and the device of the model in this process, which encodes the queries.
-
-    Raises:
-        InputError: See `open_executor` and `parse_devices`.
-    """
-    where = parse_devices(devices)
-    found = open_executor(executor, workers=workers, address=address, device=device, devices=where)
-    return found, where[0] if where else device
-
-
-def _on_devices(name: str, devices: Sequence[str], workers: int | None, address: str | None, device: str | None) -> Executor:
-    others = {"--executor ray": name == "ray", "--workers": workers, "--address": address, "--device": device}
-    if given := [option for option, value in others.items() if value]:
-        raise InputError(f"--devices starts one worker per device and excludes {given[0]}; remove one of the two")
-    from quiver.retrieval.cluster import LocalProcesses
-
-    return LocalProcesses(devices)
-
-
-def parse_devices(text: str | None) -> list[str] | None:
-    """Parse ``--devices``: names of devices, separated by commas; a number is that of a GPU. None if the option was not given.
-
-    Raises:
-        InputError: A device has another name, or this machine does not have it.
-
-    Example:
-        >>> parse_devices("cpu, cpu")
-        ['cpu', 'cpu']
-    """
-    if text is None:
-        return None
-    from quiver.retrieval.models.folders import check_device
-
-    names = [name.strip() for name in text.split(",")]
-    return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]
-
-
-def parse_memory(text: str) -> int:
-    """Parse the memory for building an index, such as ``2GB``, in bytes.
-
-    Raises:
-        InputError: It is not a size, or less than 16 MB (a number whose unit was forgotten).
-    """
-    size = parse_size(text)
-    if size < _LEAST_MEMORY:
-        raise InputError(f"--memory {text} is {size:,} bytes; building an index needs at least 16 MB: write 500MB or 2GB")
-    return size
 
 
 def read_ids(path: Path) -> list[str]:

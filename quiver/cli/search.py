@@ -9,9 +9,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
+from quiver.cli.groups import argument, command, group, option
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import NOT_SHOWN
@@ -43,54 +45,45 @@ _PASSAGE = 480  # characters of a text that an explanation shows
 _CONTEXT = 24  # characters of them before the first matched token
 
 
+@dataclass(frozen=True)
+@group
+class ShardOptions:
+    """Search over shards on a Ray cluster."""
+
+    shards: int | None = option(None, "Number of Ray actors to distribute the index over.", min=1)
+    shard_memory: int | None = option(
+        None, "Memory for the index per shard, such as 2GB. Without --shards: use as few shards as fit.", parse=parse_size
+    )
+    replicas: int | None = option(None, "Replicas per shard; with 2, searches survive the loss of an actor. Default: 1.", min=1)
+    address: str | None = options.ADDRESS
+
+
+@command
 def search(
     context: typer.Context,
-    folder: options.IndexFolder,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="QUERY", help="Query text; quotes around several words may be left out.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
-    queries: options.QueryFile = None,
-    rename: options.Rename = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
-    conditions: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            help="Condition on a field: field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all must hold. Put"
-            " fields and values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
-        ),
-    ] = None,
-    ids: options.DocumentIds = None,
-    effort: options.Effort = None,
-    target_recall: Annotated[
-        float | None,
-        typer.Option("--target-recall", help="Target recall, such as 0.95: use the fastest parameters measured to reach it."),
-    ] = None,
-    fuse: options.Fuse = None,
-    fusion: options.FusionMethod = None,
-    weights: options.Weights = None,
-    normalize: options.Normalize = None,
-    rerank: options.Rerank = None,
-    candidates: options.Candidates = None,
-    group_by: options.GroupBy = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
-    model: options.OldIndexModel = None,
-    device: options.Device = None,
-    generation: options.Generation = None,
-    verify: options.Verify = True,
-    shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of Ray actors to distribute the index over.")] = None,
-    shard_memory: Annotated[
-        str | None,
-        typer.Option("--shard-memory", help="Memory for the index per shard, such as 2GB. Without --shards: use as few shards as fit."),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", min=1, help="Replicas per shard; with 2, searches survive the loss of an actor. Default: 1."),
-    ] = None,
-    address: options.Address = None,
-    progress: options.Progress = True,
-    as_json: options.Json = False,
+    folder: Path = options.INDEX_FOLDER,
+    words: tuple[str, ...] = argument("Query text; quotes around several words may be left out.", (), metavar="QUERY"),
+    *,
+    k: int = option(10, "Number of results per query.", min=1),
+    queries: Path | None = options.QUERY_FILE,
+    rename: Mapping[str, str] = options.RENAME,
+    out: Path | None = option(None, "TREC run file to write, with --queries.", "-o"),
+    conditions: tuple[str, ...] = option(
+        (),
+        "Condition on a field: field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all must hold. Put fields and"
+        " values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
+        "--filter",
+    ),
+    ids: Path | None = options.DOCUMENT_IDS,
+    effort: str | None = options.EFFORT,
+    target_recall: float | None = option(None, "Target recall, such as 0.95: use the fastest parameters measured to reach it."),
+    combination: options.Combination,
+    explain: bool = option(False, "Show which tokens and words of each document matched the query."),
+    model: options.IndexModel,
+    generation: int | None = options.GENERATION,
+    verify: bool = options.VERIFY,
+    sharding: ShardOptions,
+    output: options.Output,
 ) -> None:
     """Search an index with one query text or a file of queries.
 
@@ -107,28 +100,28 @@ def search(
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
     text = _checked_text(folder, words, queries, out, explain=explain)
     _check_effort(effort, target_recall)
-    given = [str(folder), *(fuse or [])]
-    if generation is not None and (shards or shard_memory):
+    given, rerank, group_by = [str(folder), *combination.fuse], combination.rerank, combination.group_by
+    if generation is not None and (sharding.shards or sharding.shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
-    from quiver.cli.hits import check_run, describe_hits, make_fusion, queries_of
+    from quiver.cli.hits import check_run, describe_hits, queries_of
     from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.bm25 import describe_wordless
     from quiver.retrieval.search.groups import field_of, search_groups
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes, search_with
 
-    condition = _condition(conditions or [], ids)
-    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
-    query_list = queries_of(text, queries, options.names_of(rename))
+    condition = _condition(list(conditions), ids)
+    how = combination.make_fusion([str(folder)])
+    query_list = queries_of(text, queries, rename)
     _check_queries(query_list, queries)
-    sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
-    opened = OpenIndexes(device=device, verify=verify, progress=progress)
-    index = opened.index(folder, model=model, generation=generation, sharded=sharded)
-    retriever = opened.fused(given, how, candidates=candidates or CANDIDATES)
+    sharded = context.with_resource(_sharded(folder, sharding, verify=verify))
+    opened = OpenIndexes(device=model.device, verify=verify, progress=output.progress)
+    index = opened.index(folder, model=model.model, generation=generation, sharded=sharded)
+    retriever = opened.fused(given, how, candidates=combination.candidates or CANDIDATES)
     if rerank is not None:
-        retriever = opened.reranked(retriever, rerank, candidates=candidates or CANDIDATES)
-    _check_device(device, rerank, opened.indexes)
+        retriever = opened.reranked(retriever, rerank, candidates=combination.candidates or CANDIDATES)
+    _check_device(model.device, rerank, opened.indexes)
     if out is not None:
         check_run(out, query_list, opened.indexes)
     how_far = target_recall if target_recall is not None else parse_effort(effort or "balanced")
@@ -137,9 +130,9 @@ def search(
         found = search_to(k)
     else:
         keys_of = field_of(index, group_by)
-        found = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
+        found = search_groups(search_to, min(k, keys_of.most) if set(combination.fuse) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
-    by_words = "bm25" in (index.kind, *(fuse or []))
+    by_words = "bm25" in (index.kind, *combination.fuse)
     wordless = describe_wordless([query.text for query in query_list]) if by_words else None
     if wordless is not None and any(found.ids):
         logger.warning("%s", wordless)
@@ -153,9 +146,9 @@ def search(
         return
     explained = retriever.explain(text or "", found.ids[0]) if explain else {}
     hits = describe_hits(opened, found, explained)
-    for hit, group in zip(hits, (found.groups or [[]])[0], strict=False):
-        hit |= {"group": group.key, "passages": dict(group.passages)}
-    _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=as_json)
+    for hit, each in zip(hits, (found.groups or [[]])[0], strict=False):
+        hit |= {"group": each.key, "passages": dict(each.passages)}
+    _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=output.json)
 
 
 def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
@@ -199,27 +192,24 @@ def _check_effort(effort: str | None, target_recall: float | None) -> None:
 
 
 @contextmanager
-def _sharded(
-    folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
-) -> Iterator[ShardedIndex | None]:
+def _sharded(folder: Path, given: ShardOptions, *, verify: bool) -> Iterator[ShardedIndex | None]:
     """Distribute the index over deployments of Ray Serve; None if no option asks for it.
 
     Raises:
         InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
     """
-    if shards is None and memory is None:
-        if replicas is not None or address is not None:
+    if given.shards is None and given.shard_memory is None:
+        if given.replicas is not None or given.address is not None:
             raise InputError("--replicas and --address need --shards or --shard-memory")
         yield None
         return
-    size = None if memory is None else parse_size(memory)
     from quiver.retrieval.cluster.index import Sharding, Timeouts, open_sharded
     from quiver.retrieval.cluster.ray_backend import connected
 
     # A batch of queries may take long, and a lost replica is replaced meanwhile.
     patient = Timeouts(answer=600, query=10)
-    sharding = Sharding(shards, size, replicas or 1)
-    with connected(address), open_sharded(folder, sharding, timeouts=patient, verify=verify) as index:
+    sharding = Sharding(given.shards, given.shard_memory, given.replicas or 1)
+    with connected(given.address), open_sharded(folder, sharding, timeouts=patient, verify=verify) as index:
         yield index
 
 

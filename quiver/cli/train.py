@@ -411,28 +411,21 @@ def recipes(json: bool = options.JSON) -> None:
 
     Example: quiver recipes
     """
-    from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
-    from quiver.encoder.training.recipe_file import find_recipe, parse_yaml, shipped_recipes
-    from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS
+    from quiver.encoder.training.recipe_file import shipped_recipes
 
-    runs = {"pretrain": PRETRAINING_KINDS, "glue": GLUE_KINDS, "qa train": QA_KINDS}
-    rows = []
+    found = []
     for name in shipped_recipes():
-        content, _ = parse_yaml(find_recipe(name).read_text(encoding="utf-8"))
-        run = next((verb for verb, kinds in runs.items() if content["kind"] in kinds), "train")
-        rows.append({"name": name, "command": f"quiver {run} {name}", "kind": content["kind"], "description": content["description"]})
+        verb, recipe = _load_recipe(name, [])
+        found.append({"name": name, "command": f"quiver {verb}", "kind": recipe.kind, "description": recipe.description})
     if json:
-        print_json(rows)
-        return
-    print_table(
-        f"{len(rows)} recipes",
-        ("recipe", "run with", "description"),
-        [(row["name"], row["command"].rsplit(" ", 1)[0], row["description"]) for row in rows],
-    )
+        print_json(found)
+    else:
+        rows = [(each["name"], each["command"], each["description"]) for each in found]
+        print_table(f"{len(rows)} recipes", ("recipe", "run with", "description"), rows)
 
 
-def _load_recipe(name: str, overrides: Sequence[str]) -> object:
-    """Load a recipe according to its ``kind``; a recipe of an unknown kind as a retriever's, whose loader reports the kind."""
+def _load_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Any]:
+    """The command of a recipe and the recipe, by its ``kind``; one of an unknown kind as a retriever's, whose loader reports the kind."""
     from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
     from quiver.encoder.pretraining.recipe import load_pretraining_recipe
     from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
@@ -441,10 +434,10 @@ def _load_recipe(name: str, overrides: Sequence[str]) -> object:
 
     kind = recipe_kind(find_recipe(name))
     if kind in PRETRAINING_KINDS:
-        return load_pretraining_recipe(name, overrides)
+        return "pretrain", load_pretraining_recipe(name, overrides)
     if kind in GLUE_KINDS:
-        return load_glue_recipe(name, overrides)
-    return load_qa_recipe(name, overrides) if kind in QA_KINDS else load_recipe(name, overrides)
+        return "glue", load_glue_recipe(name, overrides)
+    return ("qa train", load_qa_recipe(name, overrides)) if kind in QA_KINDS else ("train", load_recipe(name, overrides))
 
 
 @command

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.cli.output import vector_cache
+from quiver.cli.options import VectorCache
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import build_index
@@ -151,5 +151,5 @@ def test_vectors_are_kept_for_one_run_where_the_cache_cannot_be_written(
     for folder in (tmp_path / "file" / "cache", "~nobody-has-this-name/cache"):
         monkeypatch.setenv("QUIVER_CACHE", str(folder))
         caplog.clear()
-        assert vector_cache(None, False) is None
+        assert VectorCache().folder() is None
         assert [record.getMessage().count("for this run only") for record in caplog.records] == [1]

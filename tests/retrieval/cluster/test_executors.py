@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quiver.cli.output import open_executor, parse_devices
+from quiver.cli.options import Encoding, parse_devices
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import LocalProcesses, WorkerError
 from quiver.retrieval.cluster.executors import Assignments, Outcome, Worker
@@ -186,21 +186,24 @@ def test_an_unexpected_exception_ends_the_worker(tmp_path: Path, tasks: ModuleTy
 
 
 def test_executors_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_executor("local") is IN_PROCESS
-    assert open_executor("local", workers=1) is IN_PROCESS
-    two = open_executor("local", workers=2)
+    assert Encoding(executor="local").open_executor() is IN_PROCESS
+    assert Encoding(executor="local", workers=1).open_executor() is IN_PROCESS
+    two = Encoding(executor="local", workers=2).open_executor()
     assert (two.remote, two.threads(8), two.threads(1)) == (True, 4, 1)
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: open_executor("slurm"), "unknown executor 'slurm'; choose one of local, ray"),
-        (lambda: open_executor("local", workers=0), "workers must be >= 1, got 0"),
-        (lambda: open_executor("local", address="a:1"), "--address is the address of a Ray cluster; add --executor ray"),
+        (lambda: Encoding(executor="slurm").open_executor(), "unknown executor 'slurm'; choose one of local, ray"),
+        (lambda: Encoding(executor="local", workers=0).open_executor(), "workers must be >= 1, got 0"),
+        (
+            lambda: Encoding(executor="local", address="a:1").open_executor(),
+            "--address is the address of a Ray cluster; add --executor ray",
+        ),
     ]
     for attempt, message in wrong:
         with pytest.raises(InputError, match=message):
             attempt()
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"Ray is not installed; run: pip install 'quiver-retrieval\[ray\]'"):
-        open_executor("ray")
+        Encoding(executor="ray").open_executor()
 
 
 @pytest.mark.parametrize(("visible", "seen"), [(None, ["", "0", "1"]), ("4,GPU-8932", ["", "4", "GPU-8932"])])
@@ -228,12 +231,12 @@ def test_each_worker_sees_its_own_device(
         ({"workers": 2}, "--devices starts one worker per device and excludes --workers; remove one of the two"),
         ({"device": "cuda"}, "excludes --device"),
         ({"address": "a:1"}, "excludes --address"),
-        ({"name": "ray"}, "excludes --executor ray"),
+        ({"executor": "ray"}, "excludes --executor ray"),
     ],
 )
 def test_devices_exclude_other_choices_of_workers(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        open_executor(**{"name": "local", **options}, devices=["cpu", "cpu"])
+        Encoding(**options, devices=["cpu", "cpu"]).open_executor()
 
 
 UNASKED = """
@@ -273,7 +276,6 @@ def test_workers_have_the_environment_of_their_run(tasks: ModuleType, monkeypatc
 
 
 def test_devices_are_parsed_and_checked() -> None:
-    assert parse_devices(None) is None
     assert parse_devices("cpu, cpu") == ["cpu", "cpu"]
     for text, message in (("0,99", "device cuda:"), ("cpu,tpu", "got 'tpu'"), ("", "got ''"), ("cpu,", "got ''"), ("cpu:1", "got 'cpu:1'")):
         with pytest.raises(InputError, match=message):
@@ -285,8 +287,8 @@ def test_an_address_without_a_cluster_is_reported_at_once() -> None:
     started = time.monotonic()
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
         with pytest.raises(InputError, match=f"ray: no cluster at {address} "):
-            open_executor("ray", address=address)
+            Encoding(executor="ray", address=address).open_executor()
     for address in ("somewhere", "host:port"):
         with pytest.raises(InputError, match=f"ray: '{address}' is not an address; write HOST:PORT"):
-            open_executor("ray", address=address)
+            Encoding(executor="ray", address=address).open_executor()
     assert time.monotonic() - started < 30

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from quiver.cli.output import open_executor
+from quiver.cli.options import Encoding
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
@@ -307,7 +307,7 @@ class KillsNodes:
 
 def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: Any, sizes: PieceSizes) -> Index:
     """Build, and remove two nodes meanwhile if a log is given."""
-    executor: Any = open_executor("ray", address=cluster.address)
+    executor: Any = Encoding(executor="ray", address=cluster.address).open_executor()
     if log is not None:
         executor = KillsNodes(executor, cluster, out, log)
     index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False, pieces=sizes), executor=executor)
