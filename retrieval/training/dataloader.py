@@ -53,14 +53,7 @@ _REMEDY = "lower training.batch_size, remove repeated rows, or set training.no_d
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one batch.
-
-    Attributes:
-        epoch: From 0.
-        number: Position in the epoch, from 1.
-        rows: B row numbers.
-        last: Whether it is the last batch of its epoch.
-    """
+    """Rows of one batch."""
 
     epoch: int
     number: int
@@ -74,19 +67,7 @@ class Batch:
 
 
 class BatchOrder:
-    """The batches of a run, epoch after epoch, without end.
-
-    Args:
-        rows: Training rows.
-        size: Rows per batch, B.
-        seed: Random seed of the order.
-        no_duplicates: No two rows of a batch share a text; a row that shares one is deferred to a later batch of the epoch, as in
-            sentence-transformers' sampler.
-        warn: Log a warning if an epoch leaves out many rows.
-
-    Raises:
-        InputError: There are fewer rows than one batch.
-    """
+    """The batches of a run, epoch after epoch, without end."""
 
     def __init__(self, rows: TrainingRows, *, size: int, seed: int, no_duplicates: bool, warn: bool = True) -> None:
         if len(rows) < size:
@@ -156,12 +137,7 @@ def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
 
 @dataclass(frozen=True)
 class KeyedRow:
-    """A row with a key of each of its texts.
-
-    Attributes:
-        number: Number of the row.
-        keys: A key per text; texts are equal if their keys are.
-    """
+    """A row with a key of each of its texts."""
 
     number: int
     keys: frozenset[bytes]
@@ -215,12 +191,7 @@ class _DeferredRows:
 
 
 def without_shared_texts(rows: Iterator[KeyedRow], size: int) -> Iterator[list[int]]:
-    """Yield full batches of rows that share no text; each gets the first rows that fit, deferred rows before new ones.
-
-    Args:
-        rows: Rows in their order.
-        size: Rows per batch.
-    """
+    """Yield full batches of rows that share no text; each gets the first rows that fit, deferred rows before new ones."""
     deferred, positions = _DeferredRows(), count()
     while True:
         batch = _PartialBatch()
@@ -247,13 +218,7 @@ def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[KeyedR
 
 @dataclass
 class TextCounts:
-    """Totals of the texts that a collator has seen.
-
-    Attributes:
-        texts: Number of texts.
-        truncated: Number of texts that were truncated.
-        tokens: Number of tokens after truncation, with prompts, prefixes and special tokens, without query expansion.
-    """
+    """Totals of the texts that a collator has seen."""
 
     texts: int = 0
     truncated: int = 0
@@ -361,10 +326,6 @@ def _check_room(model: BiEncoder | ColBERT, role: Role, max_length: int | None) 
 def teacher_scores(scores: Sequence[Sequence[float]], *, minmax: bool) -> Tensor:
     """Return teacher scores as labels, (B, n) float32.
 
-    Args:
-        scores: For each row the scores of its n documents.
-        minmax: Scale each row's scores to 0..1; a row of equal scores becomes zeros.
-
     Example:
         >>> teacher_scores([[9.0, 3.0, 6.0]], minmax=True)
         tensor([[1.0000, 0.0000, 0.5000]])
@@ -382,14 +343,6 @@ class DataLoader:
 
     While the model trains on a batch, a thread makes the next one. It draws no random numbers, and no other thread reads rows, so the
     result does not depend on timing.
-
-    Attributes:
-        order: All batches of the run.
-        rows: Training rows.
-        collate: Turns rows into the input of the loss.
-        processes: Each process gets an equal part of the rows of a batch, by rank.
-        start: Position of the first batch: its epoch, and the number of batches before it in that epoch.
-        count: Number of batches.
     """
 
     order: BatchOrder

@@ -77,29 +77,10 @@ class LossModel(nn.Module):
     """A bi-encoder or ColBERT with the interface of sentence-transformers' and PyLate's models that their losses use.
 
     It holds the weights of the given model: an optimizer step changes the model that is saved and searched with.
-
-    Args:
-        model: The model to train; its encoder must not be prepacked.
-        dtype: Dtype of the forward pass. Vectors are float32 in any case, so losses compare in float32.
-        max_length: Length to which texts are truncated in training, in tokens, if shorter than the model's own.
-        pad_to_limit: Pad the documents of a ColBERT to their maximum length, so that processes can exchange them.
-
-    Attributes:
-        similarity_fn_name: Similarity of a bi-encoder's vectors: cosine or dot.
-        do_query_expansion: Whether the vectors of all query tokens count (PyLate).
-        skiplist: Empty, because the masks of documents exclude the tokens already: PyLate copies each id to the device, and waits for it.
-
-    Raises:
-        ValueError: The encoder is prepacked and has no gradients.
     """
 
     def __init__(
-        self,
-        model: BiEncoder | ColBERT,
-        *,
-        dtype: TrainingDtype = "float32",
-        max_length: int | None = None,
-        pad_to_limit: bool = False,
+        self, model: BiEncoder | ColBERT, *, dtype: TrainingDtype = "float32", max_length: int | None = None, pad_to_limit: bool = False
     ) -> None:
         super().__init__()
         if model.encoder.prepacked:
@@ -172,15 +153,7 @@ class LossModel(nn.Module):
         return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts.to(ids.device)[ids]}
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Encode a column.
-
-        Args:
-            features: One element of `columns`.
-
-        Returns:
-            ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32. The
-            vectors of absent texts are zeros.
-        """
+        """Encode a column."""
         batch: PackedBatch = features[PACKED]
         with autocast(self._dtype, self.encoder.device):
             states = features[SHARED](self._states) if SHARED in features else self._states(batch)
@@ -216,21 +189,7 @@ def _pad(values: Tensor, batch: PackedBatch, width: int) -> Tensor:
 
 
 class RetrievalLoss(nn.Module):
-    """The loss of a recipe around a model.
-
-    Args:
-        recipe: Loss and dtype.
-        model: Result of `quiver.retrieval.training.model.build_model`; trained in place.
-        processes: Number of processes of the run.
-
-    Attributes:
-        model: The model as the loss calls it; its parameters are those to train.
-        loss: The library's loss.
-
-    Raises:
-        InputError: The Matryoshka widths of the loss do not fit the model.
-        ValueError: The encoder is prepacked and has no gradients.
-    """
+    """The loss of a recipe around a model."""
 
     def __init__(self, recipe: Recipe, model: BiEncoder | ColBERT, *, processes: int = 1) -> None:
         super().__init__()
@@ -239,10 +198,7 @@ class RetrievalLoss(nn.Module):
             _check_matryoshka(section.matryoshka_dims, model)
         model.encoder.gradient_checkpointing = training.gradient_checkpointing
         self.model = LossModel(
-            model,
-            dtype=training.dtype,
-            max_length=training.max_length,
-            pad_to_limit=section.gather_across_devices and processes > 1,
+            model, dtype=training.dtype, max_length=training.max_length, pad_to_limit=section.gather_across_devices and processes > 1
         )
         self.loss = LOSSES[section.name](self.model, section)
         if section.matryoshka_dims:
@@ -273,13 +229,7 @@ class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc
     """The library's cached loss; its mini-batches are also cut from packed batches (the library cuts only tensors)."""
 
     def embed_minibatch(
-        self,
-        sentence_feature: dict[str, Any],
-        begin: int,
-        end: int,
-        with_grad: bool,
-        copy_random_state: bool,
-        random_state: Any = None,
+        self, sentence_feature: dict[str, Any], begin: int, end: int, with_grad: bool, copy_random_state: bool, random_state: Any = None
     ) -> Any:
         """Encode the texts ``begin`` to ``end``; arguments and result are the library's."""
         features = {key: value[begin:end] if isinstance(value, PackedBatch) else value for key, value in sentence_feature.items()}

@@ -63,11 +63,7 @@ def missing_library(kind: str) -> str | None:
 
 
 def require_extra(kind: str) -> None:
-    """Check that the extra is installed that training a kind of model needs.
-
-    Raises:
-        InputError: A module of the extra is missing.
-    """
+    """Check that the extra is installed that training a kind of model needs."""
     if reason := missing_library(kind):
         raise InputError(f"training needs {reason}")
 
@@ -76,11 +72,6 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
     """Make the model that a run starts from.
 
     Equal recipes and texts give equal weights.
-
-    Args:
-        recipe: Recipe with ``kind``, ``model`` and ``training.seed``.
-        texts: Texts to train a new vocabulary on; read once if the recipe asks for one, otherwise not read.
-        device: Device of the model; None for that of `quiver.retrieval.models.folders.default_device`.
 
     Raises:
         InputError: The starting checkpoint cannot be used, or a setting does not fit it.
@@ -111,12 +102,7 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
 
 
 class _Choice:
-    """Chooses each setting between a recipe and the checkpoint that it starts from.
-
-    Args:
-        section: Section of the recipe.
-        own: Whether the checkpoint has settings of its own; otherwise its values are defaults.
-    """
+    """Chooses each setting between a recipe and the checkpoint that it starts from."""
 
     def __init__(self, section: ModelSection, *, own: bool) -> None:
         self.section, self.own = section, own
@@ -233,11 +219,6 @@ def add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
     transformers draws new embeddings close to the mean, to keep the softmax over an output vocabulary unchanged
     (nlp.stanford.edu/~johnhew/vocab-expansion.html). A retriever has no such softmax, and with LoRA, which does not train the embedding,
     [Q] and [D] would stay all but equal.
-
-    Args:
-        parts: Tokenizer and encoder, changed in place.
-        tokens: Tokens; those in the vocabulary are left as they are.
-        seed: Random seed of the new embeddings.
     """
     tokenizer, encoder = parts.tokenizer, parts.encoder
     known = len(tokenizer)
@@ -252,12 +233,7 @@ def add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
 
 
 def resize_vocabulary(encoder: Encoder, rows: int) -> None:
-    """Extend the token embedding of an encoder in place; new rows are the mean of the others. It is never shortened.
-
-    Args:
-        encoder: Encoder; its configuration is changed too.
-        rows: Size V of the vocabulary.
-    """
+    """Extend the token embedding of an encoder in place; new rows are the mean of the others. It is never shortened."""
     old: Tensor = encoder.embeddings.tokens.weight
     if rows <= len(old):
         return

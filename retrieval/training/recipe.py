@@ -340,10 +340,7 @@ def _start_settings(section: ModelSection) -> Iterator[tuple[str, object]]:
 
 # Rules between settings.
 
-LOSSES_BY_KIND = {
-    "dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"),
-    "colbert": ("contrastive", "cached_contrastive", "distillation"),
-}
+LOSSES_BY_KIND = {"dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"), "colbert": ("contrastive", "cached_contrastive", "distillation")}
 """Kind of model -> the losses that train it."""
 
 IN_BATCH = ("mnrl", "cached_mnrl", "contrastive", "cached_contrastive")
@@ -365,6 +362,15 @@ LOSSES_BY_SETTING = {
 _DEFAULTS = {name: field.default for name, field in LossSection.model_fields.items()}
 
 _SHAPE = "model.architecture"
+
+
+def _at_most(field: str, limit: str, shown: str = "") -> Rule:
+    """A setting is at most another one, if both are set."""
+    return Rule(
+        (field, limit),
+        lambda value, most: value is not None and most is not None and value > most,
+        f"must be <= {shown or limit} {{1}}, got {{0}}",
+    )
 
 
 def _only_for_dense(name: str) -> Rule:
@@ -402,18 +408,9 @@ ARCHITECTURE = (
     ),
     *_with_random("architecture"),
     *_with_random("tokenizer"),
-    Rule(
-        ("model.max_length", f"{_SHAPE}.max_positions"),
-        lambda length, positions: length is not None and length > positions,
-        "must be <= architecture.max_positions {1}, got {0}",
-    ),
     *(
-        Rule(
-            (f"model.colbert.{name}", f"{_SHAPE}.max_positions"),
-            lambda length, positions: length is not None and length > positions,
-            "must be <= architecture.max_positions {1}, got {0}",
-        )
-        for name in COLBERT_LENGTHS
+        _at_most(f"model.{name}", f"{_SHAPE}.max_positions", "architecture.max_positions")
+        for name in ("max_length", *(f"colbert.{name}" for name in COLBERT_LENGTHS))
     ),
     *(
         Rule(
@@ -518,11 +515,7 @@ LOSS = (
         "{0} takes its negatives from the batch: training.batch_size must be >= 2",
     ),
     *(_read_by(setting, losses) for setting, losses in LOSSES_BY_SETTING.items()),
-    Rule(
-        ("loss.matryoshka_dims", "kind"),
-        lambda dims, kind: bool(dims) and kind != "dense",
-        "only for kind: dense",
-    ),
+    Rule(("loss.matryoshka_dims", "kind"), lambda dims, kind: bool(dims) and kind != "dense", "only for kind: dense"),
     Rule(
         ("loss.matryoshka_dims",),
         lambda dims: list(dims) != sorted(set(dims), reverse=True),
@@ -556,19 +549,9 @@ TRAINING = (
         lambda averaged, best: averaged > 1 and best,
         "cannot be combined with development.keep_best; remove one of them",
     ),
-    *(
-        Rule(
-            ("training.max_length", name),
-            lambda length, limit: length is not None and limit is not None and length > limit,
-            f"must be <= {name} {{1}}, got {{0}}",
-        )
-        for name in ("model.max_length", "model.colbert.document_length")
-    ),
-    Rule(
-        ("training.lora.rank", f"{_SHAPE}.hidden_size"),
-        lambda rank, width: rank > width,
-        "must be <= architecture.hidden_size {1}, got {0}",
-    ),
+    _at_most("training.max_length", "model.max_length"),
+    _at_most("training.max_length", "model.colbert.document_length"),
+    _at_most("training.lora.rank", f"{_SHAPE}.hidden_size", "architecture.hidden_size"),
 )
 
 RULES = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)

@@ -28,13 +28,7 @@ from quiver.encoder.training.autocast import autocast, exact_float32, with_train
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.processes import (
-    Processes,
-    RunStoppedError,
-    init_distributed,
-    keep_freed_memory,
-    stop_requests,
-)
+from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity
 from quiver.encoder.training.state import preserve_rng_state
@@ -132,8 +126,8 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     out, device = expand_home(out), check_device(device or default_device())
     with environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
-        session = _Session(Run(recipe, out, processes, device, scorer, progress, callbacks), command, data_folder or out / DATA)
-        return session.resume() if resume else session.start(overwrite=overwrite)
+        run = Run(recipe, out, processes, device, scorer, progress, callbacks, command, data_folder)
+        return _resume(run) if resume else _start(run, overwrite=overwrite)
 
 
 def train_and_save(
@@ -159,31 +153,17 @@ def train_and_save(
     device = str(model.encoder.device)
     with environment(out, model.encoder.device.type) as processes:
         recipe = with_training_dtype(recipe, device)
-        return _Session(Run(recipe, out, processes, device, progress=progress), command, out / DATA).start(given=(rows, model))
+        return _start(Run(recipe, out, processes, device, progress=progress, command=command), given=(rows, model))
 
 
 def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
-    """Check that rows fill at least one batch of one process.
-
-    Raises:
-        InputError: There are fewer rows than ``training.batch_size``.
-    """
+    """Check that rows fill at least one batch of one process."""
     batch_order(recipe, rows, Processes())
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as seen by one of its processes.
-
-    Attributes:
-        recipe: The recipe.
-        out: Run folder.
-        processes: Processes of the run.
-        device: Device of the model.
-        scorer: Scores a model on the development collection; None if the recipe has none.
-        progress: Show a progress bar.
-        callbacks: Receive events of the training loop.
-    """
+    """A run, as seen by one of its processes."""
 
     recipe: Recipe
     out: Path
@@ -192,11 +172,28 @@ class Run:
     scorer: Scorer | None = None
     progress: bool = False
     callbacks: Sequence[Callback] = ()
+    command: str | None = None
+    data_folder: Path | None = None
 
     @property
     def checkpoints(self) -> Checkpoints:
         """Checkpoints of the run."""
         return Checkpoints(self.out / CHECKPOINTS)
+
+    def rows(self) -> TrainingRows:
+        """Prepare the rows, or open them if another process or session has prepared them."""
+        bar = self.progress and self.processes.is_main_process
+        return prepare_rows(self.recipe.data, self.data_folder or self.out / DATA, seed=self.recipe.training.seed, progress=bar)
+
+    def identity(self, rows: TrainingRows | None) -> RunIdentity:
+        """What a session that resumes the run must equal; without rows, what is known before they are prepared."""
+        fixed: dict[str, Any] = {"processes": self.processes.size}
+        if rows is not None:
+            fixed["data"] = describe_data(rows)
+        about = run_folder.describe_session(self.command, self.device)
+        # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
+        without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
+        return RunIdentity(self.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
 
 
 @contextmanager
@@ -212,99 +209,68 @@ def environment(out: Path, device: str) -> Iterator[Processes]:
         yield processes
 
 
-@dataclass(frozen=True)
-class _Session:
-    """One session of a run: starts or resumes it.
-
-    Attributes:
-        run: Recipe, folder, processes.
-        command: Command line to record.
-        data: Folder of the prepared rows.
-    """
-
-    run: Run
-    command: str | None
-    data: Path
-
-    def start(self, *, overwrite: bool = False, given: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
-        """Train from the first step."""
-        out, processes = self.run.out, self.run.processes
-        replaced: AbstractContextManager[None] = nullcontext()
-        if processes.is_main_process:
-            run_folder.refuse_existing(out, overwrite=overwrite)
-            replaced = run_folder.new_run(out)
-        with replaced:
-            if processes.is_main_process:
-                self._identity(None).write(out)
-            processes.barrier()
-            rows, model = given if given is not None else (self._rows(), None)
-            if processes.is_main_process:
-                self._identity(rows).write(out)
-            return self._train(rows, model, step=None)
-
-    def resume(self) -> dict[str, Any]:
-        """Train from the last undamaged checkpoint, or from the first step if there is none."""
-        run, processes = self.run, self.run.processes
-        if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
-            run_folder.remove_leftovers(run.out)
-        run_folder.refuse_nothing_to_resume(run.out)
-        self._refuse_other_best()
-        run_folder.refuse_other_run(run.out, self._identity(None))
-        rows = self._rows()
-        now = self._identity(rows)
-        run_folder.refuse_other_run(run.out, now)
-        processes.barrier()  # all processes have read the files that are written now
-        newest = 0
-        if processes.is_main_process:
-            run_folder.warn_of_changes(run.out, now)
-            now.write(run.out)
-            newest = run.checkpoints.newest() or 0
-            RunLog(run.out / LOG).cut(newest)
-        step = int(processes.broadcast(newest))
-        if processes.is_main_process:
-            logger.info("%s: resuming from step %d", run.out, step)
-        return self._train(rows, None, step=step)
-
-    def _rows(self) -> TrainingRows:
-        run = self.run
-        recipe, bar = run.recipe, run.progress and run.processes.is_main_process
-        return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
-
-    def _identity(self, rows: TrainingRows | None) -> RunIdentity:
-        run = self.run
-        fixed: dict[str, Any] = {"processes": run.processes.size}
-        if rows is not None:
-            fixed["data"] = describe_data(rows)
-        about = run_folder.describe_session(self.command, run.device)
-        # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
-        without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
-        return RunIdentity(run.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
-
-    def _refuse_other_best(self) -> None:
-        """Check that a resumed session chooses the model of the run as the interrupted one: by score, or not."""
-        was, now = ((one or {}).get("development") or {} for one in (run_folder.recipe_of(self.run.out), self.run.recipe.model_dump()))
-        if bool(was.get("keep_best")) is not bool(now.get("keep_best")):
-            raise InputError(
-                f"{self.run.out}: development.keep_best was {str(bool(was.get('keep_best'))).lower()}, and the best score decides which "
-                "checkpoint becomes the model; resume with the development section of the interrupted run"
-            )
-
-    def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
-        run = self.run
-        progress, schedule = _fit(
-            run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts(), device=run.device), step=step
-        )
+def _start(run: Run, *, overwrite: bool = False, given: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
+    """Train from the first step."""
+    replaced: AbstractContextManager[None] = nullcontext()
+    if run.processes.is_main_process:
+        run_folder.refuse_existing(run.out, overwrite=overwrite)
+        replaced = run_folder.new_run(run.out)
+    with replaced:
         if run.processes.is_main_process:
-            self._finish(rows, progress, schedule)
+            run.identity(None).write(run.out)
         run.processes.barrier()
-        return read_json(run.out / RECORD)
+        rows, model = given if given is not None else (run.rows(), None)
+        if run.processes.is_main_process:
+            run.identity(rows).write(run.out)
+        return _train(run, rows, model, step=None)
 
-    def _finish(self, rows: TrainingRows, progress: Progress, schedule: Schedule) -> None:
-        """Write the model and the run record."""
-        run, recipe = self.run, self.run.recipe
-        kept = _model_steps(run, progress, schedule)
-        model = average_models([run.checkpoints.path(step) for step in kept])
-        final = type(model).from_parts(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
+
+def _resume(run: Run) -> dict[str, Any]:
+    """Train from the last undamaged checkpoint, or from the first step if there is none."""
+    processes = run.processes
+    if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
+        run_folder.remove_leftovers(run.out)
+    run_folder.refuse_nothing_to_resume(run.out)
+    _refuse_other_best(run)
+    run_folder.refuse_other_run(run.out, run.identity(None))
+    rows = run.rows()
+    now = run.identity(rows)
+    run_folder.refuse_other_run(run.out, now)
+    processes.barrier()  # all processes have read the files that are written now
+    newest = 0
+    if processes.is_main_process:
+        run_folder.warn_of_changes(run.out, now)
+        now.write(run.out)
+        newest = run.checkpoints.newest() or 0
+        RunLog(run.out / LOG).cut(newest)
+    step = int(processes.broadcast(newest))
+    if processes.is_main_process:
+        logger.info("%s: resuming from step %d", run.out, step)
+    return _train(run, rows, None, step=step)
+
+
+def _refuse_other_best(run: Run) -> None:
+    """Check that a resumed session chooses the model of the run as the interrupted one: by score, or not."""
+    sections = ((recipe or {}).get("development") or {} for recipe in (run_folder.recipe_of(run.out), run.recipe.model_dump()))
+    was, now = (bool(section.get("keep_best")) for section in sections)
+    if was is not now:
+        raise InputError(
+            f"{run.out}: development.keep_best was {str(was).lower()}, and the best score decides which checkpoint becomes the model; "
+            "resume with the development section of the interrupted run"
+        )
+
+
+def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
+    """Train until the end, then write the model and the record; ``step`` as in `_fit`."""
+
+    def first_model() -> Model:
+        return build_model(run.recipe, rows.texts(), device=run.device) if model is None else model
+
+    progress, schedule = _fit(run, rows, first_model, step=step)
+    if run.processes.is_main_process:
+        recipe, kept = run.recipe, _model_steps(run, progress, schedule)
+        average = average_models([run.checkpoints.path(step) for step in kept])
+        final = type(average).from_parts(average.encoder, average.tokenizer, average.settings, source=recipe.model.init)
         shutil.rmtree(run_folder.unfinished_model(run.out), ignore_errors=True)
         final.save_pretrained(run_folder.unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
@@ -315,7 +281,9 @@ class _Session:
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        run_folder.finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
+        run_folder.finish_run(run.out, run.identity(rows).record(SCHEMA, parts))
+    run.processes.barrier()
+    return read_json(run.out / RECORD)
 
 
 def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
@@ -331,17 +299,7 @@ def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
 
 
 def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Schedule]:
-    """Train until the end of the run.
-
-    Args:
-        run: Recipe, folder, processes.
-        rows: Training rows.
-        first_model: Makes the model of a new run; not called if there is a checkpoint.
-        step: Step of the checkpoint to resume from, 0 for a resumed run without one; None for a new run.
-
-    Returns:
-        The progress at the end, and the schedule of the run.
-    """
+    """Train until the end; ``step`` is that of the checkpoint to resume, 0 for a resumed run without one, None for a new run."""
     recipe, processes = run.recipe, run.processes
     training = recipe.training
     order = batch_order(recipe, rows, processes)
@@ -414,15 +372,7 @@ def first_or_saved_model(run: Run, first_model: Callable[[], Model], *, step: in
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """A dense or ColBERT recipe as the task of the trainer.
-
-    Attributes:
-        run: Recipe and processes.
-        schedule: Length of the run.
-        loss_function: Loss around the model.
-        state: Weights and optimizer.
-        loader: The remaining batches.
-    """
+    """A dense or ColBERT recipe as the task of the trainer."""
 
     run: Run
     schedule: Schedule
@@ -508,11 +458,7 @@ class RetrievalTask:
         return section is not None and self._due(section.every, progress)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return nDCG@10 on the development collection, computed by the main process.
-
-        Raises:
-            WorkStoppedError: The main process was asked to stop.
-        """
+        """Return nDCG@10 on the development collection, computed by the main process."""
         processes, score, stopped = self.run.processes, 0.0, False
         with self.state.model_for_use() as model, autocast(self.run.recipe.training.dtype, self.device):
             self.module.eval()
@@ -570,26 +516,17 @@ def base_model(recipe: Recipe) -> str | None:
     return None if init == "random" or expand_home(init).is_dir() else init
 
 
-def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
-    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows.
-
-    Rows with fewer documents lower it.
-    """
-    if recipe.loss.name not in IN_BATCH:
-        return documents_per_row - 1
-    rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)
-    return rows * documents_per_row - 1
-
-
 def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[str, int]:
-    """Return the number of rows per step and of negatives per query."""
+    """Return the number of rows per step, and of negatives per query, which is lower for rows with fewer documents."""
     training = recipe.training
+    # With in-batch negatives, all documents of the other rows are negatives too.
+    together = training.batch_size * (processes if recipe.loss.gather_across_devices else 1) if recipe.loss.name in IN_BATCH else 1
     return {
         "rows": training.batch_size,
         "accumulation": training.accumulation,
         "processes": processes,
         "effective": training.batch_size * training.accumulation * processes,
-        "negatives_per_query": negatives_per_query(recipe, rows.documents_per_row, processes),
+        "negatives_per_query": together * rows.documents_per_row - 1,
     }
 
 

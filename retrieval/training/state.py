@@ -62,13 +62,7 @@ def warmup_steps(training: TrainingSection, steps: int) -> int:
 
 
 def learning_rate_share(training: TrainingSection, step: int, steps: int) -> float:
-    """Return the learning rate of a step as a share of its peak.
-
-    Args:
-        training: Scheduler and warm-up.
-        step: The step, counted from 0.
-        steps: Steps of the whole run.
-    """
+    """Return the learning rate of a step as a share of its peak."""
     warmup = warmup_steps(training, steps)
     if training.optimizer == SCHEDULE_FREE and step < warmup:
         return (step + 1) / warmup  # schedule-free AdamW begins with the first step of the warm-up, transformers' schedules with zero
@@ -76,16 +70,7 @@ def learning_rate_share(training: TrainingSection, step: int, steps: int) -> flo
 
 
 def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn.Parameter]], steps: int) -> tuple[Optimizer, LambdaLR]:
-    """Make the optimizer of a recipe and its schedule.
-
-    Args:
-        training: Optimizer, learning rate, decay and warm-up.
-        parameters: Parameters by name; those without gradients are left out.
-        steps: Steps of the whole run.
-
-    Raises:
-        InputError: The package of the optimizer is missing.
-    """
+    """Make the optimizer of a recipe and its schedule."""
     settings = OptimizerSettings(
         training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps)
     )
@@ -148,10 +133,6 @@ class Schedule:
     def epochs(self, epoch: int, batches: int) -> float:
         """Return the number of passes over the rows, as a fraction.
 
-        Args:
-            epoch: Complete passes.
-            batches: Batches done in the current pass.
-
         Example:
             >>> Schedule(steps=9, batches_per_epoch=4, accumulation=2).epochs(1, 2)
             1.5
@@ -183,12 +164,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Shards:
-    """A model whose weights are sharded over the processes, see `quiver.encoder.training.sharding`.
-
-    Attributes:
-        model: The model with sharded weights.
-        whole: A copy in CPU memory for saving and evaluating, in the main process; None in the others.
-    """
+    """A model whose weights are sharded over the processes, see `quiver.encoder.training.sharding`."""
 
     model: BiEncoder | ColBERT
     whole: BiEncoder | ColBERT | None
@@ -214,13 +190,7 @@ class Shards:
 
 
 def shard(model: BiEncoder | ColBERT, module: nn.Module, processes: Processes) -> Shards:
-    """Shard the weights of a model in place, see `quiver.encoder.training.sharding`.
-
-    Args:
-        model: The model, equal in all processes.
-        module: The module with these weights that the loss calls.
-        processes: Two or more.
-    """
+    """Shard the weights of a model in place, see `quiver.encoder.training.sharding`."""
     whole = _cpu_copy(model) if processes.is_main_process else None
     sharding.shard(module, model.encoder.layers if isinstance(model.encoder, Encoder) else (), processes, model.encoder.device)
     return Shards(model, whole)
@@ -250,16 +220,7 @@ def without_cache(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
 
 @dataclass
 class TrainState:
-    """What changes during a run.
-
-    Attributes:
-        model: The model in training.
-        module: Module with its weights that the loss calls.
-        optimizer: Optimizer of the weights that have gradients.
-        schedule: Schedule of the learning rate.
-        lora: Whether the weights of the encoder are frozen and low-rank matrices are trained.
-        shards: The sharded model; None if each process holds all weights.
-    """
+    """What changes during a run."""
 
     model: BiEncoder | ColBERT
     module: nn.Module
@@ -292,14 +253,7 @@ class TrainState:
 
 
 def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
-    """Write the state of a run into a folder; called by all processes.
-
-    Args:
-        folder: An existing, empty folder; None in processes that write nothing.
-        train_state: State between two steps.
-        progress: Progress at that step.
-        random_states: `random_state` of every process, by rank.
-    """
+    """Write the state of a run into a folder; called by all processes."""
     if folder is None and train_state.shards is None:
         return
     with train_state.model_for_use() as model:
@@ -314,11 +268,7 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
 
 
 def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
-    """Load the model of a checkpoint, or of any model folder, with weights that can be trained, on a device.
-
-    Raises:
-        InputError: The folder is not a supported model.
-    """
+    """Load the model of a checkpoint, or of any model folder, with weights that can be trained, on a device."""
     parts = load_parts(folder, device=device)
     kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return kind.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
@@ -326,14 +276,6 @@ def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
 
 def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
     """Restore optimizer, schedule and, if they are not those of the model, the weights in training.
-
-    Args:
-        folder: An undamaged checkpoint.
-        train_state: State made from the checkpoint's model; changed in place.
-
-    Returns:
-        The progress, and the random generator states of every process by rank. The caller restores these after everything else that draws
-        random numbers before the next step.
 
     Raises:
         InputError: The checkpoint belongs to another model, or was written by another version.
@@ -393,20 +335,7 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
 
 
 def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
-    """Average models and write the result by one rename (into a git clone, file by file).
-
-    Args:
-        sources: See `average_models`.
-        out: Target folder.
-        overwrite: Replace an existing model.
-
-    Returns:
-        The card of the average.
-
-    Raises:
-        InputError: The models cannot be averaged (see `average_models`); or ``out`` is a file, contains one of the sources, holds a model
-            and ``overwrite`` is False, holds other files, or cannot be written.
-    """
+    """Average models and write the result by one rename (into a git clone, file by file)."""
     if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
         raise InputError(f"{out}: is or contains one of the models to average; choose another --out")
     for source in sources:

@@ -22,9 +22,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -32,15 +33,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
-from quiver.encoder.training.run_folder import (
-    BEGUN,
-    is_run,
-    lock_run,
-    recipe_changes,
-    recipe_of,
-    remove_leftovers,
-    remove_run,
-)
+from quiver.encoder.training.run_folder import BEGUN, is_run, lock_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.data import discard_rows
 from quiver.retrieval.training.recipe import SCORE, Recipe, load_recipe
@@ -63,14 +56,7 @@ _OPENING, _CLOSING, _QUOTES = "[", "]", "\"'"
 
 @dataclass(frozen=True)
 class GridRun:
-    """One combination of values.
-
-    Attributes:
-        name: Name of the run's folder, unique in the grid.
-        settings: Dotted path of every axis -> value.
-        overrides: Overrides of the recipe, as for ``quiver train``.
-        recipe: The resulting recipe.
-    """
+    """One combination of values."""
 
     name: str
     settings: Mapping[str, Value]
@@ -80,14 +66,7 @@ class GridRun:
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of values.
-
-    Attributes:
-        source: Path of the recipe, or name of a shipped one.
-        fixed: Overrides that all runs share.
-        axes: Dotted path -> values, in the order of the runs; the last axis varies fastest.
-        runs: The runs, at least two.
-    """
+    """All combinations of values."""
 
     source: str
     fixed: tuple[str, ...]
@@ -119,13 +98,14 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     labels = short_names(axes)
     runs = []
     for overrides, recipe in recipes:
-        values = {path: _value_of(recipe, path) for path in axes}
+        dumped = recipe.model_dump(mode="json")
+        values = {path: reduce(getitem, path.split("."), dumped) for path in axes}
         name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
         runs.append(GridRun(name, values, overrides, recipe))
     if repeated := next((run.name for position, run in enumerate(runs) if run.name in {other.name for other in runs[:position]}), None):
         raise InputError(f"a value is repeated: {repeated} occurs twice in the grid")
-    values_of = {path: tuple(run.settings[path] for run in runs) for path in axes}
-    return Grid(str(source), fixed, {path: _distinct(values) for path, values in values_of.items()}, tuple(runs))
+    distinct = {path: {show_value(run.settings[path]): run.settings[path] for run in runs} for path in axes}  # lists cannot be keys
+    return Grid(str(source), fixed, {path: tuple(values.values()) for path, values in distinct.items()}, tuple(runs))
 
 
 def show_value(value: Value) -> str:
@@ -233,13 +213,6 @@ def _check_development(source: str | Path, recipes: Sequence[Recipe]) -> None:
         raise InputError("development.data and development.split must be the same in all runs: scores on different data are not comparable")
 
 
-def _value_of(recipe: Recipe, path: str) -> Any:
-    value: Any = recipe.model_dump()
-    for part in path.split("."):
-        value = value[part]
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _file_name(value: Value) -> str:
     """A value as part of a folder name; a value that has to be changed for that gets a checksum."""
     shown = show_value(value)
@@ -247,11 +220,6 @@ def _file_name(value: Value) -> str:
     if safe == shown and len(safe) <= _LONGEST_NAME:
         return safe
     return f"{safe[-_LONGEST_NAME:].lstrip('-.')}-{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
-
-
-def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
-    """Distinct values in order of first appearance; compared as shown, since lists cannot be dict keys."""
-    return tuple({show_value(value): value for value in values}.values())
 
 
 RECORD, RUNS, DATA = "sweep.json", "runs", ".data"
@@ -272,16 +240,7 @@ class Train(Protocol):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """State of one run.
-
-    Attributes:
-        folder: Folder of the run, relative to the sweep's.
-        settings: Dotted path of every axis -> value.
-        status: ``waiting``, ``finished`` or ``failed``.
-        score: nDCG@10 of the model on the development collection (for averaged checkpoints, of the last one); None unless finished.
-        seconds: Training time including earlier sessions; None unless finished.
-        error: Error message; None unless failed.
-    """
+    """State of one run."""
 
     folder: str
     settings: Mapping[str, Value]
@@ -293,17 +252,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Runs that differ only in the seed.
-
-    Attributes:
-        settings: Dotted path of every axis but the seed -> value.
-        overrides: Overrides for ``quiver train``.
-        folders: Folders of the finished runs.
-        scores: Their nDCG@10.
-        missing: Number of runs that failed or are not finished.
-        mean: Mean score; None if there are no scores.
-        deviation: Standard deviation of the scores (n - 1); None for fewer than two.
-    """
+    """Runs that differ only in the seed."""
 
     settings: Mapping[str, Value]
     overrides: tuple[str, ...]
@@ -316,18 +265,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sweep:
-    """State of a sweep.
-
-    Attributes:
-        recipe: Path or name of the recipe.
-        name: The recipe's name.
-        command: The command line; None from Python.
-        development: Development collection and split.
-        fixed: Overrides that all runs share.
-        axes: Dotted path -> values.
-        runs: Runs in the order of the grid.
-        candidates: Candidates, best first; incomplete ones last.
-    """
+    """State of a sweep."""
 
     recipe: str
     name: str
@@ -380,7 +318,7 @@ def run_sweep(
                 remove_run(folder)
         states = [_state(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
         results = [
-            _finished(run, folder) if state == "finished" else SweepRun(_relative(run), run.settings)
+            _finished(run, folder) if state == "finished" else SweepRun(f"{RUNS}/{run.name}", run.settings)
             for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
         if taken := states.count("finished"):
@@ -396,7 +334,8 @@ def run_sweep(
             started = time.perf_counter()
             results[position] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
-            report(_outcome(results[position]))
+            score = results[position].score
+            report(f"failed: {results[position].error}" if score is None else f"nDCG@10 {100 * score:.2f}")
             sweep = _write(grid, results, out, command)
             changed(sweep)
         if all(result.status == "finished" for result in results):
@@ -407,11 +346,7 @@ def run_sweep(
 
 
 def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """State of a run's folder; leftovers of a finished run are deleted.
-
-    Raises:
-        InputError: The folder holds a run of another recipe; names the first setting that differs.
-    """
+    """State of a run's folder; leftovers of a finished run are deleted."""
     found, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
     if found is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
@@ -432,7 +367,7 @@ def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]
     except FAILURES as error:
         logger.info("%s failed", folder, exc_info=True)
         reason = str(error).strip().splitlines()
-        return SweepRun(_relative(run), run.settings, "failed", error=reason[0] if reason else type(error).__name__)
+        return SweepRun(f"{RUNS}/{run.name}", run.settings, "failed", error=reason[0] if reason else type(error).__name__)
     finally:
         # torch's schedules and the cached losses form reference cycles: without a collection, two models are in memory during the next run.
         gc.collect()
@@ -445,11 +380,7 @@ def _finished(run: GridRun, folder: Path) -> SweepRun:
     step = result["kept_steps"][-1]
     if step not in scores:
         raise InputError(f"{folder}: run.json has no nDCG@10 at step {step}; train the run again with --overwrite")
-    return SweepRun(_relative(run), run.settings, "finished", scores[step], result["seconds"])
-
-
-def _relative(run: GridRun) -> str:
-    return f"{RUNS}/{run.name}"
+    return SweepRun(f"{RUNS}/{run.name}", run.settings, "finished", scores[step], result["seconds"])
 
 
 def _write(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
@@ -469,27 +400,22 @@ def _candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate, ...
     for run, result in zip(grid.runs, results, strict=True):
         key = json.dumps({path: value for path, value in run.settings.items() if path != SEED})
         together.setdefault(key, []).append((run, result))
-    candidates = [_candidate(members) for members in together.values()]
+    candidates = []
+    for members in together.values():
+        run, done = members[0][0], [(result.folder, result.score) for _, result in members if result.score is not None]
+        scores = [score for _, score in done]
+        candidates.append(
+            Candidate(
+                {path: value for path, value in run.settings.items() if path != SEED},
+                tuple(override for override in run.overrides if SEED not in run.settings or not override.startswith(f"{SEED}=")),
+                tuple(folder for folder, _ in done),
+                tuple(scores),
+                len(members) - len(done),
+                statistics.fmean(scores) if scores else None,
+                statistics.stdev(scores) if len(scores) > 1 else None,
+            )
+        )
     return tuple(sorted(candidates, key=lambda each: (each.missing > 0, each.mean is None, -(each.mean or 0.0))))
-
-
-def _candidate(members: Sequence[tuple[GridRun, SweepRun]]) -> Candidate:
-    run = members[0][0]
-    done = [(result.folder, result.score) for _, result in members if result.score is not None]
-    scores = [score for _, score in done]
-    return Candidate(
-        {path: value for path, value in run.settings.items() if path != SEED},
-        tuple(override for override in run.overrides if SEED not in run.settings or not override.startswith(f"{SEED}=")),
-        tuple(folder for folder, _ in done),
-        tuple(scores),
-        len(members) - len(done),
-        statistics.fmean(scores) if scores else None,
-        statistics.stdev(scores) if len(scores) > 1 else None,
-    )
-
-
-def _outcome(result: SweepRun) -> str:
-    return f"failed: {result.error}" if result.score is None else f"nDCG@10 {100 * result.score:.2f}"
 
 
 def _remaining(spent: Iterable[float], waiting: int) -> str:

@@ -16,12 +16,12 @@ import logging
 import platform
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,12 @@ from quiver.retrieval.data.corpus import Collection, describe_missing, find_json
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
 from quiver.retrieval.training.data.sources import (
     Example,
+    TextEntry,
     count_rows,
     encode_text,
-    id_of,
-    iter_source,
     read_examples,
+    read_text_entries,
     source_files,
-    text_of,
 )
 from quiver.retrieval.training.data.table import IdIndex, RowCounts, Table, TableWriter, TrainingRows
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
@@ -67,11 +66,6 @@ class RowSample:
 
     To shuffle, each row gets a random rank, and the rows of lowest rank are used in the order of their ranks. A row whose rank is not among
     the lowest so far need not be written: of N rows with a limit of k, about k (1 + ln(N / k)) are. Only ranks are kept in memory.
-
-    Args:
-        shuffle: Sample at random; otherwise the first rows are used.
-        limit: Maximum number of rows; None for all.
-        seed: Random seed.
 
     Example:
         >>> sample = RowSample(shuffle=True, limit=2, seed=0)
@@ -117,11 +111,7 @@ class RowSample:
 
 
 class RowFilter:
-    """Selects the documents of a row, and skips or refuses rows that cannot be used.
-
-    Args:
-        section: Data section; if it does not set ``documents_per_row``, the longest row does, once all are read (`finish`).
-    """
+    """Selects the documents of a row, and skips or refuses rows that cannot be used."""
 
     def __init__(self, section: DataSection) -> None:
         self.documents = section.documents_per_row
@@ -135,11 +125,7 @@ class RowFilter:
         self._located: dict[int, tuple[str, int]] = {}  # number of documents -> first row with so many, and those excluded from it
 
     def usable(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield the relevant examples without a flaw.
-
-        Raises:
-            InputError: An example has a flaw, and ``short_rows`` is not ``skip``.
-        """
+        """Yield the relevant examples without a flaw."""
         for example in examples:
             if example.not_relevant:
                 self.not_relevant += 1
@@ -153,13 +139,6 @@ class RowFilter:
 
         Blank negatives and copies of another document of the row are excluded. Of the others the first ``documents_per_row`` are used, or
         all if negatives are drawn at random, or if the number is not yet known.
-
-        Args:
-            example: An example without a flaw.
-            contents: Equal values for equal documents, empty ones for blank documents; the positive's is not empty.
-
-        Raises:
-            InputError: Too few documents remain, and ``short_rows`` is ``error``.
         """
         first = {content: position for position, content in reversed(list(enumerate(contents))) if content}
         positions = sorted(first.values())
@@ -175,17 +154,7 @@ class RowFilter:
         return positions if self._section.negatives == "random" else positions[: self.documents]
 
     def finish(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Set the number of documents, and count the short rows and the longer ones.
-
-        Args:
-            order: Numbers of the rows of the run, in their order.
-
-        Returns:
-            ``order`` without the rows that are skipped because they are short.
-
-        Raises:
-            InputError: A row is short, and ``short_rows`` is ``error``.
-        """
+        """Set the number of documents, and count the short rows and the longer ones."""
         if not len(order):
             return order
         lengths = np.array(self._lengths)[order]
@@ -204,11 +173,7 @@ class RowFilter:
         return documents >= wanted or self._section.short == "fewer" or (self._section.short == "repeat" and documents > 1)
 
     def refuse_or_skip(self, location: str, flaw: str) -> None:
-        """Count a row that cannot be used.
-
-        Raises:
-            InputError: ``short_rows`` is not ``skip``.
-        """
+        """Count a row that cannot be used."""
         if self._section.short != "skip":
             raise InputError(f"{location}: {flaw}; fix the row, lower data.documents_per_row, or skip such rows with data.short_rows: skip")
         self.skipped += 1
@@ -232,18 +197,6 @@ class NumberedRow(NamedTuple):
     query: int
     documents: Sequence[int]
     scores: Sequence[float]
-
-
-class RowNumbering(Protocol):
-    """Writes or looks up the texts of examples."""
-
-    examples: Iterable[Example]
-
-    def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
-        """Yield the usable examples with the numbers of their texts."""
-
-    def close(self) -> None:
-        """Raise an error about missing texts, if there are any."""
 
 
 class TextNumbering:
@@ -315,11 +268,7 @@ class IdNumbering:
         return ""
 
     def close(self) -> None:
-        """Check that no text was missing.
-
-        Raises:
-            InputError: Ids had no text; names the first, and how many there are.
-        """
+        """Check that no text was missing."""
         if self._missing_rows:
             raise InputError(f"{self._first_missing}; in all {self._missing_ids:,} ids of {self._missing_rows:,} rows have no text")
 
@@ -329,42 +278,8 @@ class IdNumbering:
         self._missing_rows += 1
 
 
-class TextEntry(NamedTuple):
-    """A text with its id and its location in the source."""
-
-    location: str
-    id: str
-    text: str
-
-
-def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[TextEntry]:
-    """Read the texts of a source with their ids.
-
-    Raises:
-        InputError: The source cannot be read, or a row has no id or no text.
-    """
-    for location, row in iter_source(source, (id_field, text_field)):
-        yield TextEntry(location, id_of(location, id_field, row), text_of(location, text_field, row))
-
-
 class TextsById:
-    """The texts of a source by id, written into a table.
-
-    Args:
-        entries: The texts.
-        writer: Table that takes them.
-        ids: File to create for the ids; useful only to this process.
-        source: Name of the source, for errors.
-        advance: Called with the number of further texts.
-        hashed: Hash function of the ids, see `IdIndex`.
-
-    Attributes:
-        source: Name of the source.
-        blank: Numbers of blank texts.
-
-    Raises:
-        InputError: An id has two different texts. The same text twice is allowed.
-    """
+    """The texts of a source by id, written into a table."""
 
     def __init__(
         self,
@@ -399,39 +314,22 @@ class TextsById:
 
 
 def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> RowCounts:
-    """Write the table of a data section.
-
-    Args:
-        section: Data section; for the standard library see `build_pairs`.
-        folder: Existing, empty folder.
-        seed: Random seed for the order of the rows.
-        advance: Called with the number of further rows and texts read.
-
-    Raises:
-        InputError: A source cannot be read, a row is malformed or short, an id is missing or has two texts, or no row is left.
-    """
+    """Write the table of a data section."""
     with TableWriter(folder) as writer, TemporaryDirectory(dir=folder) as ids:
-        return _write_rows(section, _FORMATS[section.format](section, writer, Path(ids), advance), writer, seed=seed)
+        if section.format == "texts":
+            return _write_rows(section, TextNumbering(read_examples(section, advance), writer), writer, seed=seed)
+        by_ids = _from_ids if section.format == "ids" else _from_beir
+        return _write_rows(section, by_ids(section, writer, Path(ids), advance), writer, seed=seed)
 
 
 def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, seed: int) -> RowCounts:
-    """Write the table of mined docstring pairs.
-
-    Args:
-        section: Data section with limit and order.
-        pairs: The pairs.
-        folder: Existing, empty folder.
-        seed: Random seed for the order of the rows.
-
-    Raises:
-        InputError: There are no pairs.
-    """
+    """Write the table of mined docstring pairs."""
     with TableWriter(folder) as writer:
         examples = (Example(pair.id, pair.query, [pair.code], []) for pair in pairs)
         return _write_rows(section, TextNumbering(examples, writer), writer, seed=seed)
 
 
-def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWriter, *, seed: int) -> RowCounts:
+def _write_rows(section: DataSection, numbering: TextNumbering | IdNumbering, writer: TableWriter, *, seed: int) -> RowCounts:
     rows = RowFilter(section)
     sample = RowSample(shuffle=section.shuffle, limit=section.limit, seed=seed)
     examples = iter(numbering.examples)
@@ -506,13 +404,6 @@ def _with_texts(folder: str, split: str) -> Collection:
     return replace(collection, qrels=kept)
 
 
-_FORMATS: Mapping[str, Callable[[DataSection, TableWriter, Path, Advance], RowNumbering]] = {
-    "texts": lambda section, writer, ids, advance: TextNumbering(read_examples(section, advance), writer),
-    "ids": _from_ids,
-    "beir": _from_beir,
-}
-
-
 # Prepare rows once per run folder.
 
 
@@ -563,15 +454,7 @@ def _log_lengths(rows: TrainingRows, data: DataSection) -> None:
 
 
 def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
-    """Prepare mined docstring pairs as training rows, query and function, in their order.
-
-    Args:
-        pairs: At least one pair.
-        work: See `prepare_rows`.
-
-    Raises:
-        InputError: There are no pairs, or ``work`` cannot be written.
-    """
+    """Prepare mined docstring pairs as training rows, query and function, in their order."""
     key = _key([[pair.query, pair.code] for pair in pairs])
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
     return _make_rows(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0), section, seed=0)
@@ -627,15 +510,10 @@ def _stamps(data: DataSection) -> list[object]:
         ]
     else:
         files = [file for source in _sources(data) for file in source_files(source)]
-    return [_stamp(file) for file in files]
-
-
-def _stamp(file: Path) -> list[object]:
     try:
-        found = file.stat()
+        return [[str(file.resolve()), (found := file.stat()).st_size, found.st_mtime_ns] for file in files]
     except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
-    return [str(file.resolve()), found.st_size, found.st_mtime_ns]
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
 
 def _key(value: object) -> str:

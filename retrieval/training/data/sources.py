@@ -62,11 +62,7 @@ def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str
 
 
 def source_files(source: str) -> list[Path]:
-    """List the local files of a source, in their order; empty for a data set that is downloaded from the Hub.
-
-    Raises:
-        InputError: The file or folder does not exist, or holds no supported file.
-    """
+    """List the local files of a source, in their order; empty for a data set that is downloaded from the Hub."""
     if source.startswith(HUB):
         hub = _hub(source)
         if hub.local is None:
@@ -89,17 +85,15 @@ def source_files(source: str) -> list[Path]:
 
 
 def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int:
-    """Count the rows of local sources for a progress bar; lines are estimated from the beginning of a file.
-
-    Args:
-        sources: Sources; those on the Hub, JSON and Arrow count as 0.
-        sample: Bytes of a file from which its lines are estimated.
-
-    Raises:
-        InputError: A file is missing, or is not Parquet although its name says so.
-    """
-    files = (file for source in sources if not source.startswith(HUB) for file in source_files(source))
-    return sum(_parquet_count(file) if _is_parquet(file) else _line_count(file, sample) for file in files)
+    """Count the rows of local sources for a progress bar; lines are estimated from the beginning of a file."""
+    count = 0
+    for file in (file for source in sources if not source.startswith(HUB) for file in source_files(source)):
+        if _is_parquet(file):
+            with _parquet_errors(file), parquet.ParquetFile(file) as table:
+                count += int(table.metadata.num_rows)
+        else:
+            count += _line_count(file, sample)
+    return count
 
 
 def _hub(source: str) -> HubSource:
@@ -132,11 +126,6 @@ def _parquet_rows(file: Path, fields: Sequence[str], also: Collection[str]) -> I
                 yield f"{file}:{number}", row
     if number == 0:
         raise InputError(f"{file}: the file is empty")
-
-
-def _parquet_count(file: Path) -> int:
-    with _parquet_errors(file), parquet.ParquetFile(file) as table:
-        return int(table.metadata.num_rows)
 
 
 def _line_count(file: Path, sample_bytes: int) -> int:
@@ -276,6 +265,14 @@ class Example(NamedTuple):
     not_relevant: bool = False
 
 
+class TextEntry(NamedTuple):
+    """A text with its id and its location in the source."""
+
+    location: str
+    id: str
+    text: str
+
+
 LABELS = frozenset({"label", "labels", "gold_label", "is_relevant", "relevant", "relevance", "is_duplicate"})
 """Names of fields that say whether a document is relevant, in lower case."""
 
@@ -317,16 +314,6 @@ class FieldReader:
         """Return the fields that a row lacks; a null field is there."""
         return {name for name in self.columns if _reach(location, name, row) is _MISSING}
 
-    def check(self, location: str, row: Mapping[str, object]) -> None:
-        """Check that a row has all fields.
-
-        Raises:
-            InputError: A field is missing; lists those that exist.
-        """
-        missing = self.missing(location, row)
-        for name in (name for name in self.columns if name in missing):
-            raise self.misspelt(location, row, name)
-
     def misspelt(self, location: str, row: Mapping[str, object], name: str) -> InputError:
         """Make the error for a field that no row has; it lists the fields of the first one."""
         known = ", ".join(map(str, row)) or "none"
@@ -341,15 +328,13 @@ class FieldReader:
 
         A label of a single document, or the labels of all, must be 1 (true) of the first and 0 of the others. A score counts as a label of
         a pair, not of a row with negatives, where it can be a margin.
-
-        Raises:
-            InputError: The field has another value; names the field and the ways out.
         """
         for name, value in row.items():
             if str(name).lower() not in self.suspected or value in (None, ""):  # CSV has no null
                 continue
             is_label, listed = str(name).lower() in LABELS, isinstance(value, list)
-            if not is_label and (listed or not self._is_pair(location, row)):
+            documents = (self._values(location, field, row, parse=self._item is _id) for field in self._documents)
+            if not is_label and (listed or sum(map(len, documents)) > 1):
                 continue
             first, *others = value or [1] if isinstance(value, list) else [value]
             if _grade(first) != 1 or any(_grade(other) != 0 for other in others):
@@ -358,17 +343,10 @@ class FieldReader:
                     + remedy.format(name=name)
                 )
 
-    def _is_pair(self, location: str, row: Mapping[str, object]) -> bool:
-        return sum(len(self._values(location, field, row, parse=self._item is _id)) for field in self._documents) < 2
-
     def examples(self, location: str, row: Mapping[str, object]) -> list[Example]:
         """Return the examples of a row: one, or one per positive. An example whose query or positive is blank or missing has a flaw.
 
         With a label, an example of a row without a relevant document is not relevant.
-
-        Raises:
-            InputError: A field has the wrong type, the first of several document fields holds several positives although ``positives`` is
-                not ``each``, or the number of scores differs from the number of documents.
         """
         whole, positives = self._read(location, row)
         if self._label is not None:
@@ -407,11 +385,7 @@ class FieldReader:
         return whole._replace(documents=documents, flaw=flaw, not_relevant=not relevant), len(relevant)
 
     def whole(self, location: str, row: Mapping[str, object]) -> Example:
-        """Return all documents of a row as one example, the positives first.
-
-        Raises:
-            InputError: A field has the wrong type, or the number of scores differs from the number of documents.
-        """
+        """Return all documents of a row as one example, the positives first."""
         return self._read(location, row)[0]
 
     def _read(self, location: str, row: Mapping[str, object]) -> tuple[Example, int]:
@@ -460,30 +434,15 @@ class FieldReader:
 
 
 def encode_text(location: str, text: str) -> bytes:
-    """Encode a text in UTF-8.
-
-    Raises:
-        InputError: The text has an unpaired surrogate, which neither files nor tokenizers accept.
-    """
+    """Encode a text in UTF-8."""
     return check_utf8(text, f"{location}: a text").encode("utf-8")
 
 
-def text_of(location: str, name: str, row: Mapping[str, object]) -> str:
-    """Return the text of a field.
-
-    Raises:
-        InputError: The field is missing or not a string.
-    """
-    return _text(location, name, _one(location, name, row))
-
-
-def id_of(location: str, name: str, row: Mapping[str, object]) -> str:
-    """Return the id of a field.
-
-    Raises:
-        InputError: The field is missing, or neither a string nor an integer.
-    """
-    return _id(location, name, _one(location, name, row))
+def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[TextEntry]:
+    """Read the texts of a source with their ids."""
+    for location, row in iter_source(source, (id_field, text_field)):
+        key = _id(location, id_field, _one(location, id_field, row))
+        yield TextEntry(location, key, _text(location, text_field, _one(location, text_field, row)))
 
 
 def parse_list(location: str, name: str, text: str) -> list[object]:
@@ -606,15 +565,7 @@ def _shown(value: object) -> str:
 
 
 def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
-    """Read the examples of a data section, in the order of the rows.
-
-    Args:
-        section: Sources and fields; ``format`` is texts or ids.
-        advance: Called with the number of further rows.
-
-    Raises:
-        InputError: A source cannot be read, or a row is malformed.
-    """
+    """Read the examples of a data section, in the order of the rows."""
     reader = FieldReader(section)
     for location, row in _checked_rows(section, reader, reader.columns):
         advance(1)
@@ -650,11 +601,7 @@ def read_whole(
 
 
 def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The rows of all sources, after a check of each source's first rows for misspelt fields.
-
-    Raises:
-        InputError: None of the first rows has a field; lists those of the first one.
-    """
+    """The rows of all sources, after a check of each source's first rows for misspelt fields."""
     for source in section.train:
         rows = iter_source(source, columns, also=reader.suspected)
         first = list(islice(rows, 1))

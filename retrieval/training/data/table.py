@@ -193,14 +193,10 @@ class TableWriter:
         return [found[start : start + _DIGEST] for start in range(0, len(found), _DIGEST)]
 
     def finish(self, order: NDArray[np.int64]) -> str:
-        """Close the files and write the order of the rows.
+        """Close the files, write the order of the rows, and return a sha256 over the rows in this order.
 
-        Args:
-            order: Numbers of the rows of the run.
-
-        Returns:
-            A sha256 over the rows in this order: for each row the number of its documents (8 bytes), the sha256 of each text (the query's
-            first) and the scores (8 bytes each), little-endian.
+        It covers for each row the number of its documents (8 bytes), the sha256 of each text (the query's first) and the scores (8 bytes
+        each), little-endian.
         """
         self._stack.close()
         with (self.folder / "order.arrow").open("xb") as file, pa.ipc.new_file(file, schema := pa.schema({"row": pa.int64()})) as writer:
@@ -324,11 +320,7 @@ class TrainingRows:
             yield from self._table.texts.take([row.query, *row.documents])
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the negatives of an epoch from now on; without random negatives nothing changes.
-
-        Args:
-            epoch: Epoch, from 0.
-        """
+        """Draw the negatives of an epoch from now on; without random negatives nothing changes."""
         self.epoch = epoch
 
     def _drawn(self, number: int) -> Row:

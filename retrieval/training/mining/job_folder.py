@@ -55,20 +55,7 @@ def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, obje
 def finish_job(
     work: WorkFolder, record: str, schema: str, content: Mapping[str, Any], *, seconds: float, command: str | None, packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Write the record of a job and remove its work folder.
-
-    Args:
-        work: Work folder of the job, inside the output folder.
-        record: Name of the record.
-        schema: Value of ``schema`` in the record.
-        content: Settings and results of the job.
-        seconds: Duration of this process.
-        command: Command line to record.
-        packages: Distributions whose versions are recorded.
-
-    Returns:
-        The content of the record.
-    """
+    """Write the record of a job and remove its work folder."""
     whole = {
         "schema": schema,
         "command": command,

@@ -100,15 +100,7 @@ TOP_200 = Ranks(1, 200)
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for choosing negatives.
-
-    Attributes:
-        negatives: Number of negatives per query.
-        ranks: Ranks of the candidates.
-        margins: Conditions that every negative must meet.
-        choice: Take the best remaining candidates, or a random sample.
-        seed: Random seed; each query has its own draw.
-    """
+    """Rules for choosing negatives."""
 
     negatives: int = 7
     ranks: Ranks = TOP_200
@@ -132,16 +124,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Negatives:
-    """Negatives of one query.
-
-    Attributes:
-        chosen: The negatives, best first.
-        suspects: Candidates that a margin excluded, best first: they may be unlabelled positives.
-        ranks: Ranks of the suspects.
-        candidates: Number of documents within the ranks.
-        left_out: Number of documents without a rank (positives and copies).
-        dropped: Margin -> number of candidates that it excluded; each counts for the first margin that it fails.
-    """
+    """Negatives of one query."""
 
     chosen: Ranked
     suspects: Ranked
@@ -154,10 +137,6 @@ class Negatives:
 def rankable(same: NDArray[np.int64], excluded: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return the positions of the found documents that have a rank: neither excluded nor a copy of an earlier one.
 
-    Args:
-        same: For each found document the first equal document of the corpus, (n,).
-        excluded: Values of ``same`` that cannot be negatives: the positives, the query itself, blank texts.
-
     Example:
         >>> rankable(np.array([4, 2, 2, 7]), np.array([4]))
         array([1, 3])
@@ -169,13 +148,6 @@ def rankable(same: NDArray[np.int64], excluded: NDArray[np.int64]) -> NDArray[np
 
 def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: float, rules: Rules, *, query: int) -> Negatives:
     """Choose the negatives of one query.
-
-    Args:
-        found: Documents found by the search, including positives, down to the last rank.
-        ranked: Result of `rankable`.
-        positive_score: Score of the positive; the lowest of several.
-        rules: Rules for choosing.
-        query: Number of the query, which seeds the random choice.
 
     Example:
         >>> found = Ranked(np.array([4, 2, 7, 9]), np.array([0.9, 0.88, 0.7, 0.6], np.float32))
@@ -261,22 +233,7 @@ ROWS, SUSPECTS, QUERIES, DOCUMENTS = "train.jsonl.gz", "suspects.jsonl.gz", "que
 
 @dataclass(frozen=True)
 class MinedQuery:
-    """Result of one query; documents and the query are numbers.
-
-    Attributes:
-        query: Number of the query.
-        positives: Positives of the query.
-        positive_scores: Scores of the positives.
-        negatives: Hard negatives, best first.
-        negative_scores: Scores of the negatives.
-        suspects: The best candidates that a margin excluded.
-        suspect_scores: Scores of the suspects.
-        suspect_ranks: Ranks of the suspects, from 1, without positives and copies.
-        positives_found: Number of positives within the last rank.
-        candidates: Number of documents within the ranks.
-        copies: Number of documents found that equal a positive, the query or a better document, or are blank.
-        dropped: Margin -> number of candidates that it excluded.
-    """
+    """Result of one query; documents and the query are numbers."""
 
     query: int
     positives: list[int]
@@ -291,30 +248,14 @@ class MinedQuery:
     copies: int
     dropped: dict[str, int]
 
-    @classmethod
-    def parse(cls, line: bytes) -> MinedQuery:
-        """Parse a line of JSON."""
-        return cls(**json.loads(line))
-
 
 def write_mined(
     found: Iterable[MinedQuery], data: MiningData, out: Path, *, rules: Rules, count: int, ids: bool, progress: bool
 ) -> dict[str, Any]:
-    """Write rows, suspects and texts, each file by one rename.
-
-    Args:
-        found: Results in the order of the queries.
-        data: Texts of queries and documents.
-        out: Existing folder.
-        rules: Rules by which negatives were chosen.
-        count: Number of queries.
-        ids: Write only ids into the rows, and the texts into separate files.
-        progress: Show a progress bar.
-
-    Returns:
-        Counts and mean scores, for ``mining.json``.
-    """
-    tally, used = _Tally(rules), np.zeros(len(data.documents), bool)
+    """Write rows, suspects and texts, each file by one rename."""
+    used = np.zeros(len(data.documents), bool)
+    counts, dropped = Counter[str](), Counter({margin.name: 0 for margin in rules.margins})
+    positive, negative = 0.0, 0.0
     with ExitStack() as files, progress_bar("writing", count, enabled=progress) as advance:
         rows, suspects = (files.enter_context(atomic_file(out / name)) for name in (ROWS, SUSPECTS))
         for mined in found:
@@ -323,12 +264,25 @@ def write_mined(
             for row in _suspect_rows(mined, data):
                 _write(suspects, row)
             used[mined.positives] = used[mined.negatives] = True
-            tally.add(mined)
+            counts.update(
+                queries=1,
+                rows=len(mined.positives),
+                rows_short=len(mined.positives) * (len(mined.negatives) < rules.negatives),
+                rows_without_negatives=len(mined.positives) * (not mined.negatives),
+                positives_within_ranks=mined.positives_found,
+                candidates=mined.candidates,
+                copies=mined.copies,
+                negatives=len(mined.negatives),
+                suspects=len(mined.suspects),
+            )
+            dropped.update(mined.dropped)
+            positive, negative = positive + sum(mined.positive_scores), negative + sum(mined.negative_scores)
             advance(1)
     if ids:
         _write_texts(out / QUERIES, "query_id", data.queries, np.arange(count))
         _write_texts(out / DOCUMENTS, "document_id", data.documents, np.flatnonzero(used))
-    return tally.result()
+    means = {"positive": positive / max(counts["rows"], 1), "negative": negative / max(counts["negatives"], 1)}
+    return {**counts, "dropped": dict(dropped), "mean_scores": {name: round(mean, 6) for name, mean in means.items()}}
 
 
 def _training_rows(mined: MinedQuery, data: MiningData, *, ids: bool) -> Iterable[dict[str, Any]]:
@@ -372,43 +326,6 @@ def _write(file: BinaryIO, row: dict[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n")
 
 
-class _Tally:
-    """Counts and sums over all queries."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._wanted = rules.negatives
-        self._counts: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter({margin.name: 0 for margin in rules.margins})
-        self._scores = {"positive": 0.0, "negative": 0.0}
-
-    def add(self, mined: MinedQuery) -> None:
-        """Count one query."""
-        rows, negatives = len(mined.positives), len(mined.negatives)
-        self._counts.update(
-            queries=1,
-            rows=rows,
-            rows_short=rows * (negatives < self._wanted),
-            rows_without_negatives=rows * (negatives == 0),
-            positives_within_ranks=mined.positives_found,
-            candidates=mined.candidates,
-            copies=mined.copies,
-            negatives=negatives,
-            suspects=len(mined.suspects),
-        )
-        self._dropped.update(mined.dropped)
-        self._scores["positive"] += sum(mined.positive_scores)
-        self._scores["negative"] += sum(mined.negative_scores)
-
-    def result(self) -> dict[str, Any]:
-        """What the record says."""
-        counts = self._counts
-        means = {
-            "positive": round(self._scores["positive"] / max(counts["rows"], 1), 6),
-            "negative": round(self._scores["negative"] / max(counts["negatives"], 1), 6),
-        }
-        return {**counts, "dropped": dict(self._dropped), "mean_scores": means}
-
-
 SCHEMA = "quiver-mining/1"
 RECORD = "mining.json"
 """Record of a finished run; written last."""
@@ -426,14 +343,7 @@ _DEEPER = 4
 
 @dataclass(frozen=True)
 class MiningSystem:
-    """System that ranks the documents.
-
-    Attributes:
-        model: Model of the vectors; None for BM25.
-        index: Index built by the model; its documents are the corpus.
-        cache: Folder of the embedding store; None for a temporary one.
-        executor: Where documents are encoded.
-    """
+    """System that ranks the documents."""
 
     model: DenseModel | TokenModel | None
     index: Index | None = None
@@ -455,13 +365,7 @@ class MiningSystem:
 
 @dataclass(frozen=True)
 class Output:
-    """Output options.
-
-    Attributes:
-        ids: Write only ids into the rows, and each text once into separate files.
-        suspects: Maximum suspects per query.
-        limit: Number of queries to mine for, from the first; None for all. The corpus is always complete.
-    """
+    """Output options."""
 
     ids: bool = False
     suspects: int = 5
@@ -520,10 +424,12 @@ def mine_negatives(
                 advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
                 for number in missing:
                     work.save(part_name(number), miner.mine(parts[number], int(depths[parts[number]].max())))
-        found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(part_name(number)).splitlines())
+        found = (MinedQuery(**json.loads(line)) for number in range(len(parts)) for line in work.read(part_name(number)).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
-        if not output.ids:
-            _remove_texts(out)
+        # The text files of the run that is replaced.
+        if not output.ids and (out / RECORD).is_file() and read_json(out / RECORD).get("output", {}).get("ids"):
+            for name in (QUERIES, DOCUMENTS):
+                (out / name).unlink(missing_ok=True)
         content = {
             **settings,
             "system": system.description,
@@ -539,13 +445,6 @@ def mine_negatives(
         }
         packages = ("quiver-retrieval", "torch", "numpy", "faiss-cpu")
         return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
-
-
-def _remove_texts(out: Path) -> None:
-    """Remove the text files of the run that is replaced."""
-    if (out / RECORD).is_file() and read_json(out / RECORD).get("output", {}).get("ids"):
-        for name in (QUERIES, DOCUMENTS):
-            (out / name).unlink(missing_ok=True)
 
 
 class _Miner:

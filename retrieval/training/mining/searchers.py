@@ -28,12 +28,7 @@ _PAIRS = 2048
 
 
 class PairScores:
-    """Similarities of pairs of queries and documents from stored vectors of one model.
-
-    Args:
-        queries: Vectors of the queries.
-        documents: Vectors of the documents.
-    """
+    """Similarities of pairs of queries and documents from stored vectors of one model."""
 
     def __init__(self, queries: StoredVectors, documents: StoredVectors) -> None:
         self._queries, self._documents = queries.rows, documents.rows
@@ -41,15 +36,7 @@ class PairScores:
         self._document_ends = _ends(documents)
 
     def __call__(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Score B pairs, (B,), as an exact index does.
-
-        Args:
-            queries: Numbers of the queries, (B,); pairs of one query should be adjacent.
-            documents: Numbers of the documents, (B,).
-
-        Raises:
-            InputError: A text has no vectors because the model drops all its tokens.
-        """
+        """Score B pairs, (B,), as an exact index does."""
         if not len(queries):
             return np.empty(0, np.float32)
         if self._query_ends is None or self._document_ends is None:
@@ -96,12 +83,7 @@ def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
 
 
 class Ranked(NamedTuple):
-    """Documents of one query, best first.
-
-    Attributes:
-        rows: (n,) int64.
-        scores: (n,) float32.
-    """
+    """Documents of one query, best first."""
 
     rows: NDArray[np.int64]
     scores: NDArray[np.float32]
@@ -112,12 +94,7 @@ class Ranked(NamedTuple):
 
 
 class SearcherResult(NamedTuple):
-    """Result of a searcher for one query.
-
-    Attributes:
-        ranked: The k best documents, or fewer.
-        scores: Scores of the requested documents, in their order, on the same scale.
-    """
+    """Result of a searcher for one query."""
 
     ranked: Ranked
     scores: NDArray[np.float32]
@@ -127,24 +104,11 @@ class Searcher(Protocol):
     """Ranks the corpus and scores given documents."""
 
     def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[SearcherResult]:
-        """Return the k best documents of queries, and the scores of given documents.
-
-        Args:
-            queries: Numbers of the queries, (B,), ascending.
-            k: Documents per query.
-            also: Documents to score, per query.
-        """
+        """Return the k best documents of queries, and the scores of given documents."""
 
 
 class VectorSearcher:
-    """Searcher over an index, with stored vectors of the queries and of the documents to score.
-
-    Args:
-        index: Index of the documents 0 to P - 1, in this order.
-        queries: Vectors of Q queries.
-        scored: Numbers of the documents with stored vectors, ascending.
-        documents: Vectors of these documents.
-    """
+    """Searcher over an index, with stored vectors of the queries and of the documents to score."""
 
     def __init__(self, index: Index, queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
         self._index = index
@@ -175,18 +139,7 @@ class VectorSearcher:
 
 
 class BM25Searcher:
-    """BM25 searcher. The postings of the queries' words are in memory, 8 bytes each.
-
-    Args:
-        queries: Q texts.
-        documents: P texts, read once, one block at a time.
-        ids: P ids; ties are ordered by id, descending.
-        searchable: Number of documents, from the first, that are searched; the others are only scored.
-        advance: Called with 1 after each document.
-
-    Raises:
-        InputError: No document contains a word.
-    """
+    """BM25 searcher. The postings of the queries' words are in memory, 8 bytes each."""
 
     def __init__(
         self,

@@ -39,14 +39,14 @@ from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import WorkFolder
-from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
 from quiver.retrieval.models.folders import check_device, check_is_model, default_device, is_cross_encoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
-from quiver.retrieval.training.data.prepare import IdNumbering, TextsById, read_text_entries
-from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
+from quiver.retrieval.training.data.prepare import IdNumbering, TextsById
+from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_text_entries, read_whole
 from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
 from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
 from quiver.retrieval.training.mining.searchers import PairScores
@@ -86,16 +86,7 @@ class ScoringData:
 
 
 def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
-    """Read the rows of a data section and their texts.
-
-    Args:
-        section: Sources and fields; ``format`` is texts or ids.
-        folder: Empty folder for the texts.
-
-    Raises:
-        InputError: A row is malformed, has no document or a blank query or positive, cannot be written as JSON, or has an id without a text
-            (named by its location); or there are no rows.
-    """
+    """Read the rows of a data section and their texts."""
     rows = _RowReader()
     with TableWriter(folder) as writer:
         if section.format == "ids":
@@ -108,11 +99,7 @@ def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
 
 
 def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Read the rows a second time, to write them with their scores.
-
-    Raises:
-        InputError: The rows have changed since they were scored.
-    """
+    """Read the rows a second time, to write them with their scores."""
     remedy = "restore the file, or start over with --overwrite"
     found = 0
     for source in section.train:
@@ -126,11 +113,7 @@ def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, M
 
 
 def row_line(location: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
-    """Return a row with its scores as JSON.
-
-    Raises:
-        InputError: A field cannot be written as JSON.
-    """
+    """Return a row with its scores as JSON."""
     try:
         return json.dumps({**row, SCORES: scores}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -226,12 +209,7 @@ class Scorer(Protocol):
     """Scores the rows that it was made for."""
 
     def __call__(self, parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield each part's number and the scores of its B pairs, (B,), in any order.
-
-        Args:
-            parts: Slices of rows by number.
-            advance: Called with the number of pairs scored since the last call.
-        """
+        """Yield each part's number and the scores of its B pairs, (B,), in any order."""
 
 
 class Teacher(Protocol):
@@ -249,10 +227,6 @@ class VectorTeacher:
     """A bi-encoder or ColBERT model; the score is the similarity used for search.
 
     ColBERT vectors take 4 bytes times width times tokens on disk: 80 GB for 2 million passages of 80 tokens and width 128.
-
-    Args:
-        model: The model.
-        executor: Where documents are encoded.
     """
 
     def __init__(self, model: DenseModel | TokenModel, executor: Executor = IN_PROCESS) -> None:
@@ -263,49 +237,26 @@ class VectorTeacher:
 
     @contextmanager
     def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Iterator[Scorer]:
-        """Encode the texts of the rows.
-
-        Args:
-            data: The rows.
-            cache: Folder of the embedding store; None for a temporary one.
-            progress: Show progress bars.
-        """
+        """Encode the distinct texts of the rows, into a temporary embedding store if there is no folder for it."""
         with open_embedding_store(cache, self._executor) as store:
-            yield _VectorScorer(store, self._model, data, progress=progress).score
+            queries, documents = np.unique(data.queries), np.unique(data.documents)
+            texts = [(data.texts[number] for number in numbers.tolist()) for numbers in (queries, documents)]
+            encoded = store.encode(self._model, texts[0], "query", total=len(queries), progress=progress)
+            found = store.encode(self._model, texts[1], "document", total=len(documents), progress=progress)
+            pair_scores = PairScores(encoded, found)
 
+            def score(parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
+                for number, part in parts.items():
+                    of_queries, of_documents = data.pairs(part)
+                    scores = pair_scores(np.searchsorted(queries, of_queries), np.searchsorted(documents, of_documents))
+                    advance(len(scores))
+                    yield number, scores
 
-class _VectorScorer:
-    """Scores pairs from the vectors of the rows' distinct texts."""
-
-    def __init__(self, store: EmbeddingStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
-        self._data = data
-        self._queries, self._documents = np.unique(data.queries), np.unique(data.documents)
-        queries = (data.texts[number] for number in self._queries.tolist())
-        encoded = store.encode(model, queries, "query", total=len(self._queries), progress=progress)
-        documents = (data.texts[number] for number in self._documents.tolist())
-        found = store.encode(model, documents, "document", total=len(self._documents), progress=progress)
-        self._scores = PairScores(encoded, found)
-
-    def score(self, parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        for number, part in parts.items():
-            queries, documents = self._data.pairs(part)
-            scores = self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
-            advance(len(scores))
-            yield number, scores
+            yield score
 
 
 class CrossEncoderTeacher:
-    """A cross-encoder, run by sentence-transformers.
-
-    Args:
-        source: Folder or Hub id.
-        device: Device in this process.
-        batch_tokens: Tokens per batch, where every pair counts with the maximum length; None for 256 pairs on a GPU, 32 on a CPU.
-        executor: Where pairs are scored.
-
-    Raises:
-        InputError: sentence-transformers is not installed or cannot load the model, or the model returns several scores per pair.
-    """
+    """A cross-encoder, run by sentence-transformers."""
 
     def __init__(self, source: str, *, device: str, batch_tokens: int | None = None, executor: Executor = IN_PROCESS) -> None:
         folder = local_folder(source)
@@ -465,16 +416,7 @@ def load_teacher(
 
 
 def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOptions = FOLDERS_SETTINGS) -> None:
-    """Check a teacher without loading its weights.
-
-    Args:
-        source: See `load_teacher`.
-        dtype: See `load_teacher`.
-        options: See `load_teacher`.
-
-    Raises:
-        InputError: The folder is not a supported model, or ``dtype`` or ``options`` are given for a cross-encoder.
-    """
+    """Check a teacher without loading its weights."""
     check_is_model(source)
     if (dtype, options) == (None, FOLDERS_SETTINGS) or not is_cross_encoder(local_folder(source)):
         return
@@ -512,18 +454,6 @@ class Ensemble:
     Teachers of different kinds have different scales: cosines up to 1, ColBERT scores up to the number of query tokens, logits. Scores are
     summed with given weights, or averaged after min-max normalization per row. For teachers that were trained with a softmax over
     documents, suitable weights are the scale of that softmax divided by the number of teachers: the sum is the mean of their logits.
-
-    Args:
-        members: T teachers, at least two.
-        weights: T weights of the sum; None for the mean of min-max normalized scores.
-
-    Attributes:
-        members: The teachers.
-        weights: The weights, or None.
-        description: Description for ``scoring.json``; the ``fingerprint`` depends on the members in their order, not on the weights.
-
-    Raises:
-        InputError: The weights are invalid (see `check_weights`), or two teachers are the same.
     """
 
     def __init__(self, members: Sequence[Teacher], weights: Sequence[float] | None = None) -> None:
@@ -554,11 +484,7 @@ class Ensemble:
 
 
 def check_weights(teachers: int, weights: Sequence[float] | None) -> None:
-    """Check the weights of an ensemble.
-
-    Raises:
-        InputError: There are fewer than two teachers, or not one positive, finite weight per teacher.
-    """
+    """Check the weights of an ensemble."""
     if teachers < 2:
         raise InputError(f"an ensemble needs at least two teachers, got {teachers}")
     if weights is not None and len(weights) != teachers:
@@ -627,7 +553,10 @@ def score_rows(
     members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
     started = time.perf_counter()
     # Without the weights: scores are saved before weighting, so that a run can resume with other weights.
-    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
+    named = {"train", "format", "query_field", "document_fields"}
+    by_id = {"queries", "documents", "query_id_field", "document_id_field", "text_field"}
+    rows = section.model_dump(include=named | by_id)  # the settings that decide which texts are scored
+    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": rows}
     with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         with progress_bar("reading", 1, enabled=progress):
             data = read_scoring_data(section, work.scratch("texts"))
@@ -652,23 +581,6 @@ def score_rows(
         content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
         packages = ("quiver-retrieval", "torch", "numpy", "sentence-transformers")
         return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
-
-
-def _named_fields(section: DataSection) -> dict[str, Any]:
-    """Settings of a section that decide which texts are scored."""
-    names = (
-        "train",
-        "format",
-        "query_field",
-        "document_fields",
-        "queries",
-        "documents",
-        "query_id_field",
-        "document_id_field",
-        "text_field",
-    )
-    fields = section.model_dump()
-    return {name: fields[name] for name in names}
 
 
 def _parts(ends: NDArray[np.int64]) -> list[slice]:

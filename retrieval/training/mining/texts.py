@@ -37,13 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextTable:
-    """Texts written by a `TextTableWriter`.
-
-    Attributes:
-        ids: P ids.
-        same: For each text the number of the first equal text, (P,).
-        sha256: Checksum of the ids and texts in their order.
-    """
+    """Texts written by a `TextTableWriter`."""
 
     def __init__(self, stem: Path, identities: Keys, sha256: str, *, index_texts: IndexTexts | None) -> None:
         """Open a table; ``identities`` are (P,) keys that equal texts share."""
@@ -89,16 +83,7 @@ class TextTable:
 
 
 class TextTableWriter:
-    """Writes a table of texts. Use it as a context manager, and call `table` afterwards.
-
-    Args:
-        folder: Existing folder without a table.
-        index: Index whose documents are the first texts of the table. They are not copied, only hashed.
-        by_content: Allow `number`, which takes 24 bytes per text while they are written.
-
-    Raises:
-        InputError: The index was built without texts.
-    """
+    """Writes a table of texts. Use it as a context manager, and call `table` afterwards."""
 
     def __init__(self, folder: Path, *, index: Index | None = None, by_content: bool = True) -> None:
         self._stem = folder / "texts.arrow"
@@ -134,11 +119,7 @@ class TextTableWriter:
         self._remember([document.id for document in documents], [document.text for document in documents])
 
     def number(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of B texts, (B,). New texts are appended, with a hash of the content as id. Outer white space is ignored.
-
-        Raises:
-            ValueError: The writer was made without ``by_content``.
-        """
+        """Return the numbers of B texts, (B,). New texts are appended, with a hash of the content as id. Outer white space is ignored."""
         if self._known is None:
             raise ValueError("number() needs a writer with by_content=True")
         keys = _content_keys(texts)
@@ -162,11 +143,7 @@ class TextTableWriter:
 
 
 class IndexTexts:
-    """Texts of an index by number, as they were encoded.
-
-    Raises:
-        InputError: The index was built without texts.
-    """
+    """Texts of an index by number, as they were encoded."""
 
     def __init__(self, index: Index) -> None:
         if not index.manifest.policy.store_text:
@@ -202,15 +179,7 @@ def _content_keys(texts: Sequence[str]) -> Keys:
 
 @dataclass(frozen=True)
 class PairSource:
-    """Rows of which the query and the positives are read.
-
-    Attributes:
-        sources: Files, folders or Hub data sets, as in ``data.train`` of a recipe.
-        query_field: Field of the query's text.
-        positive_field: Field of the positive, or of a list of positives.
-        corpus: BEIR corpus whose documents are searched too.
-        use_title: Prepend titles of the corpus to the texts.
-    """
+    """Rows of which the query and the positives are read."""
 
     sources: tuple[str, ...]
     query_field: str = "query"
@@ -221,13 +190,7 @@ class PairSource:
 
 @dataclass(frozen=True)
 class BeirSource:
-    """A BEIR folder: the queries of a split, their relevant documents and the corpus.
-
-    Attributes:
-        folder: The folder.
-        split: Name of the judgements.
-        use_title: Prepend titles to the texts; ignored with an index, which decided so when it was built.
-    """
+    """A BEIR folder: the queries of a split, their relevant documents and the corpus."""
 
     folder: Path
     split: str = "train"
@@ -290,17 +253,7 @@ class MiningData:
 
 
 def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: Index | None = None) -> MiningData:
-    """Read a source; texts are streamed to a folder, numbers stay in memory.
-
-    Args:
-        source: The source.
-        folder: Empty folder for the texts.
-        index: Index whose documents are the corpus.
-
-    Raises:
-        InputError: A file or row is malformed (named), no relevant document is in the corpus or index, the index has no texts, or no
-            query has a positive.
-    """
+    """Read a source; texts are streamed to a folder, numbers stay in memory."""
     by_content = isinstance(source, PairSource)
     for name in ("queries", "documents"):
         (folder / name).mkdir()

@@ -15,7 +15,6 @@ from quiver.retrieval.training.run import (
     describe_batch,
     describe_data,
     describe_result,
-    negatives_per_query,
 )
 
 MakeRecipe = Callable[..., Recipe]
@@ -40,9 +39,10 @@ GATHERED = "loss.gather_across_devices=true"
     ],
 )
 def test_negatives_per_query_are_counted_for_each_loss_and_setup(
-    make_recipe: MakeRecipe, recipe: tuple[str, ...], processes: int, negatives: int
+    make_recipe: MakeRecipe, rows: TrainingRows, recipe: tuple[str, ...], processes: int, negatives: int
 ) -> None:
-    assert negatives_per_query(make_recipe(*recipe), 3, processes) == negatives
+    assert rows.documents_per_row == 3
+    assert describe_batch(make_recipe(*recipe), rows, processes)["negatives_per_query"] == negatives
 
 
 def test_the_base_model_is_recorded_only_if_it_is_on_the_hub(

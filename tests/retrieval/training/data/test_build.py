@@ -14,7 +14,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import Pair, split_pairs
 from quiver.retrieval.training.data import TrainingRows, prepare_rows, rows_of_pairs
-from quiver.retrieval.training.data.prepare import TextEntry, TextsById
+from quiver.retrieval.training.data.prepare import TextsById
+from quiver.retrieval.training.data.sources import TextEntry
 from quiver.retrieval.training.data.table import TableWriter
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.training.data.sources import Example, FieldReader, id_of, parse_list, text_of
+from quiver.retrieval.training.data.sources import Example, FieldReader, TextEntry, parse_list, read_text_entries
 from quiver.retrieval.training.recipe import DataSection
 
 
 def read(row: dict[str, Any], **fields: Any) -> Example:
     reader = FieldReader(DataSection(train=("rows.jsonl",), **fields))
-    reader.check("rows.jsonl:1", row)
+    missing = reader.missing("rows.jsonl:1", row)
+    for name in (name for name in reader.columns if name in missing):
+        raise reader.misspelt("rows.jsonl:1", row, name)
     (example,) = reader.examples("rows.jsonl:1", row)
     return example
 
@@ -166,11 +170,12 @@ def test_a_later_row_may_lack_documents() -> None:
         reader.examples("rows.jsonl:2", {"positive": "p"})
 
 
-def test_text_and_id_of_a_corpus_row() -> None:
-    row = {"id": 7, "meta": {"text": "a"}}
-    assert (id_of("c:1", "id", row), text_of("c:1", "meta.text", row)) == ("7", "a")
-    with pytest.raises(InputError, match="c:1: no field 'text'; the row's fields are id, meta"):
-        text_of("c:1", "text", row)
+def test_text_and_id_of_a_corpus_row(write: Callable[..., Path]) -> None:
+    path = write("corpus.jsonl", [{"id": 7, "meta": {"text": "a"}}])
+    assert list(read_text_entries(str(path), "id", "meta.text")) == [TextEntry(f"{path}:1", "7", "a")]
+    for fields, problem in ((("id", "text"), "no field 'text'; the row's fields are id, meta"), (("meta", "id"), "'meta' must hold an id")):
+        with pytest.raises(InputError, match=problem):
+            list(read_text_entries(str(path), *fields))
 
 
 @pytest.mark.parametrize(
