@@ -25,7 +25,7 @@ from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
-from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
+from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
@@ -48,6 +48,7 @@ from quiver.retrieval.search.retrievers import (
     RunRetriever,
     SharedModel,
     TextScorer,
+    Unexplained,
     identity_of,
     indexes_of,
     search_with,
@@ -246,7 +247,7 @@ def _overlap_name(k: int) -> str:
 
 
 @dataclass(frozen=True)
-class ModelSearcher:
+class ModelSearcher(Unexplained):
     """A model over a collection: it searches an in-memory index of the documents, which is built at the first search.
 
     Attributes:
@@ -287,11 +288,6 @@ class ModelSearcher:
     def search_exactly(self, k: int) -> Hits:
         """Search all vectors, of which the index may have compressed ones."""
         return self._search(self._indexed(EXACT), k, "balanced", None)
-
-    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """See `Retriever`: nothing."""
-        del query, documents
-        return {}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
@@ -357,8 +353,7 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
     A document whose exact score ties with that of the k-th document also counts: the order of tied documents is arbitrary.
 
     Example:
-        >>> scores = [np.array([2.0, 1.0], np.float32)]
-        >>> overlap(Hits([["a", "b"]], scores), Hits([["b", "c"]], [np.array([1.0, 0.5], np.float32)]), 2)
+        >>> overlap(Hits.of([{"a": 2.0, "b": 1.0}]), Hits.of([{"b": 1.0, "c": 0.5}]), 2)
         0.5
     """
     shares = []
@@ -372,43 +367,8 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
     return sum(shares) / len(shares)
 
 
-def bm25_run(
-    collection: Collection,
-    *,
-    k: int = 1000,
-    use_title: bool = True,
-    exclude_self: bool = False,
-    limits: BlockLimits | None = None,
-    progress: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
-
-    Args:
-        collection: Documents and queries.
-        k: Documents per query, at most; k may exceed the size of the collection.
-        use_title: Include titles in the text of the documents.
-        exclude_self: Drop the document with the query's own id before the run is cut.
-        limits: Size of the blocks in which the corpus is read.
-        progress: Show a progress bar over the documents, which are read twice.
-
-    Returns:
-        A run with every query in it. It holds only documents that share a word with the query.
-    """
-    k = check_k(k)
-    policy = Policy(exclude_self=exclude_self, use_title=use_title)
-    with progress_bar("BM25", 2 * len(collection.documents), enabled=progress) as advance:
-        hits = rank_streamed(
-            lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
-            [query.text for query in collection.queries],
-            depth(k, policy),
-            limits=limits,
-            advance=advance,
-        )
-    return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
-
-
 @dataclass(frozen=True)
-class StreamedWords:
+class StreamedWords(Unexplained):
     """BM25 over a collection, which is read in blocks.
 
     Attributes:
@@ -443,11 +403,6 @@ class StreamedWords:
                 advance=advance,
             )
         return replace(hits, counts=TokenCounts(len(queries), 0, 0, 0), seconds={"search": time.perf_counter() - begun})
-
-    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """See `Retriever`: nothing."""
-        del query, documents
-        return {}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
@@ -665,7 +620,7 @@ class _WithoutSelf:
 
 
 @dataclass(frozen=True)
-class _CollectionScorer:
+class _CollectionScorer(Unexplained):
     """Scores candidates of a collection; the texts of a batch's candidates are read from it in one pass."""
 
     scorer: TextScorer
@@ -678,10 +633,6 @@ class _CollectionScorer:
         titles = self.policy.use_title
         texts = {each.id: each.content(use_title=titles) for each in self.collection.documents if each.id in wanted}
         return replace(self.scorer, text_of=texts.__getitem__)(queries, candidates)
-
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Any]:
-        del query, documents
-        return {}
 
     def describe(self) -> Mapping[str, object]:
         return self.scorer.describe()

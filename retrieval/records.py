@@ -327,11 +327,17 @@ class Hits:
         return len(self.ids)
 
     def ranking(self, query: int) -> dict[str, float]:
-        """The documents found for a query, by its position: id -> score, best first."""
+        """The documents found for a query, by its position: id -> score, best first.
+
+        :meta private:
+        """
         return dict(zip(self.ids[query], self.scores[query].tolist(), strict=True))
 
     def part(self, queries: slice) -> Hits:
-        """The hits of some of the queries; token counts and times stay those of all."""
+        """The hits of some of the queries; token counts and times stay those of all.
+
+        :meta private:
+        """
         return replace(
             self,
             ids=self.ids[queries],

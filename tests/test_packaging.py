@@ -18,8 +18,8 @@ import pytest
 
 import quiver
 from quiver.eval.results import Results, ScoreTable, read_results
-from quiver.retrieval.index import Index
 from quiver.retrieval.records import Hit, Hits, QueryHits
+from quiver.retrieval.search.index import Index
 from tests.hub import fill_hub
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -976,6 +976,8 @@ class IndexReader:
 
         Raises:
             InputError: The filter is malformed, or names a field that no document has.
+
+        :meta private:
         """
         chosen, found = self.check_filter(filter), list[str]()
         bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)

@@ -67,14 +67,20 @@ class Index(IndexReader):
 
     @classmethod
     def of(cls, reader: IndexReader) -> Index:
-        """The index of an opened generation."""
+        """The index of an opened generation.
+
+        :meta private:
+        """
         index = cls.__new__(cls)
         index.__dict__ = dict(reader.__dict__)
         return index
 
     @property
     def name(self) -> str:
-        """Name in tables and reports: that of the folder."""
+        """Name in tables and reports: that of the folder.
+
+        :meta private:
+        """
         return self.path.name
 
     @overload
@@ -251,12 +257,18 @@ class Index(IndexReader):
         return self._combine(others, None, rerank, CANDIDATES)[1].explain(query, documents)
 
     def describe(self) -> Mapping[str, object]:
-        """What the rankings depend on, as JSON; see `quiver.retrieval.search.retrievers.Retriever`."""
+        """What the rankings depend on, as JSON; see `quiver.retrieval.search.retrievers.Retriever`.
+
+        :meta private:
+        """
         return {"kind": "index", "name": self.name, **identity_of(self)}
 
     @property
     def indexes(self) -> Sequence[IndexReader]:
-        """This index."""
+        """This index.
+
+        :meta private:
+        """
         return [self]
 
     def _combine(
@@ -314,6 +326,13 @@ class Index(IndexReader):
 
         Raises:
             InputError: The index is in memory, a document does not exist, nothing is named, or the filter is malformed.
+
+        Example:
+            >>> from quiver import build_index
+            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
+            >>> index = build_index(rows, "bm25", "animals", overwrite=True)
+            >>> len(index.delete(where="year < 2010"))
+            1
         """
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if where is not None:
@@ -333,16 +352,35 @@ class Index(IndexReader):
 
         Raises:
             InputError: The index is in memory, or a source cannot be read.
+
+        Example:
+            >>> from quiver import build_index
+            >>> index = build_index("docs", "bm25", "manual")  # doctest: +SKIP
+            >>> index.refresh()  # doctest: +SKIP
         """
         done = refresh.refresh_index(self._folder(), self.model, source, options=options, progress=progress)
         return self._become(done.index)
 
     def compact(self, *, progress: bool = False) -> Index:
-        """Merge the segments and remove deleted documents; nothing is encoded again. See `quiver.retrieval.index.compact_index`."""
+        """Merge the segments and remove deleted documents; nothing is encoded again. See `quiver.retrieval.index.compact_index`.
+
+        Example:
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings."], "bm25", "animals", overwrite=True)
+            >>> len(index.compact())
+            1
+        """
         return self._become(compact_index(self._folder(), progress=progress))
 
     def check(self) -> CheckReport:
-        """Read every file of the folder and verify its checksum; see `quiver.retrieval.index.check_index`."""
+        """Read every file of the folder and verify its checksum; see `quiver.retrieval.index.check_index`.
+
+        Example:
+            >>> from quiver import build_index
+            >>> index = build_index(["Owls have wings."], "bm25", "animals", overwrite=True)
+            >>> index.check().problems
+            ()
+        """
         return check_index(self._folder())
 
     def _folder(self) -> Path:

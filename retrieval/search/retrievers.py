@@ -97,6 +97,15 @@ class Retriever(Protocol):
         """What the rankings depend on, as JSON; an evaluation records it. ``kind`` is what ranks, such as ``index`` or ``fusion``."""
 
 
+class Unexplained:
+    """Base of retrievers and scorers whose scores have no reasons."""
+
+    def explain(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
+        """Explain nothing."""
+        del query, documents
+        return {}
+
+
 def search_with(retriever: Retriever, queries: Sequence[Query], k: int, filter: FilterLike = None, effort: Effort = None) -> Hits:
     """Search a retriever, with an effort only where one was asked for."""
     given: dict[str, Any] = {} if effort is None else {"effort": effort}
@@ -363,7 +372,7 @@ def _present_documents(index: Index, documents: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RunRetriever:
+class RunRetriever(Unexplained):
     """Ranks documents as a run does, by the ids of its queries.
 
     Attributes:
@@ -384,11 +393,6 @@ class RunRetriever:
             raise InputError("a run cannot be filtered: the fields of its documents are not known")
         k = check_k(k)
         return Hits.of(dict(list(self.run.get(query.id, {}).items())[:k]) for query in queries)
-
-    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """See `Retriever`: a run has no reasons."""
-        del query, documents
-        return {}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.eval.metrics import score
-from quiver.eval.rankers import bm25_run
+from quiver.eval.rankers import StreamedWords
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.records import Document, Query
@@ -33,6 +34,14 @@ def _by_hand(term_counts: dict[str, int], length: int, frequencies: dict[str, in
     norm = 0.9 * (1 - 0.4 + 0.4 * length / mean_length)
     idf = {term: math.log(1 + (documents - df + 0.5) / (df + 0.5)) for term, df in frequencies.items()}
     return sum(idf[term] * count / (count + norm) for term, count in term_counts.items())
+
+
+def bm25_run(
+    collection: Collection, k: int = 1000, policy: Policy | None = None, limits: BlockLimits | None = None
+) -> dict[str, dict[str, float]]:
+    policy = policy or Policy()
+    hits = StreamedWords(policy, collection, limits=limits).search(collection.queries, depth(k, policy))
+    return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
 
 
 def test_scores_are_lucenes() -> None:
@@ -58,8 +67,8 @@ def test_documents_without_a_common_term_stay_out() -> None:
 def test_the_query_itself_is_dropped_before_the_cut() -> None:
     documents = [Document("a", "red red red"), Document("b", "red blue"), Document("c", "red blue green")]
     collection = _collection(documents, [Query("a", "red")])
-    assert list(bm25_run(collection, k=2, exclude_self=False)["a"]) == ["a", "b"]
-    assert list(bm25_run(collection, k=2, exclude_self=True)["a"]) == ["b", "c"]
+    assert list(bm25_run(collection, k=2, policy=Policy(exclude_self=False))["a"]) == ["a", "b"]
+    assert list(bm25_run(collection, k=2, policy=Policy(exclude_self=True))["a"]) == ["b", "c"]
 
 
 @pytest.mark.parametrize("texts", [["", ""], ["the of", "and"], ["?", "!"]])
@@ -181,7 +190,7 @@ def test_the_corpus_is_never_held() -> None:
             return 500
 
     collection = Collection("c", "test", Streamed(), [Query("q", "word3")], {"q": {"d3": 1}}, 0)
-    assert len(bm25_run(collection, use_title=False, limits=BlockLimits(10))["q"]) == 71
+    assert len(bm25_run(collection, policy=Policy(use_title=False), limits=BlockLimits(10))["q"]) == 71
     assert 10 <= most <= 30
 
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder import InputError
 from quiver.encoder.work_folder import WorkFolder
-from quiver.eval.rankers import bm25_run
+from quiver.eval.datasets.benchmarks import Policy
+from quiver.eval.rankers import StreamedWords
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import Document
@@ -472,7 +473,7 @@ def test_mining_and_evaluation_use_the_same_bm25(beir: Path, tmp_path: Path) -> 
         [document.id for document in documents],
         searchable=len(documents),
     )
-    expected = bm25_run(collection, k=20)
+    expected = StreamedWords(Policy(), collection).search(collection.queries, 20).to_run([query.id for query in collection.queries])
     asked = np.arange(len(collection.queries))
     also = [np.arange(place, len(documents)) for place in asked]
     for place, (ranked, scores) in enumerate(searcher.search(asked, 20, also=also)):

@@ -1,0 +1,135 @@
+"""The index of users: restrictions, weights and pages of a search, explanations, and changes that the object shows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quiver
+from quiver import Document, InputError, build_index, evaluate, open_index
+from quiver.retrieval.integrations import langchain_retriever
+from quiver.retrieval.records import Hits, Query
+from quiver.retrieval.search.index import Index
+from quiver.retrieval.search.retrievers import FusedRetriever, RunRetriever
+from quiver.retrieval.search.search import Fusion
+
+DOCUMENTS = [Document(f"d{number:02d}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
+TEXT = "word1 text2"
+
+
+@pytest.fixture
+def index(tmp_path: Path, word_sum: Any) -> Index:
+    built = build_index(DOCUMENTS, word_sum, tmp_path / "index")
+    built.model = word_sum
+    return built
+
+
+def test_ids_a_filter_and_an_offset_restrict_a_search(index: Index) -> None:
+    whole = [hit.id for hit in index.search(TEXT, 24)]
+    chosen = whole[::3]
+    assert [hit.id for hit in index.search(TEXT, 24, ids=[*chosen, "unknown"])] == chosen
+    assert [hit.id for hit in index.search(TEXT, 24, ids=chosen, filter="part < 12")] == [key for key in chosen if int(key[1:]) < 12]
+    assert [hit.id for hit in index.search(TEXT, 5, offset=7)] == whole[7:12]
+    assert [hit.id for hit in index.search(TEXT, 5, offset=22)] == whole[22:]
+    groups = [hit.group for hit in index.search(TEXT, 24, group_by="part")]
+    assert [hit.group for hit in index.search(TEXT, 4, group_by="part", offset=3)] == groups[3:7]
+    assert len(index.search(TEXT, ids=[])) == 0
+    with pytest.raises(ValueError, match="offset must be >= 0"):
+        index.search(TEXT, offset=-1)
+
+
+def test_weights_are_those_of_the_rankings_in_their_order(index: Index) -> None:
+    alone, words = index.search(TEXT, 24), index.search(TEXT, 24, fuse="bm25", weights=(0, 1))
+    assert [hit.id for hit in index.search(TEXT, 24, fuse="bm25", weights=(1, 0))] == [hit.id for hit in alone]
+    fused = index.search(TEXT, 24, fuse="bm25", weights=(1, 2))
+    by_hand = {
+        hit.id: 1 / (60 + rank) + 2 * ({key: 1 / (60 + place) for place, key in enumerate([each.id for each in words], 1)}.get(hit.id, 0))
+        for rank, hit in enumerate(alone, 1)
+    }
+    assert {hit.id: hit.score for hit in fused} == pytest.approx(by_hand)
+    with pytest.raises(InputError, match="got 1 weights for 2 rankings"):
+        index.search(TEXT, fuse="bm25", weights=[1])
+
+
+def test_queries_with_ids_are_searched_as_texts(index: Index) -> None:
+    queries = [Query("a", TEXT), Query("b", "word3")]
+    assert index.search(queries, 4).ids == index.search([query.text for query in queries], 4).ids
+
+
+def test_explanations_name_the_rankings(index: Index) -> None:
+    explained = index.explain(TEXT, fuse="bm25", k=3)
+    assert list(explained) == [hit.id for hit in index.search(TEXT, 3, fuse="bm25")]
+    assert {name for each in explained.values() for name in each} <= {"index", "bm25"}
+    alone = index.explain(TEXT, ["d01"])["d01"]["index"]
+    assert alone.score == pytest.approx(float(index.scores(index.model.encode_texts([TEXT], "query").vectors[0], ["d01"])[0]))  # type: ignore[union-attr]
+
+
+def test_an_index_shows_its_own_changes_and_others_do_not(index: Index) -> None:
+    other = open_index(index.path)
+    assert index.add([Document("new", "word1 text2 word1 text2", metadata={"part": 99})]) is index
+    assert (len(index), len(other), index.search(TEXT, 1)[0].id) == (25, 24, "new")
+    assert index.delete(["new"], where="part >= 20") is index
+    assert (len(index), index.count("part >= 20"), index.count("part < 20")) == (20, 0, 20)
+    assert index.delete(where="part = 1000") is index
+    assert index.compact() is index
+    assert (len(index.segments), len(open_index(index.path)), index.check().problems) == (1, 20, ())
+    assert list(index.facets(["part"], filter="part < 2")["part"].values) == [(0, 1), (1, 1)]
+    with pytest.raises(InputError, match="'nowhere'"):
+        index.delete("nowhere")
+    with pytest.raises(InputError, match="pass ids of documents to delete"):
+        index.delete()
+    with pytest.raises(InputError, match="an index in memory does not change"):
+        build_index(DOCUMENTS, "bm25").add([Document("x", "y")])
+
+
+def test_an_index_reads_its_sources_again(tmp_path: Path) -> None:
+    source = tmp_path / "notes"
+    source.mkdir()
+    (source / "owl.md").write_text("Owls have wings.\n", encoding="utf-8")
+    index = build_index(source, "bm25", tmp_path / "index")
+    (source / "trout.md").write_text("Trout have fins.\n", encoding="utf-8")
+    assert [hit.fields["file"] for hit in index.refresh().search("fins")] == ["trout.md"]
+
+
+class Fixed:
+    """A user's own retriever: it has no effort, and finds the same documents for every query."""
+
+    name = "fixed"
+
+    def search(self, queries: Sequence[Query], k: int, *, filter: object = None) -> Hits:
+        assert filter is None
+        return Hits.of([{"d01": 2.0, "d05": 1.0}] * len(queries))
+
+    def explain(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    def describe(self) -> Mapping[str, object]:
+        return {"kind": "fixed", "version": 1}
+
+
+def test_any_retriever_is_evaluated_fused_and_given_to_langchain(index: Index) -> None:
+    queries, qrels = {"q1": TEXT, "q2": "word3"}, {"q1": {"d05": 1}, "q2": {"d03": 1}}
+    run = RunRetriever({"q1": {"d05": 1.0}, "q2": {"d03": 0.5}})
+    found = evaluate(FusedRetriever([index, Fixed(), run], Fusion(weights=(0, 1, 5))), queries=queries, qrels=qrels, baselines=())
+    assert found.headline == 1.0
+    assert (found.system.kind, found.system.source) == ("fusion", "fixed + run")
+    own = evaluate(Fixed(), queries=queries, qrels=qrels, fuse=[index], baselines=(), candidates=50)
+    assert own.collections[0].index.parameters["candidates"] == 50
+    pytest.importorskip("langchain_core")
+    documents = langchain_retriever(FusedRetriever([index, Fixed()], Fusion(weights=(0, 1))), k=2).invoke(TEXT)
+    assert [(each.id, each.page_content) for each in documents] == [(key, index.text_of(key)) for key in ("d01", "d05")]
+
+
+def test_no_module_of_index_imports_search() -> None:
+    folder = Path(quiver.__file__).parent.parent / "retrieval" / "index"
+    modules = sorted(folder.rglob("*.py"))
+    assert len(modules) > 10
+    for module in modules:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.startswith(("quiver.retrieval.search", "quiver.retrieval.cluster"))], module
