@@ -7,7 +7,7 @@ const state = {
   query: "",
   retriever: null, // name
   together: false, // all retrievers side by side
-  filters: [], // as the service reads them, such as year>=2015
+  filters: [], // as the service reads them, such as year >= 2015
   effort: null,
   heat: true,
   grouped: false, // one hit per file

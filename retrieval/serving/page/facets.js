@@ -28,7 +28,7 @@ function drawFacets() {
 
 const NUMBERS = 30; // distinct numbers, such as years, or files; more, such as line numbers, are for the form of filters
 
-// Values that are files, or rows of a table: nobody narrows down to one of many. The form of filters asks for a folder: file = guides/*
+// Values that are files, or rows of a table: nobody narrows down to one of many. The form of filters asks for a folder: file LIKE 'guides/%'
 const isPlace = (field, values) => GROUPS.includes(field) || values.every(({ value }) => typeof value === "string" && value.includes("/"));
 
 const SHARE = 0.05; // of the documents, that the values shown have at least
@@ -39,10 +39,10 @@ function facetRow(field, facet, retriever, documents) {
   const held = values.reduce((sum, { count }) => sum + count, 0);
   if (!values.length || (facet.distinct > VALUES && (values[0].count < 2 || held < SHARE * documents))) return null;
   if (facet.distinct > NUMBERS && isPlace(field, values)) return null;
-  const types = retriever.fields[field];
-  if (facet.distinct > NUMBERS && types.every((type) => type === "integer" || type === "number")) return null;
+  const [type] = retriever.fields[field];
+  if (facet.distinct > NUMBERS && /^(?:integer|number|date|timestamp)/.test(type)) return null;
   const buttons = values.filter(({ value }) => String(value).trim() !== "").map(({ value, count }) => {
-    const made = condition(field, "=", String(value), typeof value === "string" ? ["string"] : types);
+    const made = condition(field, isListType(type) ? "has" : "=", String(value), type);
     const on = state.filters.includes(made);
     return element("button", { type: "button", class: "facet", "aria-pressed": String(on), title: `Only where ${visible(field)} is ${visible(value)}`,
       onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(cut(value, 60)), element("span", { class: "count" }, number(count)));

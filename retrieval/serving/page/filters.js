@@ -1,42 +1,50 @@
 // Filters: chips for those that hold, and a form that writes a new one in the words of the service.
 
 const RELATIONS = {
-  "=": "is", "!=": "is not", "<": "is less than", "<=": "is at most", ">": "is more than", ">=": "is at least", in: "is one of",
+  "=": "is", "!=": "is not", "<": "is less than", "<=": "is at most", ">": "is more than", ">=": "is at least", IN: "is one of",
+  LIKE: "begins with", has: "has", "has not": "has not",
 };
-const BY_TYPE = { boolean: ["=", "!="], string: ["=", "!=", "in", "<", "<=", ">", ">="] };
+const ORDERED = ["=", "!=", "<", "<=", ">", ">=", "IN"];
 const SIGNS = { "!=": "\u2260", "<=": "\u2264", ">=": "\u2265" };
+const KEYWORDS = /^(?:and|or|not|in|between|like|ilike|escape|is|null|true|false)$/i;
+const NUMBER = /^[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?$/i;
 
 const fieldsOf = (chosen) => {
   const fields = new Map();
   for (const retriever of chosen) {
-    for (const [name, types] of Object.entries(retriever.fields ?? {})) {
-      fields.set(name, [...new Set([...(fields.get(name) ?? []), ...types])]);
+    for (const [name, [type]] of Object.entries(retriever.fields ?? {})) {
+      if (!fields.has(name)) fields.set(name, type);
     }
   }
   return fields;
 };
 
-const relationsOf = (types) => {
-  if (types.every((type) => type === "boolean")) return BY_TYPE.boolean;
-  return types.includes("string") ? BY_TYPE.string : ["=", "!=", "<", "<=", ">", ">=", "in"];
+const isListType = (type) => type.endsWith("[]");
+
+const relationsOf = (type) => {
+  if (isListType(type)) return ["has", "has not"];
+  if (type === "boolean") return ["=", "!="];
+  return type === "string" ? ["=", "!=", "LIKE", ...ORDERED.slice(2)] : ORDERED;
 };
 
-// A name of other characters stands in quotes. In quotes a word is a text; without them it is a number or a truth value where it reads as one.
-// With stars, one behind a text stays outside of the quotes: it asks for a beginning.
-function condition(field, relation, value, types, { stars = false } = {}) {
+const quoted = (sign, text) => `${sign}${text.replaceAll(sign, sign + sign)}${sign}`;
+
+// A condition in SQL: texts and dates in single quotes, numbers and truth values without, odd names of fields in double quotes.
+function condition(field, relation, value, type) {
+  const kind = type.replace("[]", "");
   const word = (part) => {
-    if (types.some((type) => type !== "string") && /^(?:true|false|[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)$/i.test(part)) return part;
-    if (stars && /^[12]\d{3}([-/.]\d{1,2}){0,2}$/.test(part) && ["=", "!=", "in"].includes(relation)) return part; // a period of dates
-    const beginning = stars && /^[^]+\*$/.test(part) && ["=", "!=", "in"].includes(relation);
-    return beginning ? `${JSON.stringify(part.slice(0, -1))}*` : JSON.stringify(part);
+    if (kind === "boolean" && /^(?:true|false)$/i.test(part)) return part.toLowerCase();
+    return (kind === "integer" || kind === "number") && NUMBER.test(part) ? part.replace("+", "") : quoted("'", part);
   };
-  const name = /^[^\s"=!<>,()&|'][^\s"=!<>,()&|]*$/.test(field) ? field : JSON.stringify(field);
-  if (relation === "in") return `${name} in ${value.split(",").map((part) => part.trim()).filter(Boolean).map(word).join(",")}`;
-  return `${name}${relation}${word(value.trim())}`;
+  const name = /^[a-z_]\w*(?:\.[a-z_]\w*)*$/i.test(field) && !KEYWORDS.test(field) ? field : quoted('"', field);
+  if (isListType(type)) return `${relation === "has not" ? "NOT " : ""}array_contains(${name}, ${word(value)})`;
+  if (relation === "IN") return `${name} IN (${value.split(",").map((part) => part.trim()).filter(Boolean).map(word).join(", ")})`;
+  if (relation !== "LIKE") return `${name} ${relation} ${word(value)}`;
+  const escaped = value.replace(/[%_!]/g, (sign) => `!${sign}`);
+  return `${name} LIKE ${quoted("'", `${escaped}%`)}${escaped === value ? "" : " ESCAPE '!'"}`;
 }
 
-const readable = (filter) => filter.replace(/!=|<=|>=/, (sign) => ` ${SIGNS[sign]} `).replace(/^([^=<>\u2260\u2264\u2265]*)([=<>])/, "$1 $2 ")
-  .replace(/"((?:[^"\\]|\\.)*)"/g, (quoted) => { try { return JSON.parse(quoted); } catch { return quoted; } });
+const readable = (filter) => filter.replace(/!=|<=|>=/g, (sign) => SIGNS[sign]);
 
 function drawFilters() {
   const chips = state.filters.map((filter, place) => element("li", {}, element("button", {
@@ -74,34 +82,33 @@ function closeFilter() {
 }
 
 function drawRelations() {
-  const types = fieldsOf(shownRetrievers()).get(byId("filter-field").value) ?? [];
+  const type = fieldsOf(shownRetrievers()).get(byId("filter-field").value) ?? "string";
   const chosen = byId("filter-operator").value;
-  const relations = relationsOf(types);
+  const relations = relationsOf(type);
   byId("filter-operator").replaceChildren(...relations.map((relation) => element("option", { value: relation }, RELATIONS[relation])));
   if (relations.includes(chosen)) byId("filter-operator").value = chosen;
-  drawValueHint(types);
+  drawValueHint(type);
 }
 
-function drawValueHint(types) {
+function drawValueHint(type) {
   const value = byId("filter-value");
-  const numeric = !types.includes("string") && !types.includes("boolean");
-  value.inputMode = numeric && byId("filter-operator").value !== "in" ? "decimal" : "text";
-  if (byId("filter-operator").value === "in") value.placeholder = "one, another";
-  else if (types.every((type) => type === "boolean")) value.placeholder = "true";
-  else value.placeholder = types.includes("string") && ["=", "!="].includes(byId("filter-operator").value) ? "text, or beginning*" : "";
+  const relation = byId("filter-operator").value;
+  value.inputMode = /^(?:integer|number)/.test(type) && relation !== "IN" ? "decimal" : "text";
+  const hints = { boolean: "true", date: "2021-06-01", timestamp: "2021-06-01 08:30" };
+  value.placeholder = relation === "IN" ? "one, another" : hints[type.replace("[]", "")] ?? "";
 }
 
 function submitFilter() {
   const field = byId("filter-field").value;
   const value = byId("filter-value").value;
-  const types = fieldsOf(shownRetrievers()).get(field) ?? [];
-  const missing = byId("filter-operator").value === "in" ? !/[^,\s]/.test(value) : !value.trim();
+  const type = fieldsOf(shownRetrievers()).get(field) ?? "string";
+  const missing = byId("filter-operator").value === "IN" ? !/[^,\s]/.test(value) : !value.trim();
   byId("filter-fault").textContent = missing ? `A value for ${visible(field)} is missing.` : "";
   if (missing) {
     byId("filter-value").focus();
     return;
   }
-  const made = condition(field, byId("filter-operator").value, value, types, { stars: true });
+  const made = condition(field, byId("filter-operator").value, value.trim(), type);
   if (!state.filters.includes(made)) state.filters = [...state.filters, made];
   byId("filter-value").value = "";
   closeFilter();

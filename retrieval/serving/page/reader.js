@@ -153,9 +153,10 @@ function tags(hit) {
   const made = Object.entries(hit.metadata ?? {}).map(([field, value]) => {
     const values = (Array.isArray(value) ? value : [value]).map((each) => {
       const shownValue = others(cut(each, 200));
-      if (!fields.has(field) || String(each).trim() === "") return shownValue;
+      const type = fields.get(field);
+      if (type === undefined || String(each).trim() === "") return shownValue;
       return element("button", { type: "button", class: "tag", "aria-label": `Only where ${visible(field)} is ${visible(each)}`, title: "Filter by this",
-        onclick: () => filterBy(condition(field, "=", String(each), [typeof each])) }, shownValue);
+        onclick: () => filterBy(condition(field, isListType(type) ? "has" : "=", String(each), type)) }, shownValue);
     });
     return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, values));
   });

@@ -189,7 +189,7 @@ byId("heat").addEventListener("click", toggleHeat);
 byId("group").addEventListener("click", toggleGroup);
 byId("add-filter").addEventListener("click", () => (byId("filter").hidden ? openFilter() : closeFilter()));
 byId("filter-field").addEventListener("change", drawRelations);
-byId("filter-operator").addEventListener("change", () => drawValueHint(fieldsOf(shownRetrievers()).get(byId("filter-field").value) ?? []));
+byId("filter-operator").addEventListener("change", () => drawValueHint(fieldsOf(shownRetrievers()).get(byId("filter-field").value) ?? "string"));
 byId("filter").addEventListener("submit", (event) => { event.preventDefault(); submitFilter(); });
 byId("skip").addEventListener("click", () => (cards()[0] ? focusCard(cards()[0]) : byId("main").focus()));
 byId("theme").addEventListener("click", switchTheme);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pyarrow as pa
 import pytest
 
-from quiver.retrieval.index import Condition
-from quiver.retrieval.index.documents import Prefix
+from quiver.retrieval.index.filters import Columns, Filter
 from quiver.retrieval.models.bm25 import query_words
 from quiver.retrieval.serving.page import content_security_policy, page_html
 
@@ -43,7 +44,8 @@ METADATA: dict[str, dict[str, Any]] = {
     "night": {"year": 2021, "kind": "animals", "open": True},
 }
 TITLES: dict[str, str] = {}
-FIELDS = {"year": ["integer"], "kind": ["string"], "open": ["boolean"], "places": ["string"]}
+FIELDS = {"year": ["integer"], "kind": ["string"], "open": ["boolean"], "places": ["string[]"]}
+TYPES = pa.schema({"year": pa.int64(), "kind": pa.string(), "open": pa.bool_(), "places": pa.list_(pa.string())})
 KINDS = {"dense": "dense", "colbert": "colbert", "bm25": "bm25"}
 
 
@@ -203,15 +205,9 @@ def explanation(query: str, name: str, retriever: str) -> dict[str, Any]:
 
 
 def passes(metadata: dict[str, Any], conditions: list[str]) -> bool:
-    """Test the conditions of a filter; supports the operators that these tests use."""
-    for each in conditions:
-        match = re.fullmatch(r'(\w+|"(?:[^"\\]|\\.)*")(>=|=)(.*)', each)
-        assert match, each
-        field, sign, value = json.loads(match[1]) if match[1].startswith('"') else match[1], match[2], json.loads(match[3])
-        own = metadata.get(field)
-        if not (own is not None and (value in own if isinstance(own, list) else own >= value if sign == ">=" else own == value)):
-            return False
-    return True
+    """Test the conditions of a filter."""
+    table = pa.Table.from_pylist([metadata], TYPES)
+    return bool(Filter.parse(conditions).rows(Columns.of(table), TYPES)[0])
 
 
 @pytest.fixture
@@ -231,6 +227,11 @@ def browser(tab: Any, service: Service) -> Iterator[Any]:
     complaints = [event for event in tab.complaints() if not any(word in json.dumps(event) for word in expected)]
     assert complaints == []
     assert all(url.startswith((service.url, "data:", "about:")) for url in tab.requests())
+
+
+def literal(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 FOUND = "[...document.querySelectorAll('.list .card')].map(each => each.dataset.document)"
@@ -271,10 +272,10 @@ def test_a_link_with_a_query_string_opens_a_search(browser: Any, service: Servic
 
 
 def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service) -> None:
-    address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
+    address = f"{service.url}#q=sea&in=colbert&filter={quote('year >= 2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
     browser.until("document.querySelector('#pane .reading h2')")
-    asked = {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year>=2012"], "explain": False, "effort": "fast", "offset": 0}
+    asked = {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year >= 2012"], "explain": False, "effort": "fast", "offset": 0}
     asked["facets"] = list(FIELDS)
     assert service.searches[0] == asked
     assert browser.run("document.querySelector('#pane .id').textContent") == "fish/1 %?#"
@@ -443,13 +444,13 @@ def test_filters_are_set_by_a_form_and_by_clicking_a_value(browser: Any, service
     browser.type("2012")
     browser.press("Enter")
     browser.until(f"{FOUND}.length === 4")
-    assert service.searches[-1]["filter"] == ["year>=2012"]
+    assert service.searches[-1]["filter"] == ["year >= 2012"]
     assert browser.run("document.getElementById('filter').hidden")
     # A value of an open document filters too, with all its signs.
     browser.run("document.querySelector('.card[data-document^=hostile] .title').click()")
     browser.run("[...document.querySelectorAll('#pane .tag')].find(each => each.textContent.startsWith('<img')).click()")
     browser.until(f"{FOUND}.length === 1")
-    assert service.searches[-1]["filter"] == ["year>=2012", f"kind={json.dumps(HOSTILE, ensure_ascii=False)}"]
+    assert service.searches[-1]["filter"] == ["year >= 2012", f"kind = {literal(HOSTILE)}"]
     browser.run("document.querySelectorAll('.chip').forEach(each => document.querySelector('.chip').click())")
     browser.until(f"{FOUND}.length === 5 && !document.querySelector('.chip')")
     browser.run("history.back()")
@@ -460,7 +461,7 @@ def test_filters_are_set_by_a_form_and_by_clicking_a_value(browser: Any, service
 def test_an_empty_result_shows_the_reason(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
     assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
-    browser.open(f"{service.url}#q=sea&filter={quote('year=1')}", DESK)
+    browser.open(f"{service.url}#q=sea&filter={quote('year = 1')}", DESK)
     browser.until("document.querySelector('.empty button')")
     browser.run("document.querySelector('.empty button').click()")
     browser.until(f"{FOUND}.length === 5")
@@ -606,25 +607,36 @@ def test_side_by_side_warns_of_rankings_of_different_documents(browser: Any, ser
     assert browser.run(notices) == []
 
 
-def test_a_field_of_any_name_can_be_filtered_by(browser: Any, service: Service) -> None:
+def test_a_field_of_any_name_and_type_can_be_filtered_by(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the form writes is found by the filter that it means."""
     name = 'first "author" in a=b'
-    service.fields = {name: ["string"]}
-    browser.open(f"{service.url}#q=sea&in=dense", DESK)
-    browser.until(f"{FOUND}.length")
-    browser.run("document.getElementById('add-filter').click()")
-    browser.run("document.getElementById('filter-value').value = 'x'; document.getElementById('filter').requestSubmit()")
-    browser.until("document.querySelectorAll('.chip').length === 1")
-    browser.until("document.querySelector('.empty')")
-    (condition,) = service.searches[-1]["filter"]
-    assert Condition.parse(condition) == Condition(name, "=", ("x",))
-    # A star that is typed behind a text asks for a beginning; one before it is a sign of the text.
-    for count, (typed, value) in enumerate((("guides/*", Prefix("guides/")), ("*.pdf", "*.pdf")), start=2):
+    values: dict[str, tuple[Any, pa.DataType]] = {
+        "string": ("50% o'clock", pa.string()),
+        "string[]": (["x y"], pa.list_(pa.string())),
+        "number": (-9.5, pa.float64()),
+        "date": (datetime.date(2021, 6, 1), pa.date32()),
+        "boolean": (False, pa.bool_()),
+    }
+    forms = [
+        ("string", "=", "50% o'clock"), ("string", "LIKE", "50% o'"), ("string", "IN", "other, 50% o'clock"), ("string[]", "has", "x y"),
+        ("number", "=", "-9.5"), ("number", "<=", "-9"), ("date", ">=", "2021-06-01"), ("boolean", "=", "False"),
+    ]  # fmt: skip
+    for kind, relation, typed in forms:
+        value, type_ = values[kind]
+        service.fields, schema = {name: [kind]}, pa.schema({name: type_})
+        monkeypatch.setitem(globals(), "TYPES", schema)
+        browser.open("about:blank", DESK)
+        browser.open(f"{service.url}#q=sea&in=dense", DESK)
+        browser.until(f"{FOUND}.length")
         browser.run("document.getElementById('add-filter').click()")
-        browser.run(f"document.getElementById('filter-value').value = '{typed}'; document.getElementById('filter').requestSubmit()")
-        end = time.monotonic() + 10
-        while len(service.searches[-1]["filter"]) < count and time.monotonic() < end:
-            time.sleep(0.02)
-        assert Condition.parse(service.searches[-1]["filter"][-1]) == Condition(name, "=", (value,))
+        browser.run(
+            f"document.getElementById('filter-operator').value = '{relation}';"
+            f"document.getElementById('filter-value').value = {json.dumps(typed)}; document.getElementById('filter').requestSubmit()"
+        )
+        browser.until("document.querySelectorAll('.chip').length === 1 && document.querySelector('.empty')")
+        filter_ = Filter.parse(service.searches[-1]["filter"])
+        table = pa.Table.from_pylist([{name: value}, {name: None}], schema)
+        assert filter_.rows(Columns.of(table), schema).tolist() == [True, False], filter_
 
 
 def test_a_narrow_screen_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:
