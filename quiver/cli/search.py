@@ -70,8 +70,8 @@ def search(
     out: Path | None = option(None, "TREC run file to write, with --queries.", "-o"),
     conditions: tuple[str, ...] = option(
         (),
-        "Condition on a field: field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all must hold. Put fields and"
-        " values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
+        "SQL condition on fields, such as \"year >= 2015 AND lang IN ('en', 'de')\", \"file LIKE 'guides/%'\" or"
+        " \"array_contains(tags, 'x')\". Repeatable; all must hold.",
         "--filter",
     ),
     ids: Path | None = options.DOCUMENT_IDS,
@@ -87,7 +87,7 @@ def search(
 ) -> None:
     """Search an index with one query text or a file of queries.
 
-    Examples: quiver search indexes/scifact "vitamin D and bones" -k 5 --filter "year>=2015" --explain
+    Examples: quiver search indexes/scifact "vitamin D and bones" -k 5 --filter "year >= 2015" --explain
 
     quiver search indexes/dense "vitamin D and bones" --fuse bm25 --weights 1,0.5 --rerank indexes/colbert
 

@@ -396,7 +396,7 @@ class DocumentTable:
     @cached_property
     def columns(self) -> Columns:
         """The columns for filters, the ids among them."""
-        return Columns(len(self), self.column)
+        return Columns(len(self), self.column, self.ids.rows_of)
 
     def column(self, field: str) -> pa.Array | None:
         """A column as its type in the index; None if no document of the segment has the field.
@@ -404,7 +404,7 @@ class DocumentTable:
         Raises:
             DamagedIndexError: It is damaged.
         """
-        if field == "id":
+        if field == "id" and field not in self._types:
             return self.ids.array
         column = self.fields.get(field)
         if column is None or self._types.get(field, column.kind) == column.kind:

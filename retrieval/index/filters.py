@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 Mask: TypeAlias = NDArray[np.bool_]
 Kind: TypeAlias = Literal["string", "integer", "number", "boolean", "date", "timestamp"]
 
-GRAMMAR = "a SQL condition such as year >= 2010 AND lang IN ('en', 'de')"
-"""What a filter is, for messages."""
-
+_EXAMPLE = "a SQL condition such as year >= 2010 AND lang IN ('en', 'de')"
 _SUPPORTED = "a filter has comparisons, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL and array_contains(list, value)"
 _SHOWN = 80  # characters of a malformed filter that an error repeats
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _INT64 = np.iinfo(np.int64)
+_WORDS = {"and", "or", "not", "in", "between", "like", "ilike", "escape", "is", "null", "true", "false"}  # the others name fields
 
 
 def is_list(type: pa.DataType) -> bool:  # noqa: A002
@@ -167,7 +166,8 @@ class Columns:
 
     Args:
         count: Number of documents P.
-        read: Function from a field to its column, or None if no document has the field.
+        read: Function from a field to its column, or None if no document has the field; ``id`` is that of the documents, unless a field is.
+        rows_of: Function from ids to rows, -1 for an unknown one; None to compare them with the column ``id``.
 
     Example:
         >>> table = pa.table({"year": [2008, None, 2012], "tags": [["a"], ["b", "a"], None]})
@@ -176,9 +176,13 @@ class Columns:
         [True, True, False]
     """
 
-    def __init__(self, count: int, read: Callable[[str], pa.Array | pa.ChunkedArray | None]) -> None:
-        self._count = count
-        self._read = read
+    def __init__(
+        self,
+        count: int,
+        read: Callable[[str], pa.Array | pa.ChunkedArray | None],
+        rows_of: Callable[[Sequence[str]], NDArray[np.int64]] | None = None,
+    ) -> None:
+        self._count, self._read, self._rows_of = count, read, rows_of
         self._vectors: dict[str, Vector | None] = {}
 
     @classmethod
@@ -199,9 +203,13 @@ class Columns:
         return self._vectors[field]
 
     def having(self, ids: Sequence[str]) -> Mask:
-        """Rows whose ``id`` is among the given ones, (P,)."""
-        vector = self.vector("id")
-        return np.zeros(len(self), bool) if vector is None else _equals_any(vector, ids)
+        """Rows of the documents with given ids, (P,)."""
+        if self._rows_of is None:
+            vector = self.vector("id")
+            return np.zeros(len(self), bool) if vector is None else _equals_any(vector, ids)
+        found, rows = np.zeros(len(self), bool), self._rows_of(ids)
+        found[rows[rows >= 0]] = True
+        return found
 
 
 class _Truth(NamedTuple):
@@ -321,14 +329,13 @@ def _parse(text: str) -> exp.Expression:
     from sqlglot.errors import SqlglotError
 
     check_utf8(text, f"filter {text!r}")
-    words = {"and", "or", "not", "in", "between", "like", "ilike", "escape", "is", "null", "true", "false"}
     dialect = DuckDB()
     try:
         tokens = dialect.tokenize(text)
         for number, token in enumerate(tokens):
             written, after = text[token.start : token.end + 1], tokens[number + 1 : number + 2]
             is_type = written.lower() in ("date", "timestamp") and after and after[0].token_type == TokenType.STRING
-            if re.fullmatch(r"[^\W\d]\w*", written) and written.lower() not in words and not is_type:
+            if re.fullmatch(r"[^\W\d]\w*", written) and written.lower() not in _WORDS and not is_type:
                 token.token_type, token.text = TokenType.VAR, written
         tree = dialect.parser().parse_into(exp.Condition, tokens, text)[0]
     except RecursionError:
@@ -336,7 +343,7 @@ def _parse(text: str) -> exp.Expression:
     except (SqlglotError, ValueError) as error:
         raise _malformed(text, error) from error
     if tree is None:
-        raise InputError(f"filter: the condition is empty; expected {GRAMMAR}")
+        raise InputError(f"filter: the condition is empty; expected {_EXAMPLE}")
     return cast("exp.Expression", tree)
 
 
@@ -353,7 +360,7 @@ def _malformed(text: str, error: Exception) -> InputError:
     }
     advice = next(advice for pattern, advice in mistakes.items() if re.search(pattern, text))
     where = next((f" at {each['highlight']!r}" for each in getattr(error, "errors", []) if each.get("highlight")), "")
-    return InputError(f"filter {_shorten(text)!r}: not a SQL condition{where}; expected {GRAMMAR}; {advice}")
+    return InputError(f"filter {_shorten(text)!r}: not a SQL condition{where}; expected {_EXAMPLE}; {advice}")
 
 
 @lru_cache(maxsize=256)
@@ -370,7 +377,8 @@ def _field_name(column: exp.Column) -> str:
 
 
 def _quote_field(name: str) -> str:
-    return name if re.fullmatch(r"[^\W\d][\w.]*", name) else '"' + name.replace('"', '""') + '"'
+    is_plain = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) and name.lower() not in _WORDS
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 _ADVICE: dict[Kind, tuple[str, str]] = {
@@ -390,6 +398,7 @@ class _Binder:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
         self._types = {"id": pa.string(), **{field.name: field.type for field in schema}}
+        self._has_own_id = "id" in schema.names  # beside the ids of the documents
         self._fields = ", ".join(f"{field.name} ({type_name(field.type)})" for field in schema)
 
     def compile(self, node: exp.Expression) -> _Evaluate:
@@ -434,7 +443,9 @@ class _Binder:
         from sqlglot import exp
 
         if not isinstance(node, exp.Column):
-            raise self._refuse(f"{_sql(node)} is no field; compare a field with a value, such as year >= 2010")
+            written = _sql(node).replace(" ", "")
+            quoted = f'; a field with signs stands in double quotes: "{written}"' if written in self._types else ""
+            raise self._refuse(f"{_sql(node)} is no field; compare a field with a value, such as year >= 2010{quoted}")
         name = _field_name(node)
         if name not in self._types:
             known = f"there are {self._fields}" if self._fields else "they have none"
@@ -494,14 +505,22 @@ class _Binder:
         wanted = self._read_value(name, kind, value)
         if wanted is None:
             return _unknown_everywhere
-        return _equal(name, [wanted]) if operator == "=" else _over_rows(name, lambda vector: _compare_entries(vector, operator, wanted))
+        return (
+            self._equal(name, [wanted]) if operator == "=" else _over_rows(name, lambda vector: _compare_entries(vector, operator, wanted))
+        )
+
+    def _equal(self, name: str, wanted: Sequence[Any]) -> _Evaluate:
+        """Whether the value of a field is one of several."""
+        if name == "id" and not self._has_own_id:
+            return lambda columns: _Truth(columns.having(wanted), None)
+        return _over_rows(name, lambda vector: _equals_any(vector, wanted))
 
     def _membership(self, node: exp.In) -> _Evaluate:
         if not node.expressions:
             raise self._refuse(f"{_sql(node)} is not supported; IN takes a list of values: lang IN ('en', 'de')")
         name, kind = self._find_scalar(node.this, node.expressions[0])
         wanted = [self._read_value(name, kind, each) for each in node.expressions]
-        found = _equal(name, [each for each in wanted if each is not None])
+        found = self._equal(name, [each for each in wanted if each is not None])
         return found if None not in wanted else lambda columns: _disjoin(found(columns), _unknown_everywhere(columns))
 
     def _is(self, node: exp.Is) -> _Evaluate:
@@ -520,7 +539,7 @@ class _Binder:
         if kind != "boolean":
             shell = "; in a shell put the filter in quotes, because > writes to a file" if self._text.strip() == name else ""
             raise self._refuse(f"{name} is {_ADVICE[kind][0]}, not a condition; compare it with a value{shell}")
-        return _equal(name, [True])
+        return self._equal(name, [True])
 
     def _like(self, node: exp.Expression) -> _Evaluate:
         from sqlglot import exp
@@ -589,13 +608,6 @@ def _over_rows(name: str, test: Callable[[Vector], Mask]) -> _Evaluate:
         return _Truth(true, None) if vector.valid is None else _Truth(true & vector.valid, ~vector.valid)
 
     return evaluate
-
-
-def _equal(name: str, wanted: Sequence[Any]) -> _Evaluate:
-    """Whether the value of a field is one of several."""
-    if name == "id":
-        return lambda columns: _Truth(columns.having(wanted), None)
-    return _over_rows(name, lambda vector: _equals_any(vector, wanted))
 
 
 def _test_words(vector: Vector, test: Callable[[pa.Array], pa.Array]) -> Mask:

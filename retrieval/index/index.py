@@ -692,7 +692,7 @@ class IndexReader:
                 token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
                 An index of BM25 takes texts, or Q lists of words.
             k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
-            filter: Condition that hits must meet. It is applied during the search, so that k hits are found if k documents match.
+            filter: SQL condition that hits must meet. It is applied during the search, so that k hits are found if k documents match.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort; see ``search_params_for``. It was measured without a filter; filtered
                 searches visit more of the index.

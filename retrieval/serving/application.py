@@ -266,7 +266,11 @@ def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) ->
     except InputError as error:
         raise RequestError(422, "invalid_request", client_message(error, snapshot)) from error
     return {
-        name: FieldFacet([FacetValue(_json_value(value), count) for value, count in facet.values], facet.distinct)
+        name: FieldFacet(
+            [FacetValue(_json_value(value), count) for value, count in facet.values],
+            facet.distinct,
+            facet.range and (_json_value(facet.range[0]), _json_value(facet.range[1])),
+        )
         for name, facet in counted.items()
     }
 
@@ -418,7 +422,7 @@ class Routes:
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
         retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
         filter: Annotated[
-            List[Text] | None, Query(description="Condition such as year>=2015 or file=guides/*. Repeatable: all must hold.")
+            List[Text] | None, Query(description="SQL expression such as year >= 2015 AND lang = 'en'. Repeatable: all must hold.")
         ] = None,
         effort: Annotated[Effort | None, Query(description="Search effort. Default: balanced.")] = None,
         target_recall: Annotated[float | None, Query(gt=0, le=1, description="Target recall, instead of an effort.")] = None,

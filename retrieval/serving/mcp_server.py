@@ -45,8 +45,8 @@ Skip = Annotated[Offset, Field(description="Number of leading hits to skip, for 
 Conditions = Annotated[
     Text | List[Text] | None,
     Field(
-        description="Condition, or list of conditions that all hold, as year>=2015, file=guides/*, 'lang in en,de' or city=\"New York\";"
-        " list_fields names the fields."
+        description="SQL condition, or list of conditions that all hold, such as year >= 2015 AND lang IN ('en', 'de'), file LIKE"
+        " 'guides/%' or array_contains(tags, 'api'); list_fields names the fields and their types."
     ),
 ]
 GroupBy = Annotated[
@@ -118,7 +118,7 @@ class FieldDescription:
     types: list[str]
     values: list[tuple[bool | int | float | str, int]]
     distinct: int
-    range: tuple[int | float, int | float] | None
+    range: tuple[Any, Any] | None
 
 
 @dataclass(frozen=True)

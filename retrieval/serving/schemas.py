@@ -129,9 +129,8 @@ class SearchRequest:
             every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; both are
             the same for engines that search exhaustively. Default: no paging.
         retriever: Name of the retriever. Default: the first.
-        filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``file=guides/*``, ``lang in en,de`` or
-            ``city="New York"``.
-            Fields and values that contain spaces or operators must be in double quotes.
+        filter: SQL expression over the fields, or a list of several that must all be true, such as ``year >= 2015 AND lang = 'en'``,
+            ``file LIKE 'guides/%'`` or ``array_contains(tags, 'api')``.
         effort: Search effort: exact, balanced or fast. Default: balanced.
         target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.
         explain: Explain every hit by the tokens or words that matched.
@@ -338,10 +337,12 @@ class FieldFacet:
     Attributes:
         values: The most frequent values, at most 20, most frequent first.
         distinct: Number of distinct values.
+        range: Least and greatest value of numbers, dates and times; null for other fields.
     """
 
     values: list[FacetValue]
     distinct: int
+    range: tuple[Any, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +570,7 @@ _WANTED = {
     "dict_type": "an object",
     "dataclass_type": "an object",
 }
-_EXAMPLES = {"filter": '; write it as "year>=2015", or as a list of such conditions'}
+_EXAMPLES = {"filter": '; write it as "year >= 2015", or as a list of such conditions'}
 
 
 def wrong_values(problems: Sequence[Any]) -> list[str]:

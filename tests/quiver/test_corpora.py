@@ -184,7 +184,7 @@ def test_two_folders_and_an_emptied_one_by_the_command_line(quiver: Callable[...
     assert quiver("index", "add", index, tmp_path / "B", "--replace").out == f"{index}: 2 documents, 0 more than before\n"
     hits = json.loads(quiver("search", index, "heron", "--json").out)
     assert {hit["id"]: hit["metadata"]["file"] for hit in hits} == {"README.md#1": "README.md", "B/README.md#1": "B/README.md"}
-    assert "heron of B" in quiver("search", index, "heron", "--filter", "file=B/README.md").out
+    assert "heron of B" in quiver("search", index, "heron", "--filter", "file = 'B/README.md'").out
     assert "(ids begin with B/)" in " ".join(quiver("index", "info", index).out.replace("│", " ").split())
     (tmp_path / "B" / "README.md").unlink()
     done = quiver("index", "refresh", index)
@@ -198,5 +198,5 @@ def test_an_id_beside_the_id_can_be_filtered_by(quiver: Callable[..., Any], tmp_
         '{"_id": "5f1", "id": "order-77", "text": "heron"}\n{"_id": "5f2", "id": "order-78", "text": "heron"}\n'
     )
     assert quiver("index", "build", tmp_path / "a.jsonl", "--model", "bm25", "--out", tmp_path / "index").code == 0
-    (hit,) = json.loads(quiver("search", tmp_path / "index", "heron", "--filter", "id=order-77", "--json").out)
+    (hit,) = json.loads(quiver("search", tmp_path / "index", "heron", "--filter", "id = 'order-77'", "--json").out)
     assert (hit["id"], hit["metadata"]) == ("5f1", {"id": "order-77"})

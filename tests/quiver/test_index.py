@@ -99,44 +99,35 @@ def test_documents_are_added_replaced_and_deleted(quiver: Callable[..., Any], in
 def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("d1\nd3\nunknown\n")
     assert search(quiver, index, "--filter", "year>=2005") == {"d2", "d3"}
-    assert search(quiver, index, "--filter", "year>=2005", "--filter", "tags=search", "--effort", "exact") == {"d3"}
-    assert search(quiver, index, "--filter", "year in 1999,2005", "--no-verify") == {"d1", "d2"}
+    assert search(quiver, index, "--filter", "year>=2005", "--filter", "array_contains(tags, 'search')", "--effort", "exact") == {"d3"}
+    assert search(quiver, index, "--filter", "year IN (1999, 2005)", "--no-verify") == {"d1", "d2"}
     assert search(quiver, index, "--ids", tmp_path / "ids") == {"d1", "d3"}
-    assert search(quiver, index, "--ids", tmp_path / "ids", "--filter", "tags!=air") == {"d3"}
-    hits = json.loads(quiver("search", index, "wings", "--filter", "year=1999", "--json").out)
+    assert search(quiver, index, "--ids", tmp_path / "ids", "--filter", "NOT array_contains(tags, 'air')") == {"d3"}
+    hits = json.loads(quiver("search", index, "wings", "--filter", "year = 1999", "--json").out)
     assert hits[0]["metadata"] == {"year": 1999, "tags": ["animal", "air"]}
     info = json.loads(quiver("index", "info", index, "--json").out)
-    assert info["fields"] == {"tags": ["string"], "year": ["integer"]}
-    unknown = "no document has the field 'color' to filter by; there are tags, year"
-    for option, message in (("color=red", unknown), ("year", "expected field")):
+    assert info["fields"] == {"tags": "string[]", "year": "integer"}
+    unknown = "no document has the field 'color' to filter by; there are tags (list of strings), year (integer)"
+    for option, message in (("color = 'red'", unknown), ("year", "year is an integer, not a condition")):
         done = quiver("search", index, "wings", "--filter", option)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert message in done.err
 
 
 @pytest.mark.parametrize(
-    "condition",
+    ("condition", "message"),
     [
-        "year=1999 or year=2005",
-        "year>=2020 or year=2019",
-        "year>=1999 and year<2005",
-        "tags=air land",
-        "tags in air search",
-        "tags='air'",
-        "year<=2005,5",
+        ("year=1999 & year=2005", "is not supported; a filter has comparisons"),
+        ("tags=air land", "not a SQL condition at 'land'"),
+        ("tags in air, search", "the list of IN stands in parentheses"),
+        ("tags='air'", "write array_contains(tags, 'air')"),
+        ("year<=2005,5", "a decimal has a point"),
     ],
 )
-def test_a_filter_that_cannot_be_parsed_is_refused_with_the_grammar(quiver: Callable[..., Any], index: Path, condition: str) -> None:
+def test_a_wrong_filter_is_refused_with_what_to_write(quiver: Callable[..., Any], index: Path, condition: str, message: str) -> None:
     done = quiver("search", index, "wings", "--filter", condition)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert f"filter {condition!r}: expected field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'" in done.err
-    assert ("write a decimal with a point" in done.err) == condition.endswith(",5")
-
-
-def test_filters_take_two_equals_signs_and_quotes(quiver: Callable[..., Any], index: Path) -> None:
-    assert search(quiver, index, "--filter", "year==1999") == search(quiver, index, "--filter", '"year" = 1999') == {"d1"}
-    assert search(quiver, index, "--filter", 'tags in "search" , air') == {"d1", "d3"}
-    assert "double quotes" in " ".join(quiver("search", "--help").out.split())
+    assert message in done.err
 
 
 def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
@@ -165,8 +156,8 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
     info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
     strings = {key: ["string"] for key in ("authors.name", "metadata", "venue.city.name", "venue.name")}
     assert info["fields"] == {**strings, "pages": ["integer"]}
-    assert search(quiver, tmp_path / "index", "--filter", "authors.name=B") == {"1"}
-    assert search(quiver, tmp_path / "index", "--filter", "venue.name=EMNLP", "--filter", "pages=2") == {"2"}
+    assert search(quiver, tmp_path / "index", "--filter", "array_contains(authors.name, 'B')") == {"1"}
+    assert search(quiver, tmp_path / "index", "--filter", "venue.name = 'EMNLP'", "--filter", "array_contains(pages, 2)") == {"2"}
 
 
 @pytest.mark.parametrize(

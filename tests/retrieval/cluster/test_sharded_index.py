@@ -75,7 +75,7 @@ def test_a_sharded_index_refuses_with_the_same_errors(tmp_path: Path, build: Bui
             (queries[:, :3], 3, {}),
             (np.full_like(queries, np.nan), 3, {}),
             (np.full_like(queries, 1e38), 3, {}),
-            (queries, 3, {"filter": Filter.parse(["nowhere=1"])}),
+            (queries, 3, {"filter": Filter.parse(["nowhere = 1"])}),
             (queries, 3, {"effort": "thorough"}),
             (queries, 3, {"effort": {"nprobe": 3}}),
             (queries, 3, {"target_recall": 2.0}),
@@ -97,8 +97,8 @@ def test_a_sharded_index_is_searched_with_a_model(tmp_path: Path, build: Build, 
     queries = [Query(f"q{number}", text) for number, text in enumerate(("w1 w2", "w3", "w9 w1"))]
     with opened(built.path, Sharding(shards=2)) as sharded:
         searcher = IndexSearcher(sharded.whole, built.model, sharded=sharded)
-        found = searcher.search(queries, 5, filter=Filter.parse(["even=true"]))
-        assert found.ids == IndexSearcher(open_index(built.path), built.model).search(queries, 5, filter=Filter.parse(["even=true"])).ids
+        found = searcher.search(queries, 5, filter=Filter.parse(["even"]))
+        assert found.ids == IndexSearcher(open_index(built.path), built.model).search(queries, 5, filter=Filter.parse(["even"])).ids
         assert found.missing is None
         with pytest.raises(InputError, match="but the model given is word-sum-b"):
             IndexSearcher(sharded.whole, other_word_sum, sharded=sharded).search(queries, 5)

@@ -245,6 +245,7 @@ TABLE = pa.table(
         "author.name": ["Ann", "Bob", "Cid"],
         "empty": pa.nulls(3),
         "id": ["d1", "d2", "d3"],
+        "a-b": [1, 2, 3],
     }
 )
 
@@ -288,6 +289,14 @@ def test_ids_and_conditions_must_both_hold() -> None:
     assert rows_of([], ids=["d2"]) == [1]
 
 
+def test_a_field_named_id_stands_beside_the_ids_of_documents() -> None:
+    table = pa.table({"id": ["order-1", "order-2"]})
+    columns = Columns(2, lambda field: table[field], lambda ids: np.array([int(each) for each in ids]))
+    assert Filter.parse("id = 'order-2'").rows(columns, table.schema).tolist() == [False, True]
+    assert Filter.parse([], ids=["0"]).rows(columns, table.schema).tolist() == [True, False]
+    assert Filter.parse("id IN ('1')").rows(columns, pa.schema([])).tolist() == [False, True]
+
+
 def test_a_field_that_a_segment_does_not_have_is_null() -> None:
     columns = Columns.of(TABLE.drop_columns(["year", "tags"]))
     for condition in ("year = 2008", "NOT year = 2008", "array_contains(tags, 'x')", "NOT array_contains(tags, 'x')", "year IN (1)"):
@@ -319,6 +328,7 @@ def test_a_field_that_a_segment_does_not_have_is_null() -> None:
         ("year = 1; DROP TABLE x", r"not a SQL condition"),
         ("year IN (SELECT 1)", r"not a SQL condition|is not supported"),
         ("year + 1 = 2", r"year \+ 1 is no field"),
+        ("a-b = 1", r'a field with signs stands in double quotes: "a-b"'),
         ("year = order", r"two fields cannot be compared"),
         ("lang = 'it", r"not a SQL condition"),
         ("", r"the condition is empty|not a SQL condition"),

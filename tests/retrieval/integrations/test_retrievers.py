@@ -34,9 +34,9 @@ def expected(index: Index, model: Any, k: int, conditions: list[str] | None = No
 
 
 def test_the_langchain_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:
-    retriever = langchain_retriever(index, model=model, k=4, filter=["odd=true"])
+    retriever = langchain_retriever(index, model=model, k=4, filter=["odd"])
     found = retriever.invoke(TEXT)
-    assert [(each.id, each.metadata["quiver_score"]) for each in found] == expected(index, model, 4, ["odd=true"])
+    assert [(each.id, each.metadata["quiver_score"]) for each in found] == expected(index, model, 4, ["odd"])
     first = index.document(found[0].id)
     assert found[0].page_content == first.content()
     assert {**(first.metadata or {}), "title": first.title}.items() <= found[0].metadata.items()
@@ -79,7 +79,7 @@ def test_the_langchain_class_and_its_calls_refuse_unknown_arguments(index: Index
     with pytest.raises(ValueError, match="search_kwargs"):
         type(retriever)(searcher=retriever.searcher, search_kwargs={"k": 3})
     with pytest.raises(TypeError, match="filters"):
-        retriever.invoke(TEXT, filters=["odd=true"])
+        retriever.invoke(TEXT, filters=["odd"])
 
 
 FIELDS = {"score": 57, "id": "thread-9", "title": "own", "text": "own", "quiver_score": "own", "rank": 3, "metadata": ["a", "b"]}
@@ -104,8 +104,8 @@ def test_retrievers_fuse_and_re_rank_as_a_search_does(
 ) -> None:
     dense = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
     by = word_by_word if rerank else None
-    expected = dense.search(TEXT, 5, fuse=fuse, rerank=by, filter="odd=true")
-    found = langchain_retriever(dense, model=word_sum, k=5, filter="odd=true", fuse=fuse, rerank=by).invoke(TEXT)
+    expected = dense.search(TEXT, 5, fuse=fuse, rerank=by, filter="odd")
+    found = langchain_retriever(dense, model=word_sum, k=5, filter="odd", fuse=fuse, rerank=by).invoke(TEXT)
     assert [(each.id, each.metadata["quiver_score"]) for each in found] == [(hit.id, pytest.approx(hit.score)) for hit in expected]
-    nodes = llama_index_retriever(dense, model=word_sum, k=5, filter="odd=true", fuse=fuse, rerank=by).retrieve(TEXT)
+    nodes = llama_index_retriever(dense, model=word_sum, k=5, filter="odd", fuse=fuse, rerank=by).retrieve(TEXT)
     assert [(each.node.node_id, each.score) for each in nodes] == [(hit.id, pytest.approx(hit.score)) for hit in expected]

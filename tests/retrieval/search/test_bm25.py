@@ -94,7 +94,7 @@ def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[D
         expected = [(key, score) for key, score in zip(every, wanted.tolist(), strict=True) if key in allowed]
         assert list(zip(ids, scores.tolist(), strict=True)) == expected
     with pytest.raises(InputError, match="no document has the field 'color'"):
-        words.search(QUERIES, 3, filter=Filter.parse(["color=red"]))
+        words.search(QUERIES, 3, filter=Filter.parse(["color = 'red'"]))
 
 
 def counted(cache: Path) -> dict[str, tuple[int, int]]:

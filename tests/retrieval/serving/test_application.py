@@ -65,10 +65,10 @@ def refused(response: Any) -> tuple[int, str]:
 def test_a_search_finds_what_the_index_finds(app: Any, indexes: Indexes) -> None:
     for name, folder in (("dense", indexes.dense), ("colbert", indexes.colbert)):
         index = open_index(folder)
-        filter = Filter.parse(["year>=2003", "lang in en"])
+        filter = Filter.parse(["year>=2003", "lang = 'en'"])
         model = load_model(index.manifest.model.source)
         run = IndexSearcher(index, model).search([Query("q", "a bird on the sea")], 7, filter=filter).ranking(0)
-        found = search(app, query="a bird on the sea", k=7, retriever=name, filter=["year>=2003", "lang in en"]).json()
+        found = search(app, query="a bird on the sea", k=7, retriever=name, filter=["year>=2003", "lang = 'en'"]).json()
         assert [hit["id"] for hit in found["hits"]] == list(run)
         assert [hit["score"] for hit in found["hits"]] == pytest.approx(list(run.values()), abs=1e-6)
         assert found["retriever"] == name
@@ -120,9 +120,9 @@ def test_a_bi_encoder_hit_is_explained_by_its_similarity(app: Any) -> None:
 
 def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
     queries = ["bird", "granite snow", "deep sea"]
-    together = answer(app, "POST", "/v1/search/batch", json={"queries": queries, "k": 4, "filter": "even=true"}).json()["results"]
+    together = answer(app, "POST", "/v1/search/batch", json={"queries": queries, "k": 4, "filter": "even"}).json()["results"]
     for query, found in zip(queries, together, strict=True):
-        alone = search(app, query=query, k=4, filter="even=true").json()
+        alone = search(app, query=query, k=4, filter="even").json()
         assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in alone["hits"]]
         assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
 
@@ -161,9 +161,9 @@ def test_pages_are_parts_of_one_ranking(app: Any, retriever: str) -> None:
 
 
 def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
-    parameters = {"q": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facet": ["year"], "explain": True}
+    parameters = {"q": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang = 'en'"], "facet": ["year"], "explain": True}
     by_address = answer(app, "GET", "/v1/search", params=parameters | {"retriever": "colbert"}).json()
-    posted = {"query": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facets": ["year"], "explain": True}
+    posted = {"query": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang = 'en'"], "facets": ["year"], "explain": True}
     by_post = search(app, **posted, retriever="colbert").json()
     del by_address["milliseconds"], by_post["milliseconds"]
     assert by_address == by_post
@@ -329,14 +329,14 @@ def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
     assert hits[0]["text"] is None
 
 
-CONDITIONS = 'write it as "year>=2015", or as a list of such conditions'
+CONDITIONS = 'write it as "year >= 2015", or as a list of such conditions'
 
 
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
         ("/v1/search", {"query": "a", "filter": {"year": 2015}}, f"body.filter: must be text or a list; {CONDITIONS}"),
-        ("/v1/search", {"query": "a", "filter": ["year=1", {"year": 2}]}, f"body.filter.1: must be text; {CONDITIONS}"),
+        ("/v1/search", {"query": "a", "filter": ["year = 1", {"year": 2}]}, f"body.filter.1: must be text; {CONDITIONS}"),
         ("/v1/search", {"query": "a", "k": "10", "facets": "year"}, "body.k: must be a whole number; body.facets: must be a list"),
         ("/v1/rerank", {"query": "a", "documents": ["b", 5]}, "body.documents.1: must be text or an object"),
         ("/v1/embeddings", {"model": "dense", "input": {"a": 1}}, "body.input: must be text or a list"),
@@ -372,8 +372,8 @@ MALFORMED = [
     (b'{"query": "a", "k": 51}', 422, "beyond_limit"),
     (b'{"query": "a", "k": 6, "explain": true}', 422, "beyond_limit"),
     (b'{"query": "' + b"a" * 201 + b'"}', 422, "beyond_limit"),
-    (b'{"query": "a", "filter": "year"}', 422, "bad_filter"),
-    (b'{"query": "a", "filter": "colour=red"}', 422, "invalid_request"),
+    (b'{"query": "a", "filter": "year >"}', 422, "bad_filter"),
+    (b'{"query": "a", "filter": "colour = 1"}', 422, "invalid_request"),
     (b'{"query": "a", "filter": "year=' + b"1" * 1901 + b'"}', 422, "beyond_limit"),
     (b'{"query": "a", "filter": ["year=1"' + b', "year=1"' * 8 + b"]}", 422, "beyond_limit"),
     (b'{"query": "a", "effort": "none"}', 422, "invalid_request"),
@@ -402,7 +402,7 @@ def test_a_batch_beyond_the_limits_is_refused(app: Any) -> None:
 
 
 def test_no_message_contains_the_path_of_an_index(app: Any, indexes: Indexes) -> None:
-    said = search(app, query="a", filter="colour=red").text + search(app, query="a", target_recall=0.5, retriever="none").text
+    said = search(app, query="a", filter="colour = 'red'").text + search(app, query="a", target_recall=0.5, retriever="none").text
     assert str(indexes.dense.parent) not in said
     assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/v1/info").text
 
@@ -548,7 +548,7 @@ def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> No
     new = {"id": "new", "text": "obsidian", "title": "Glass", "metadata": {"year": 2026, "tags": ["a", "b"], "hot": True}}
     added = change("POST", documents=[new])
     assert added.json() == {"retriever": "dense", "generation": 2, "documents": 61}
-    hit = search(app, query="obsidian", k=1, retriever="bm25", filter="tags=a").json()["hits"][0]
+    hit = search(app, query="obsidian", k=1, retriever="bm25", filter="array_contains(tags, 'a')").json()["hits"][0]
     assert (hit["id"], hit["title"], hit["metadata"]) == ("new", "Glass", new["metadata"])
     assert refused(change("POST", documents=[new])) == (409, "exists")
     assert change("POST", documents=[{**new, "text": "basalt"}], replace=True).json()["documents"] == 61
@@ -613,13 +613,13 @@ def test_metadata_that_cannot_be_stored_are_refused(indexes: Indexes, metadata: 
 def test_a_filter_may_list_very_many_values(indexes: Indexes) -> None:
     app = create_application(open_service({"dense": indexes.dense}))
     years = ",".join(map(str, range(2003, 5000)))
-    found = search(app, query="bird", k=50, filter=f"year in {years}").json()
+    found = search(app, query="bird", k=50, filter=f"year IN ({years})").json()
     assert found["matching"] == 42
-    assert answer(app, "GET", "/v1/search", params={"q": "bird", "filter": f"year in {years[:3999]}"}).json()["matching"] == 42
+    assert answer(app, "GET", "/v1/search", params={"q": "bird", "filter": f"year IN ({years[:3999]})"}).json()["matching"] == 42
     begun = time.process_time()
-    # Every value is the beginning of the same strings: each row is read once, not once for each value.
-    assert search(app, query="bird", filter="lang in " + ",".join(["d*", "de"] * 2700)).json()["matching"] == 30
-    assert refused(search(app, query="bird", filter="year in " + "1," * 8200)) == (422, "beyond_limit")
+    assert search(app, query="bird", filter=" OR ".join(["lang LIKE 'd%'"] * 800)).json()["matching"] == 30
+    assert refused(search(app, query="bird", filter="NOT " * 4000 + "even")) == (422, "bad_filter")
+    assert refused(search(app, query="bird", filter=f"year IN ({'1,' * 8200}1)")) == (422, "beyond_limit")
     assert time.process_time() - begun < 5
 
 

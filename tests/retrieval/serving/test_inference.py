@@ -229,7 +229,7 @@ def test_text_that_is_not_utf8_is_refused_in_one_line(app: Any) -> None:
         ("/embed", {"inputs": "\ud800"}),
         ("/rerank", {"query": "a", "texts": ["\ud800"]}),
         ("/v1/rerank", {"query": "a", "documents": [{"text": "\ud800"}]}),
-        ("/v1/search", {"query": "a", "filter": "lang=\ud800"}),
+        ("/v1/search", {"query": "a", "filter": "lang = '\ud800'"}),
     ):
         response = answer(app, "POST", path, content=json.dumps(body), headers={"content-type": "application/json"})
         assert response.status_code == 422, path

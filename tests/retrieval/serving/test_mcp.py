@@ -71,8 +71,8 @@ def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
         ),
         ("search", {"query": "sea", "k": 101}, "argument.k: Input should be less than or equal to 100"),
         ("search", {"query": 5}, "argument.query: must be text"),
-        ("search", {"query": "sea", "filter": {"year": 2004}}, 'argument.filter: must be text or a list; write it as "year>=2015"'),
-        ("search", {"query": "sea", "filter": ["year=2004", 5]}, "argument.filter.1: must be text"),
+        ("search", {"query": "sea", "filter": {"year": 2004}}, 'argument.filter: must be text or a list; write it as "year >= 2015"'),
+        ("search", {"query": "sea", "filter": ["year = 2004", 5]}, "argument.filter.1: must be text"),
         ("search", {}, "argument.query: Field required"),
         ("search", {"query": "sea", "retriever": "other"}, "Error executing tool search: no such retriever; the retrievers are words"),
         ("search", {"query": "sea", "retriever": ["words"]}, "argument.retriever: must be text"),
@@ -125,7 +125,7 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert set(tools) == {"search", "read_document", "list_fields"}
             assert tools["search"].input_schema["required"] == ["query"]
-            assert "year>=2015" in tools["search"].input_schema["properties"]["filter"]["description"]
+            assert "year >= 2015" in tools["search"].input_schema["properties"]["filter"]["description"]
             assert all(tool.annotations.read_only_hint for tool in tools.values())
 
             async def call(tool: str, **arguments: Any) -> Any:
@@ -155,7 +155,7 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
             (lang,) = [each for each in described[0]["fields"] if each["name"] == "lang"]
             assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
             for tool, arguments, said in (
-                ("search", {"query": "a", "filter": ["colour=red"]}, "no document has the field 'colour'"),
+                ("search", {"query": "a", "filter": ["colour = 'red'"]}, "no document has the field 'colour'"),
                 ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense+bm25, dense, colbert, bm25"),
                 ("read_document", {"id": "none"}, "document 'none' is not in the index"),
             ):
