@@ -356,6 +356,7 @@ def _malformed(text: str, error: Exception) -> InputError:
         r"(?i)\bin\s+[^\s(]": "the list of IN stands in parentheses: lang IN ('en', 'de')",
         r"\*": "the beginning of a text is LIKE with a percent sign: file LIKE 'guides/%'",
         r"[=<>]\s*-?\d+,\d+\s*$": "a decimal has a point: price < 50.5",
+        r"[&|]": "write AND, OR and NOT",
         "": "a text stands in single quotes, a field with spaces or signs in double quotes",
     }
     advice = next(advice for pattern, advice in mistakes.items() if re.search(pattern, text))
@@ -445,7 +446,8 @@ class _Binder:
         if not isinstance(node, exp.Column):
             written = _sql(node).replace(" ", "")
             quoted = f'; a field with signs stands in double quotes: "{written}"' if written in self._types else ""
-            raise self._refuse(f"{_sql(node)} is no field; compare a field with a value, such as year >= 2010{quoted}")
+            words = "; write AND, OR and NOT" if re.search(r"[&|]", written) else ""
+            raise self._refuse(f"{_sql(node)} is no field; compare a field with a value, such as year >= 2010{quoted}{words}")
         name = _field_name(node)
         if name not in self._types:
             known = f"there are {self._fields}" if self._fields else "they have none"

@@ -39,7 +39,7 @@ NARROW: Mapping[str, Mapping[str, Any]] = {
 QUERIES = ["w1", "w3 w4 w19", "w7 other w2", " ".join(f"w{number}" for number in range(12))]
 WHERE = {
     "all": None,
-    "half": Filter.parse(["even=true"]),
+    "half": Filter.parse(["even"]),
     "a field of one segment": Filter.parse(["late>=0"]),
     "without the field": Filter.parse(["late!=1"]),
     "ids": Filter(ids=frozenset(["d003", "d071", "nobody"])),

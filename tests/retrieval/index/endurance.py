@@ -133,7 +133,7 @@ SEARCHES: Mapping[str, Callable[[Index], object]] = {
 }
 FILTERED: Mapping[str, Callable[[Index], object]] = {
     "filter numbers": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["n>=7", "n<12"])),
-    "filter strings": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["name=v3"])),
+    "filter strings": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["name = 'v3'"])),
     "fields": lambda index: sorted(index.fields),
 }
 SHOWN: Mapping[str, Callable[[Index], object]] = {"show": lambda index: [tuple(index.document(key)) for key in SCORED]}
