@@ -267,7 +267,7 @@ _BUFFERS = 4 << 20
 
 
 @dataclass(frozen=True)
-class ExactParams:
+class _ExactParams:
     """Exact search has no search parameters."""
 
 
@@ -327,7 +327,7 @@ class ExactSegment:
         queries: DenseVectors | Sequence[TokenVectors],
         k: int,
         *,
-        params: ExactParams,
+        params: _ExactParams,
         ranks: NDArray[np.uint32],
         allowed: Bitmap | None = None,
     ) -> list[Found]:
@@ -396,7 +396,6 @@ class _ExactWriter:
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
     ) -> None:
-        """See `quiver.retrieval.index.engines.SegmentWriter`."""
         del token_ids
         if self._lengths is not None and lengths is not None:
             self._lengths.extend(lengths.tolist())
@@ -405,7 +404,6 @@ class _ExactWriter:
             self._norm = max(self._norm, largest_norm(MatrixRows(vectors)))
 
     def close(self) -> dict[str, str]:
-        """See `quiver.retrieval.index.engines.SegmentWriter`."""
         self._file.close()
         holds = {_VECTORS: "vectors, (T, d) float32", _FACTS: "the length of the longest vector"}
         if self._lengths is not None:
@@ -416,7 +414,7 @@ class _ExactWriter:
 
 
 @dataclass(frozen=True)
-class ExactCodec:
+class _ExactCodec:
     """Codec of an exact index, which holds only the vector width; see `quiver.retrieval.index.engines.Codec`.
 
     Attributes:
@@ -429,25 +427,20 @@ class ExactCodec:
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         return {"precision": "float32"}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         write_file(folder / _CODEC, json.dumps({"dim": self.dim}).encode(), disk)
         return {_CODEC: "the width of the vectors"}
 
     def memory(self, rows: int, vectors: int) -> int:
-        """See `quiver.retrieval.index.engines.Codec`."""
         del vectors
         return _BUFFERS + 16 * rows
 
     def writer(self, folder: Path, disk: Disk) -> _ExactWriter:
-        """See `quiver.retrieval.index.engines.Codec`."""
         return _ExactWriter(folder, disk, tokens=self.name == EXACT_TOKENS)
 
     def open(self, files: Files, rows: int) -> ExactSegment:
-        """See `quiver.retrieval.index.engines.Codec`."""
         if self.name == EXACT_DENSE:
             matrix = files.map(_VECTORS, np.float32, (rows, self.dim))
             return ExactSegment(MatrixRows(matrix), None, _read_norm(files), damaged=matrix.damaged)
@@ -462,45 +455,40 @@ class ExactCodec:
         return ExactSegment(MatrixRows(tokens), offsets, _read_norm(files), damaged=damaged)
 
     def merge(self, parts: Sequence[tuple[ExactSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         writer = self.writer(folder, disk)
         for segment, keep in parts:
             for vectors, lengths in segment.kept(keep):
                 writer.add(vectors, lengths)
         return writer.close()
 
-    def preset_params(self, preset: Preset, *, k: int) -> ExactParams:
-        """See `quiver.retrieval.index.engines.Codec`."""
+    def preset_params(self, preset: Preset, *, k: int) -> _ExactParams:
         del preset, k
-        return ExactParams()
+        return _ExactParams()
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[ExactParams]:
-        """See `quiver.retrieval.index.engines.Codec`."""
+    def param_grid(self, k: int, *, documents: int) -> Sequence[_ExactParams]:
         del documents
         return [self.preset_params("exact", k=k)]
 
     def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         del measured, k
         return search_params
 
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> ExactParams:
-        """See `quiver.retrieval.index.engines.Codec`."""
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> _ExactParams:
         check_names(f"this {self.name} index", "search parameter", search_params, ())
-        return ExactParams()
+        return _ExactParams()
 
 
 def _train(
     name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
-) -> ExactCodec:
+) -> _ExactCodec:
     del sample, documents, vectors, seed
     check_names(name, "setting", settings, ())
-    return ExactCodec(name, card.dim)
+    return _ExactCodec(name, card.dim)
 
 
-def _open(name: str, folder: Path) -> ExactCodec:
+def _open(name: str, folder: Path) -> _ExactCodec:
     path = folder / _CODEC
-    return ExactCodec(name, int(_number(read_json(path), "dim", path)))
+    return _ExactCodec(name, int(_number(read_json(path), "dim", path)))
 
 
 def _read_norm(files: Files) -> float:

@@ -245,12 +245,7 @@ class WordTable:
 
     @classmethod
     def open(cls, files: Files, stem: str = STEM) -> WordTable:
-        """Map the files that ``save`` wrote.
-
-        Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: The files do not fit each other.
-        """
+        """Map the files that ``save`` wrote."""
         starts = files.map(f"{stem}.starts", np.int64, (-1,))
         arrays = (files.map(f"{stem}.{name}", np.uint32, (-1,)) for name in ("documents", "counts", "lengths"))
         table = cls(open_columns(files, stem)[0]["word"].strings, starts, *arrays)
@@ -381,7 +376,7 @@ class WordQueries:
 
 
 @dataclass(frozen=True)
-class WordParams:
+class _WordParams:
     """A search by words has no search parameters."""
 
 
@@ -414,7 +409,7 @@ class WordSegment:
         return np.concatenate([np.zeros(0, np.int64), *(table.lengths.whole() for table in self._parts)])
 
     def search(
-        self, queries: WordQueries, k: int, *, params: WordParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+        self, queries: WordQueries, k: int, *, params: _WordParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`; a row that shares no word with a query is not found."""
         del params
@@ -454,7 +449,6 @@ class _WordWriter:
         self._words, self._lengths = array("I"), array("I")
 
     def add(self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[Any] | None = None) -> None:
-        """See `quiver.retrieval.index.engines.SegmentWriter`; ``token_ids`` are the words, (n,)."""
         del vectors
         if lengths is None or token_ids is None:
             raise ValueError("the engine bm25 needs the words of the documents")
@@ -463,7 +457,6 @@ class _WordWriter:
         self._words.extend([number.setdefault(word, len(number)) for word in token_ids.tolist()])
 
     def close(self) -> dict[str, str]:
-        """See `quiver.retrieval.index.engines.SegmentWriter`."""
         words, lengths = np.frombuffer(self._words, np.uint32), np.frombuffer(self._lengths, np.uint32)
         return WordTable.count(words, lengths, self._number).save(self._folder / STEM, self._disk)
 
@@ -505,25 +498,25 @@ class WordCodec:
         tables = [(table, keep[rows]) for segment, keep in parts for rows, table in segment.tables()]
         return WordTable.merge(tables).save(folder / STEM, disk)
 
-    def preset_params(self, preset: Preset, *, k: int) -> WordParams:
+    def preset_params(self, preset: Preset, *, k: int) -> _WordParams:
         """See `quiver.retrieval.index.engines.Codec`."""
         del preset, k
-        return WordParams()
+        return _WordParams()
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[WordParams]:
+    def param_grid(self, k: int, *, documents: int) -> Sequence[_WordParams]:
         """See `quiver.retrieval.index.engines.Codec`."""
         del k, documents
-        return [WordParams()]
+        return [_WordParams()]
 
     def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """See `quiver.retrieval.index.engines.Codec`."""
         del measured, k
         return search_params
 
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> WordParams:
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> _WordParams:
         """See `quiver.retrieval.index.engines.Codec`."""
         check_names(f"this {self.name} index", "search parameter", search_params, ())
-        return WordParams()
+        return _WordParams()
 
 
 def _content() -> bytes:

@@ -90,7 +90,7 @@ _RESIDUALS = 256 * CODEWORDS
 
 
 @dataclass(frozen=True)
-class CoarseCoding:
+class _CoarseCoding:
     """Coding of candidates: parameters shared by all records.
 
     Attributes:
@@ -104,7 +104,7 @@ class CoarseCoding:
     products: NDArray[np.float32]
 
     @classmethod
-    def learn(cls, vectors: NDArray[np.float32], *, lists: int, dsub: int, seed: int) -> CoarseCoding:
+    def learn(cls, vectors: NDArray[np.float32], *, lists: int, dsub: int, seed: int) -> _CoarseCoding:
         """Train lists and codebooks on a sample.
 
         Args:
@@ -202,20 +202,16 @@ ListsSegment: TypeAlias = DenseSegment[ListsParams]
 """A segment of either engine."""
 
 
-class ListFinder:
+class _ListFinder:
     """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
         coding: Coding of the codec.
         files: Files of the segment.
         rows: Expected number of documents P.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        DamagedIndexError: The file has a wrong size.
     """
 
-    def __init__(self, coding: CoarseCoding, files: Files, rows: int) -> None:
+    def __init__(self, coding: _CoarseCoding, files: Files, rows: int) -> None:
         self._coding = coding
         self._path = files.folder / COARSE
         self._records = files.map(COARSE, np.uint8, (rows, coding.width))
@@ -223,13 +219,11 @@ class ListFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.refine.Finder`."""
         coding, count = self._coding, len(self._records)
         lists = FastScanLists.nbytes(count, codebooks=len(coding.products), lists=len(coding.centroids))
         return Size(lists, self._records.nbytes)
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: ListsParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """See `quiver.retrieval.index.dense.refine.Finder`."""
         codes = self._lists.get(self._make_lists)
         matrix, nprobe = self._coding.fill(queries), min(widened(params.nprobe, allowed), len(self._coding.centroids))
         lists, closeness = np.zeros((len(matrix), nprobe), np.int64), np.zeros((len(matrix), nprobe), np.float32)
@@ -245,11 +239,9 @@ class ListFinder:
         return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # missing results are -1
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """See `quiver.retrieval.index.dense.refine.Finder`."""
         files.copy(COARSE, self._records, keep)
 
     def damaged(self) -> Bitmap:
-        """See `quiver.retrieval.index.dense.refine.Finder`."""
         return self._records.damaged()
 
     def _make_lists(self) -> FastScanLists:
@@ -260,10 +252,10 @@ class ListFinder:
         return FastScanLists(coding.products, records[:, : coding.code_width], numbers, rows, lists=len(coding.centroids))
 
 
-class ListWriter:
+class _ListWriter:
     """Encodes and writes vectors; see `quiver.retrieval.index.engines.SegmentWriter`."""
 
-    def __init__(self, coarse: CoarseCoding, scalar: ScalarCoding, folder: Path, disk: Disk) -> None:
+    def __init__(self, coarse: _CoarseCoding, scalar: ScalarCoding, folder: Path, disk: Disk) -> None:
         self._coarse = coarse
         self._scalar = scalar
         self._files = RecordFiles(folder, disk, _holds(scalar))
@@ -271,11 +263,6 @@ class ListWriter:
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
     ) -> None:
-        """Append documents, (n, d).
-
-        Raises:
-            InputError: The norm of a vector is too large.
-        """
         del lengths, token_ids
         for start in range(0, len(vectors), BLOCK):
             block = np.ascontiguousarray(vectors[start : start + BLOCK], np.float32)
@@ -283,7 +270,6 @@ class ListWriter:
             write_codes(self._files, self._scalar, block)
 
     def close(self) -> Mapping[str, str]:
-        """Finish the files; return what each holds, by name."""
         return self._files.close()
 
 
@@ -298,7 +284,7 @@ class _Description:
     bits: Bits
 
 
-class ListCodec:
+class _ListCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by the engines ``pq-dense`` and ``ivf-dense``.
 
     Args:
@@ -307,24 +293,21 @@ class ListCodec:
         scalar: Coding of the refine store.
     """
 
-    def __init__(self, name: str, coarse: CoarseCoding, scalar: ScalarCoding) -> None:
+    def __init__(self, name: str, coarse: _CoarseCoding, scalar: ScalarCoding) -> None:
         self.name = name
         self._coarse = coarse
         self._scalar = scalar
 
     @property
     def dim(self) -> int:
-        """Vector width d."""
         return self._scalar.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """Sizes and settings for reports."""
         lists: dict[str, Setting] = {} if self.name == PQ_DENSE else {"nlist": len(self._coarse.centroids)}
         return {**lists, "dsub": self._coarse.dsub, "bits": self._scalar.bits, "bytes_a_vector": self._coarse.width + self._scalar.nbytes}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         described = _Description(self._scalar.dim, self._coarse.dsub, len(self._coarse.centroids), self._scalar.bits)
         write_file(folder / _JSON, (json.dumps(asdict(described)) + "\n").encode(), disk)
         write_array(folder / _CENTROIDS, self._coarse.centroids, disk)
@@ -342,35 +325,25 @@ class ListCodec:
         # The centroids are also stored in lanes for the compiled kernel that compares vectors with them.
         return 3 * self._coarse.centroids.nbytes + 4 * _COPIES * BLOCK * self._scalar.dim + _BUFFERS
 
-    def writer(self, folder: Path, disk: Disk) -> ListWriter:
-        """Begin a segment in an existing folder."""
-        return ListWriter(self._coarse, self._scalar, folder, disk)
+    def writer(self, folder: Path, disk: Disk) -> _ListWriter:
+        return _ListWriter(self._coarse, self._scalar, folder, disk)
 
     def open(self, files: Files, rows: int) -> ListsSegment:
-        """Open a segment; its codes stay mapped.
-
-        Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has a wrong size.
-        """
-        return DenseSegment(RefineStore(self._scalar, files, rows), ListFinder(self._coarse, files, rows))
+        return DenseSegment(RefineStore(self._scalar, files, rows), _ListFinder(self._coarse, files, rows))
 
     def merge(self, parts: Sequence[tuple[ListsSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Merge segments by copying the kept rows byte for byte."""
         files = RecordFiles(folder, disk, _holds(self._scalar))
         for segment, keep in parts:
             segment.copy(files, keep)
         return files.close()
 
     def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
-        """Uncalibrated search parameters of a preset for k hits."""
         factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
         if self.name == PQ_DENSE:
             return ScanParams(factor, exhaustive)
         return ListParams(probes(len(self._coarse.centroids), preset), factor, exhaustive)
 
     def param_grid(self, k: int, *, documents: int) -> Sequence[ListsParams]:
-        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
 
@@ -379,17 +352,12 @@ class ListCodec:
         return resized(search_params, measured=measured, k=k)
 
     def search_params_from(self, search_params: Mapping[str, Setting]) -> ListsParams:
-        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
-
-        Raises:
-            InputError: A search parameter does not exist or its value is invalid.
-        """
         return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def _train(
     name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
-) -> ListCodec:
+) -> _ListCodec:
     del card, vectors
     lists = 1
     if name == PQ_DENSE:
@@ -398,21 +366,21 @@ def _train(
     else:
         chosen = ListSettings.parse(settings)
         dsub, lists = chosen.dsub, chosen.nlist or sizes(documents).lists
-    coarse = CoarseCoding.learn(sample.vectors, lists=lists, dsub=dsub, seed=seed)
-    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, chosen.bits))
+    coarse = _CoarseCoding.learn(sample.vectors, lists=lists, dsub=dsub, seed=seed)
+    return _ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, chosen.bits))
 
 
 def _holds(scalar: ScalarCoding) -> dict[str, str]:
     return {COARSE: "product code and list of each vector, (P, bytes)", **holds(scalar)}
 
 
-def _open(name: str, folder: Path) -> ListCodec:
+def _open(name: str, folder: Path) -> _ListCodec:
     described = read_description(_Description, folder / _JSON)
     dim, dsub = described.dim, described.dsub
     codes = -(-dim // dsub)
     centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (described.nlist, codes * dsub)))
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))
-    return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, described.bits))
+    return _ListCodec(name, _CoarseCoding(dim, centroids, products), open_scalar(folder, dim, described.bits))
 
 
 def _check(settings: type[EngineSettings], chosen: Mapping[str, Setting], card: ModelCard) -> None:

@@ -84,11 +84,7 @@ _READING = threading.Lock()
 
 
 def write_index(index: Any, path: Path, disk: Disk) -> None:
-    """Write an index to a new file.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write an index to a new file."""
     errors: list[OSError] = []
     with disk.create(path) as file:
 
@@ -124,9 +120,6 @@ def read_index(content: NDArray[np.uint8], path: Path) -> Any:
     Args:
         content: The file, mapped.
         path: Path of the file, for errors.
-
-    Raises:
-        DamagedIndexError: It is not a FAISS index, or one of its parts would be larger than the file.
     """
     stream = _Stream(content)
     try:
@@ -290,15 +283,12 @@ FaissSegment: TypeAlias = DenseSegment[FaissParams]
 """A segment of the engine."""
 
 
-class FaissFinder:
+class _FaissFinder:
     """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
         files: Files of the segment.
         store: Refine store that the index was built from.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
     """
 
     def __init__(self, files: Files, store: RefineStore) -> None:
@@ -310,11 +300,9 @@ class FaissFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.refine.Finder`; an index takes about as much memory as its file."""
         return Size(len(self._content), len(self._content))
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: FaissParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """See `quiver.retrieval.index.dense.refine.Finder`."""
         total, fetched = len(self), count
         read = self._read.get(self._read_index)
         selected = allowed if read.takes_selectors else None
@@ -393,10 +381,10 @@ def _takes_selectors(index: Any, count: int, dim: int) -> bool:
     return True
 
 
-class FaissWriter:
+class _FaissWriter:
     """Encodes vectors as they are added, and builds the index when closed; see `quiver.retrieval.index.engines.SegmentWriter`."""
 
-    def __init__(self, codec: FaissCodec, folder: Path, disk: Disk) -> None:
+    def __init__(self, codec: _FaissCodec, folder: Path, disk: Disk) -> None:
         self._codec = codec
         self._folder = folder
         self._disk = disk
@@ -406,11 +394,6 @@ class FaissWriter:
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
     ) -> None:
-        """Append documents, (n, d).
-
-        Raises:
-            InputError: The norm of a vector is too large.
-        """
         del lengths, token_ids
         for start in range(0, len(vectors), BLOCK):
             write_codes(self._files, self._codec.scalar, np.asarray(vectors[start : start + BLOCK], np.float32))
@@ -422,7 +405,6 @@ class FaissWriter:
         self._count += int(np.count_nonzero(keep))
 
     def close(self) -> Mapping[str, str]:
-        """Build the index and finish the files; return what each holds, by name."""
         written = self._files.close()
         store = RefineStore(self._codec.scalar, Files.written(self._folder, self._disk), self._count)
         write_index(self._codec.index_of(store), self._folder / _INDEX, self._disk)
@@ -439,7 +421,7 @@ class _Description:
     bits: Bits
 
 
-class FaissCodec:
+class _FaissCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_codec`.
 
     Args:
@@ -457,16 +439,13 @@ class FaissCodec:
 
     @property
     def dim(self) -> int:
-        """Vector width d."""
         return self.scalar.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """Sizes and settings for reports."""
         return {"factory": self.factory, "bits": self.scalar.bits}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         described = _Description(self.scalar.dim, self.factory, self.scalar.bits)
         write_file(folder / _JSON, (json.dumps(asdict(described)) + "\n").encode(), disk)
         write_index(self._trained, folder / _TRAINED, disk)
@@ -478,33 +457,23 @@ class FaissCodec:
         del vectors
         return 2 * (index_bytes(self._trained) + rows * self._bytes_a_vector) + 4 * _COPIES * BLOCK * self.scalar.dim + _BUFFERS
 
-    def writer(self, folder: Path, disk: Disk) -> FaissWriter:
-        """Begin a segment in an existing folder."""
-        return FaissWriter(self, folder, disk)
+    def writer(self, folder: Path, disk: Disk) -> _FaissWriter:
+        return _FaissWriter(self, folder, disk)
 
     def open(self, files: Files, rows: int) -> FaissSegment:
-        """Open a segment; its index is read when it is first searched.
-
-        Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has a wrong size.
-        """
         store = RefineStore(self.scalar, files, rows)
-        return DenseSegment(store, FaissFinder(files, store))
+        return DenseSegment(store, _FaissFinder(files, store))
 
     def merge(self, parts: Sequence[tuple[FaissSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Merge segments: copy the codes of the kept rows and build the index from them."""
         writer = self.writer(folder, disk)
         for segment, keep in parts:
             writer.copy(segment, keep)
         return writer.close()
 
     def preset_params(self, preset: Preset, *, k: int) -> FaissParams:
-        """Search parameters of a preset for k hits."""
         return faiss_params(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
 
     def param_grid(self, k: int, *, documents: int) -> Sequence[FaissParams]:
-        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
 
@@ -513,11 +482,6 @@ class FaissCodec:
         return resized(search_params, measured=measured, k=k)
 
     def search_params_from(self, search_params: Mapping[str, Setting]) -> FaissParams:
-        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
-
-        Raises:
-            InputError: A search parameter does not exist or its value is invalid.
-        """
         return changed_params(self.preset_params("balanced", k=10), search_params, engine=f"{self.name} ({self.factory})")
 
     def index_of(self, store: RefineStore) -> Any:
@@ -544,7 +508,7 @@ class FaissCodec:
         return int(part.sa_code_size()) if hasattr(part, "code_size") else 8 * self.scalar.dim
 
 
-def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> FaissCodec:
+def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> _FaissCodec:
     """Train the codec of ``faiss-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del documents, vectors
     chosen = FactorySettings.parse(settings)
@@ -559,7 +523,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
         tried = _faiss.clone_index(index)
         for half in np.array_split(decoded[:_TRIED], 2):
             add_vectors(tried, half, factory)
-    return FaissCodec(factory, index, scalar)
+    return _FaissCodec(factory, index, scalar)
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
@@ -567,19 +531,14 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     _made(FactorySettings.parse(settings).factory, card.dim)
 
 
-def open_codec(folder: Path) -> FaissCodec:
-    """Open a saved codec; the caller has verified its checksums.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DamagedIndexError: The files are inconsistent.
-    """
+def open_codec(folder: Path) -> _FaissCodec:
+    """Open a saved codec; the caller has verified its checksums."""
     described = read_description(_Description, folder / _JSON)
     path = folder / _TRAINED
     trained = read_index(map_array(path, np.uint8, (-1,)), path)
     if (trained.ntotal, trained.d) != (0, described.dim):
         raise DamagedIndexError(f"{path}: not an empty index of width {described.dim}; run quiver index repair")
-    return FaissCodec(described.factory, trained, open_scalar(folder, described.dim, described.bits))
+    return _FaissCodec(described.factory, trained, open_scalar(folder, described.dim, described.bits))
 
 
 def _made(factory: str, dim: int) -> Any:

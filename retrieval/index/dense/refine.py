@@ -161,12 +161,7 @@ def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, 
 
 
 def open_scalar(folder: Path, dim: int, bits: Bits) -> ScalarCoding:
-    """Read a coding of vectors of width d that `save_scalar` wrote; the codec stores ``bits`` itself.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has a wrong size.
-    """
+    """Read a coding of vectors of width d that `save_scalar` wrote; the codec stores ``bits`` itself."""
     centre, spread = (np.array(map_array(folder / name, np.float32, (dim,))) for name in (_CENTRE, _SPREAD))
     return ScalarCoding(centre, spread, bits)
 
@@ -190,10 +185,6 @@ class RefineStore:
         coding: Coding of the codec.
         files: Files of the segment.
         rows: Expected number of documents P.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has a wrong size.
     """
 
     def __init__(self, coding: ScalarCoding, files: Files, rows: int) -> None:

@@ -395,17 +395,10 @@ def format_version(root: Path) -> int | None:
         line = path.read_bytes()
         version = int(line.split()[1])
         return version if line == format_line(version) else None
-    except FileNotFoundError:
-        pass
-    except (NotADirectoryError, IsADirectoryError, ValueError, IndexError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, IndexError):
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-    try:  # version 1 had one manifest, at the root
-        content = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return 1 if isinstance(content, dict) and content.get("format") == FORMAT else None
 
 
 def format_line(version: int) -> bytes:

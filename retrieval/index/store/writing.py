@@ -221,7 +221,7 @@ class StoreWriter:
             self.disk.unlink(path)
         if removed:
             self.disk.sync_folder(self.layout.manifests)
-        for path in [*unreferenced(self.layout, self.layout.generations()), *_of_version_1(self.layout.root)]:
+        for path in unreferenced(self.layout, self.layout.generations()):
             self._remove(path)
             removed.append(path)
         return removed
@@ -306,12 +306,12 @@ def writing(
             raise InputError(f"{layout.root}: cannot be written ({error.strerror})") from error
     elif not damaged or not layout.generations():
         check_format(layout)
-    with _locked(layout, wait):
+    with _hold_lock(layout, wait):
         try:
             if create:
                 check_place(layout.root, overwrite=overwrite)  # check again, now that the lock is held
             _prepare(layout, disk)
-            yield StoreWriter(layout, disk, _swept(layout, disk, damaged=damaged or overwrite))
+            yield StoreWriter(layout, disk, _sweep(layout, disk, damaged=damaged or overwrite))
         finally:
             if create:
                 remove_unused(layout, remove_root=made)
@@ -326,7 +326,7 @@ def check_place(root: Path, *, overwrite: bool) -> None:
     version, committed = format_version(root), bool(Layout(root).generations())
     if version is not None and version > VERSION:
         raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
-    if (committed or version == 1) and not overwrite:
+    if committed and not overwrite:
         raise InputError(
             f"{root}: an index exists already; choose another folder, or overwrite it with --overwrite (overwrite=True in Python)"
         )
@@ -362,7 +362,7 @@ def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEn
 
 
 @contextmanager
-def _locked(layout: Layout, wait: float) -> Iterator[None]:
+def _hold_lock(layout: Layout, wait: float) -> Iterator[None]:
     if not 0 <= wait < math.inf:  # a negative timeout would wait for ever
         raise ValueError(f"wait must be a finite number of seconds >= 0, got {wait}")
     lock = FileLock(layout.lock)
@@ -405,7 +405,7 @@ def _prepare(layout: Layout, disk: Disk) -> None:
         disk.sync_folder(layout.root)
 
 
-def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
+def _sweep(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
     """Remove leftovers of killed processes and return the newest manifest; None if it is damaged and ``damaged`` is true."""
     for path in entries(layout.temporary):
         if is_resumable(path.name):
@@ -442,12 +442,6 @@ def unreferenced(layout: Layout, generations: Sequence[int]) -> list[Path]:
         needed |= {segment.deleted.name for segment in manifest.segments if segment.deleted}
     folders = (layout.segments, layout.codecs, layout.tombstones)
     return [path for folder in folders for path in entries(folder) if path.name not in needed]
-
-
-def _of_version_1(root: Path) -> list[Path]:
-    """The files of an index of format version 1 that this index replaces."""
-    manifest = root / "manifest.json"
-    return [manifest, *sorted(root.glob("g-" + "[0-9a-f]" * 12))] if manifest.is_file() else []
 
 
 def remove_unused(layout: Layout, *, remove_root: bool) -> None:

@@ -79,7 +79,7 @@ class _Description:
     vectors: Count
 
 
-class TokenCodec:
+class _TokenCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_tokens`.
 
     Args:
@@ -97,12 +97,10 @@ class TokenCodec:
 
     @property
     def dim(self) -> int:
-        """Vector width d."""
         return self._coding.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """Sizes and settings for reports."""
         clustering = self._coding.clustering
         return {
             "bits": self._coding.bits,
@@ -113,7 +111,6 @@ class TokenCodec:
         }
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         clustering = self._coding.clustering
         arrays: dict[str, tuple[NDArray[np.generic] | None, str]] = {
             _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
@@ -143,28 +140,18 @@ class TokenCodec:
         return memory(self._coding, pool_factor=self._pool_factor)
 
     def writer(self, folder: Path, disk: Disk) -> TokenWriter:
-        """Begin a segment in an existing folder."""
         return TokenWriter(self._coding, pool_factor=self._pool_factor, folder=folder, disk=disk)
 
     def open(self, files: Files, rows: int) -> TokenSegment:
-        """Open a segment; its codes stay mapped.
-
-        Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has a wrong size.
-        """
         return TokenSegment(self._coding, files, rows)
 
     def merge(self, parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Merge segments by copying the kept rows byte for byte."""
         return copy(parts, folder, disk)
 
     def preset_params(self, preset: Preset, *, k: int) -> TokenParams:
-        """Search parameters of a preset for k hits."""
         return preset_params(preset, k=k, vectors=self._vectors // self._pool_factor)
 
     def param_grid(self, k: int, *, documents: int) -> Sequence[TokenParams]:
-        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
 
@@ -174,11 +161,6 @@ class TokenCodec:
         return search_params
 
     def search_params_from(self, search_params: Mapping[str, Setting]) -> TokenParams:
-        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
-
-        Raises:
-            InputError: A search parameter does not exist or its value is invalid.
-        """
         return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
@@ -195,7 +177,7 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
         raise InputError(f"{card.source}: vectors of width {card.dim}; {IVF_TOKENS} takes {widths}, use exact-tokens")
 
 
-def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:
+def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> _TokenCodec:
     """Train the codec of a token index.
 
     Args:
@@ -230,10 +212,10 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     products = train_codebooks(residuals, CODED_DIMENSIONS)
     residuals -= packing.product(product_quantizer(products).compute_codes(residuals), products)
     coding = Coding(clustering, products, learn_pairs(residuals, chosen.bits, seed=seed))
-    return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
+    return _TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
 
 
-def open_tokens(folder: Path) -> TokenCodec:
+def open_tokens(folder: Path) -> _TokenCodec:
     """Open a codec folder written by ``TokenCodec.save``.
 
     Raises:
@@ -261,7 +243,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         raise DamagedIndexError(f"{folder / _GROUPS}: the groups do not match the {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
-    return TokenCodec(Coding(clustering, products, pairs), pool_factor=described.pool_factor, vectors=described.vectors)
+    return _TokenCodec(Coding(clustering, products, pairs), pool_factor=described.pool_factor, vectors=described.vectors)
 
 
 ENGINES = {IVF_TOKENS: Engine("colbert", train, open_tokens, sample_size, setting_names(TokenSettings), check_settings)}

@@ -163,10 +163,6 @@ class TokenSegment:
         coding: Coding of the codec.
         files: Files of the segment.
         rows: Expected number of documents.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has a wrong size.
     """
 
     def __init__(self, coding: Coding, files: Files, rows: int) -> None:

@@ -158,17 +158,6 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
     (built / "FORMAT").write_bytes(format_line(VERSION))
-    legacy = tmp_path / "legacy"
-    (legacy / "g-0123456789ab").mkdir(parents=True)
-    (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
-    (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
-    with pytest.raises(InputError, match="index format version 1, this version of Quiver reads version 6; build the index again"):
-        open_index(legacy)
-    with pytest.raises(InputError, match="an index exists already"):
-        build_index(NEW, word_sum, legacy)
-    assert len(build_index(NEW, word_sum, legacy, overwrite=True)) == 7
-    assert not list(legacy.glob("g-*"))
-    assert not (legacy / "manifest.json").exists()
     path = built / "manifests" / "m-000000000001.json"
     manifest = read_manifest(path)
     path.write_bytes(manifest_bytes(replace(manifest, codec=replace(manifest.codec, engine="magic"))))

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import Sample
+from quiver.retrieval.index.engines import AnyCodec, Sample
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
-from quiver.retrieval.index.tokens.codec import TokenCodec, check_settings, open_tokens, train
+from quiver.retrieval.index.tokens.codec import check_settings, open_tokens, train
 from quiver.retrieval.index.tokens.segment import TokenSegment
 from quiver.retrieval.index.tokens.settings import TokenParams
 
@@ -25,12 +25,12 @@ WIDE = TokenParams(nprobe=1000, tokens_k=100_000, candidates=10_000, slack=1e9)
 """All lists and all their tokens, by way of the lists."""
 
 
-def codec_of(tokens: Any, **settings: Any) -> TokenCodec:
+def codec_of(tokens: Any, **settings: Any) -> AnyCodec:
     size = len(tokens.vectors)
     return train(tokens.sample, tokens.card, documents=len(tokens.lengths), vectors=size, settings={"centroids": 64} | settings, seed=1)
 
 
-def write(codec: TokenCodec, folder: Path, tokens: Any, *, chunk: int = 10**9) -> TokenSegment:
+def write(codec: AnyCodec, folder: Path, tokens: Any, *, chunk: int = 10**9) -> TokenSegment:
     folder.mkdir()
     writer, ends = codec.writer(folder, REAL), np.append(0, np.cumsum(tokens.lengths))
     for start in range(0, len(tokens.lengths), chunk):
@@ -60,19 +60,17 @@ def tokens(make_collection: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def codec(tokens: Any) -> TokenCodec:
+def codec(tokens: Any) -> AnyCodec:
     return codec_of(tokens)
 
 
 @pytest.fixture(scope="module")
-def segment(codec: TokenCodec, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> TokenSegment:
+def segment(codec: AnyCodec, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> TokenSegment:
     return write(codec, tmp_path_factory.mktemp("segments") / "s", tokens)
 
 
 @pytest.mark.parametrize("k", [1, 10, 499, 5000])
-def test_looking_at_everything_is_brute_force_over_the_decoded_vectors(
-    segment: TokenSegment, codec: TokenCodec, tokens: Any, k: int
-) -> None:
+def test_looking_at_everything_is_brute_force_over_the_decoded_vectors(segment: TokenSegment, codec: AnyCodec, tokens: Any, k: int) -> None:
     findable = int((tokens.lengths > 0).sum())
     queries = tokens.queries(8)
     for effort in (codec.preset_params("exact", k=k), WIDE):
@@ -108,7 +106,7 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5])
-def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: TokenCodec, tokens: Any, share: float) -> None:
+def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: AnyCodec, tokens: Any, share: float) -> None:
     allowed = np.random.default_rng(2).random(500) < share
     queries = tokens.queries(10)
     for effort in (codec.preset_params("exact", k=10), WIDE, TokenParams(nprobe=4, tokens_k=50, candidates=5)):
@@ -141,7 +139,7 @@ def test_ties_go_to_the_greater_rank_for_copies_at_any_position(make_collection:
         assert found.rows.tolist() == expected[:12].tolist()
 
 
-def test_a_query_finds_the_same_alone_and_among_others(segment: TokenSegment, codec: TokenCodec, tokens: Any) -> None:
+def test_a_query_finds_the_same_alone_and_among_others(segment: TokenSegment, codec: AnyCodec, tokens: Any) -> None:
     queries = tokens.queries(20)
     effort = codec.preset_params("fast", k=5)
     together = segment.search(queries, 5, params=effort, ranks=tokens.ranks)
@@ -162,7 +160,7 @@ def test_the_smallest_collections(make_collection: Callable[..., Any], tmp_path:
     assert sorted(found.rows.tolist()) == list(range(documents))
 
 
-def test_documents_without_vectors_alone_are_not_found(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
+def test_documents_without_vectors_alone_are_not_found(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
     nothing = type(tokens)(tokens.vectors[:0], np.zeros(3, np.int64), tokens.token_ids[:0])
     segment = write(codec, tmp_path / "s", nothing)
     found = segment.search(tokens.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=nothing.ranks)[0]
@@ -215,7 +213,7 @@ def test_equal_input_gives_equal_bytes_and_a_saved_codec_writes_the_same(tokens:
 
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
 @pytest.mark.parametrize("name", ["lengths.u32", "coarse.u8", "fine.u8"])
-def test_a_file_of_another_size_is_damage(codec: TokenCodec, tokens: Any, tmp_path: Path, name: str, damage: str) -> None:
+def test_a_file_of_another_size_is_damage(codec: AnyCodec, tokens: Any, tmp_path: Path, name: str, damage: str) -> None:
     write(codec, tmp_path / "s", tokens)
     path = tmp_path / "s" / name
     content = path.read_bytes()
@@ -226,7 +224,7 @@ def test_a_file_of_another_size_is_damage(codec: TokenCodec, tokens: Any, tmp_pa
         codec.open(Files(tmp_path / "s"), len(tokens.lengths))
 
 
-def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
+def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
     write(codec, tmp_path / "s", tokens)
     path = tmp_path / "s" / "coarse.u8"
     content = bytearray(path.read_bytes())
@@ -238,7 +236,7 @@ def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec
         )
 
 
-def test_a_codec_of_single_coordinates_is_refused(codec: TokenCodec, tmp_path: Path) -> None:
+def test_a_codec_of_single_coordinates_is_refused(codec: AnyCodec, tmp_path: Path) -> None:
     codec.save(tmp_path, REAL)
     described = json.loads((tmp_path / "codec.json").read_text())
     described["arrays"].remove("pairs.f32")
@@ -254,7 +252,7 @@ def test_eight_codes_of_seven_bits_want_sixteen_coordinates(tokens: Any) -> None
         check_settings({"bits": 3.5}, card)
 
 
-def test_a_codec_without_its_description(codec: TokenCodec, tmp_path: Path) -> None:
+def test_a_codec_without_its_description(codec: AnyCodec, tmp_path: Path) -> None:
     codec.save(tmp_path, REAL)
     (tmp_path / "codec.json").write_text('{"bits": 5}')
     with pytest.raises(InputError):
@@ -323,12 +321,12 @@ def test_input_that_cannot_be_trained_on_is_refused(make_collection: Callable[..
         ({"candidates": True}, "candidates: must be a number, got true"),
     ],
 )
-def test_the_error_names_invalid_search_parameters(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
+def test_the_error_names_invalid_search_parameters(codec: AnyCodec, search_params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         codec.search_params_from(search_params)
 
 
-def test_knobs_by_name(codec: TokenCodec) -> None:
+def test_knobs_by_name(codec: AnyCodec) -> None:
     balanced = codec.preset_params("balanced", k=10)
     assert codec.search_params_from({}) == balanced
     assert codec.search_params_from({"nprobe": 3.0, "exhaustive": True}) == TokenParams(
@@ -340,7 +338,7 @@ def test_knobs_by_name(codec: TokenCodec) -> None:
     assert wide.candidates >= 500
 
 
-def test_a_writer_refuses_vectors_that_do_not_fit(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
+def test_a_writer_refuses_vectors_that_do_not_fit(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
     writer = codec.writer(tmp_path, REAL)
     with pytest.raises(ValueError, match="need the number of vectors of each document"):
         writer.add(tokens.vectors)
@@ -350,7 +348,7 @@ def test_a_writer_refuses_vectors_that_do_not_fit(codec: TokenCodec, tokens: Any
         writer.add(tokens.vectors[:4], np.array([4]), tokens.token_ids[:1])
 
 
-def test_the_number_of_threads_of_faiss_is_left_as_it_was(segment: TokenSegment, codec: TokenCodec, tokens: Any) -> None:
+def test_the_number_of_threads_of_faiss_is_left_as_it_was(segment: TokenSegment, codec: AnyCodec, tokens: Any) -> None:
     former = faiss.omp_get_max_threads()
     try:
         faiss.omp_set_num_threads(3)
@@ -378,6 +376,6 @@ def test_writing_stays_within_the_declared_memory(make_collection: Callable[...,
     assert peak < codec.memory(3000, len(tokens.vectors))
 
 
-def test_sizes_are_those_of_the_files(segment: TokenSegment, tokens: Any, codec: TokenCodec) -> None:
+def test_sizes_are_those_of_the_files(segment: TokenSegment, tokens: Any, codec: AnyCodec) -> None:
     assert segment.size.mapped == len(tokens.vectors) * codec.parameters["bytes_a_vector"] + 4 * len(tokens.lengths)
     assert codec.memory(10**9, 10**12) == codec.memory(1, 1) < 64 << 20
