@@ -45,6 +45,7 @@ def build(
     use_title: bool = options.USE_TITLE,
     store_text: bool = options.STORE_TEXT,
     field: tuple[str, ...] = option((), "Metadata field to filter by, such as year or author.name. Repeatable. Default: all fields."),
+    types: options.FieldTypes,
     calibrate: bool = option(True, "Measure recall and latency after the build.", "--calibrate/--no-calibrate"),
     threads: int | None = option(None, "CPU threads; with several workers, those of each. Default: all, divided among the workers.", min=1),
     overwrite: bool = options.OVERWRITE,
@@ -84,6 +85,7 @@ def build(
         overwrite=overwrite,
         wait=wait,
         progress=output.progress,
+        **types.arguments(),
     )
     _describe(index, output.json)
     if not output.json:
@@ -104,6 +106,7 @@ def add(
     model: options.IndexModel,
     batch_tokens: int | None = options.BATCH_TOKENS,
     given: SourceOptions,
+    types: options.FieldTypes,
     replace: bool = option(False, "Replace documents of the same id, with all passages of a file."),
     memory: int = options.MEMORY,
     wait: float = options.WAIT,
@@ -123,7 +126,9 @@ def add(
     opened = open_index(folder)
     loaded = model.load(opened, batch_tokens)
     corpus = source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded))
-    index = add_documents(folder, corpus, loaded, replace_existing=replace, memory=memory, wait=wait, progress=output.progress)
+    index = add_documents(
+        folder, corpus, loaded, replace_existing=replace, memory=memory, wait=wait, progress=output.progress, **types.arguments()
+    )
     _describe_change(index, opened, output.json)
 
 
@@ -144,6 +149,7 @@ def refresh(
     model: options.IndexModel,
     batch_tokens: int | None = options.BATCH_TOKENS,
     given: SourceOptions,
+    types: options.FieldTypes,
     dry_run: bool = options.DRY_RUN,
     force: bool = option(False, "Delete even more than half of the documents, or any where SOURCE takes the place of another."),
     memory: int = options.MEMORY,
@@ -173,6 +179,7 @@ def refresh(
         memory=memory,
         wait=wait,
         progress=output.progress,
+        **types.arguments(),
     )
     counts = {name: getattr(done, name) for name in ("added", "changed", "deleted", "unchanged")}
     if output.json:

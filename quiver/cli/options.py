@@ -193,6 +193,33 @@ class Output:
 
 @dataclass(frozen=True)
 @group
+class FieldTypes:
+    """Types of fields."""
+
+    types: tuple[str, ...] = option(
+        (),
+        "Type of a field: string, integer, number, boolean, date, timestamp, or a list of one such as 'string[]'; as created=date."
+        " Repeatable. Default: found from all values.",
+        "--type",
+    )
+    on_type_error: Literal["error", "null"] = option(
+        "error", "What becomes of a value that does not fit the type of its field: an error, or null, which no filter finds."
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `build_index`, `add_documents` and `refresh_index`.
+
+        Raises:
+            InputError: A type is not FIELD=TYPE.
+        """
+        pairs = [each.rpartition("=") for each in self.types]
+        if wrong := next((text for text, (field, _, kind) in zip(self.types, pairs, strict=True) if not (field and kind)), None):
+            raise InputError(f"--type {wrong}: a type is given as FIELD=TYPE, such as created=date")
+        return {"types": {field: kind for field, _, kind in pairs}, "on_type_error": self.on_type_error}
+
+
+@dataclass(frozen=True)
+@group
 class IndexModel:
     """The model that searches an index."""
 

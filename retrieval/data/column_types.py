@@ -83,6 +83,7 @@ class ColumnTypes:
         self._possible: dict[str, frozenset[str]] = {}  # types that fit all values so far; none: strings
         self._counts: dict[str, int] = {}
         self._lists: set[str] = set()
+        self._mixed: set[str] = set()
 
     def add(self, column: str, cell: str, *, comma: bool = False, position: object = None) -> bool:
         """Take a cell into account.
@@ -133,15 +134,16 @@ class ColumnTypes:
                 self._narrow(field, value)
 
     def _narrow(self, field: str, value: Value) -> None:
-        before = self._possible.get(field)
+        before, is_text = self._possible.get(field), isinstance(value, str)
         if before is None or before == {STRING}:
             self._possible[field] = _types_of_value(value)
-        elif before:
+        elif before or not is_text:
             left = self._possible[field] = before & _types_of_value(value)
-            if not left and not before & {_DATE, _TIMESTAMP, _WITH_ZONE}:
+            if not left and not (is_text and before <= {_DATE, _TIMESTAMP, _WITH_ZONE}) and field not in self._mixed:
+                self._mixed.add(field)
                 warn_once(
                     f"field '{field}' has values of several types, such as {_chosen_type(before)} and {str(value)[:40]!r}, and is of"
-                    f" strings; declare another type (--type {field}={_chosen_type(before)}, types=) to be told of those that do not fit"
+                    f" strings; with a type that is declared (--type {field}=..., types=) those that do not fit are named"
                 )
 
     def types(self) -> dict[str, str]:

@@ -581,7 +581,9 @@ class FieldCheck:
     def tell_nulls(self) -> None:
         """Warn of the values that did not fit."""
         for field, count in self.nulls.items():
-            logger.warning("field '%s': %d values do not fit the type %s, and no filter finds them", field, count, self._known[field])
+            logger.warning(
+                "field '%s': %d of its values do not fit the type %s, and no filter finds them", field, count, self._known[field]
+            )
 
     @staticmethod
     def _fits(value: Value | Sequence[Value], kind: str) -> bool:

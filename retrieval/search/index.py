@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, TypeAlias, overload
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.index import build, refresh
 from quiver.retrieval.index import index as generations
 from quiver.retrieval.index.build import add_documents, compact_index, delete_documents
@@ -295,7 +296,14 @@ class Index(IndexReader):
         return self._opened, retriever
 
     def add(
-        self, corpus: Corpus, *, model: Model | str | Path | None = None, replace_existing: bool = False, progress: bool = False
+        self,
+        corpus: Corpus,
+        *,
+        model: Model | str | Path | None = None,
+        replace_existing: bool = False,
+        types: Mapping[str, str] | None = None,
+        on_type_error: OnTypeError = "error",
+        progress: bool = False,
     ) -> Index:
         """Add documents to the folder and to this object; see `quiver.retrieval.index.add_documents`.
 
@@ -303,6 +311,8 @@ class Index(IndexReader):
             corpus: Documents to add; see `build_index`.
             model: Encodes them; None for the model that built the index.
             replace_existing: Replace documents of the same id.
+            types: Types of fields that the index does not have, or wider ones of those that it has.
+            on_type_error: ``null`` to store no value for filters where one does not fit its type, instead of an error.
             progress: Show progress bars.
 
         Raises:
@@ -315,7 +325,10 @@ class Index(IndexReader):
             2
         """
         used = self.model if model is None else model
-        return self._become(add_documents(self._folder(), corpus, used, replace_existing=replace_existing, progress=progress))
+        changed = add_documents(
+            self._folder(), corpus, used, replace_existing=replace_existing, types=types, on_type_error=on_type_error, progress=progress
+        )
+        return self._become(changed)
 
     def delete(self, ids: Iterable[str] = (), *, where: FilterLike = None) -> Index:
         """Delete documents in the folder and in this object; ``compact`` frees their space.
@@ -403,7 +416,7 @@ def _without_first(hits: Hits, offset: int) -> Hits:
     return replace(hits, ids=[own[offset:] for own in hits.ids], scores=[own[offset:] for own in hits.scores], groups=groups)
 
 
-def build_index(
+def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     corpus: Corpus,
     model: Model | str | Path,
     out: Path | str | None = None,
@@ -413,6 +426,8 @@ def build_index(
     overwrite: bool = False,
     wait: float = 0.0,
     progress: bool = False,
+    types: Mapping[str, str] | None = None,
+    on_type_error: OnTypeError | None = None,
 ) -> Index:
     """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
@@ -430,10 +445,13 @@ def build_index(
         overwrite: Replace an existing index at ``out``.
         wait: Seconds to wait for another writer to finish.
         progress: Show progress bars.
+        types: Types of fields, such as ``{"created": "date", "tags": "string[]"}``; see `BuildOptions`.
+        on_type_error: ``null`` to store no value for filters where one does not fit its type, instead of an error.
 
     Raises:
-        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a vector
-            is not finite, the options do not fit the model, ``out`` exists, or a worker cannot read ``out`` or load the model.
+        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a value
+            does not fit the type of its field (names document, field and type), a vector is not finite, the options do not fit the model,
+            ``out`` exists, or a worker cannot read ``out`` or load the model.
         WorkerError: Workers died repeatedly; run the build again to resume.
 
     Example:
@@ -443,9 +461,19 @@ def build_index(
         >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
         ['owl']
     """
-    return Index.of(
-        build.build_index(corpus, model, out, options=options, executor=executor, overwrite=overwrite, wait=wait, progress=progress)
+    built = build.build_index(
+        corpus,
+        model,
+        out,
+        options=options,
+        executor=executor,
+        overwrite=overwrite,
+        wait=wait,
+        progress=progress,
+        types=types,
+        on_type_error=on_type_error,
     )
+    return Index.of(built)
 
 
 def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:
