@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -40,14 +41,10 @@ class Outcome(NamedTuple):
 
 
 class Worker:
-    """Runs items of a task in a process or actor of its own.
+    """Runs items of a task in a process of its own, and reports the number of steps of the current attempt.
 
     Mistakes of the user end the run; errors of the disk are tried again by another worker. Other exceptions are bugs or broken machines:
     they end the worker, with a traceback in its output.
-
-    Args:
-        task: The task.
-        report: Called with the number of steps of the current attempt whenever the task advances.
     """
 
     def __init__(self, task: WorkerTask[Any, Any], report: Callable[[int], None] = lambda steps: None) -> None:
@@ -88,11 +85,9 @@ class Assignment(Generic[Item]):
 
 
 class Assignments(Generic[Item]):
-    """Queue of items for executors with several workers; failed items are assigned again first.
+    """Queue of items for executors with several workers, taken one by one; failed items are assigned again first.
 
-    Args:
-        items: The items; consumed as they are taken.
-        advance: Called with the number of further steps; those of a failed attempt are taken back.
+    ``advance`` is called with the number of further steps; those of a failed attempt are taken back.
     """
 
     def __init__(self, items: Iterable[Item], advance: Advance = lambda steps: None) -> None:
@@ -101,15 +96,10 @@ class Assignments(Generic[Item]):
         self._returned: deque[Assignment[Item]] = deque()
 
     def take(self) -> Assignment[Item] | None:
-        """Take the next item; None if there is none at the moment."""
-        return self._returned.popleft() if self.waiting else None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is an item to assign now. An item that a worker has may still come back."""
+        """Take the next item; None if there is none at the moment: an item that a worker has may still come back."""
         if not self._returned:
             self._returned.extend(Assignment(item) for item in islice(self._items, 1))
-        return bool(self._returned)
+        return self._returned.popleft() if self._returned else None
 
     def count(self, assignment: Assignment[Item], steps: int) -> None:
         """Set the steps of an attempt so far."""
@@ -126,12 +116,7 @@ class Assignments(Generic[Item]):
         self._returned.append(Assignment(assignment.item, assignment.attempt + 1))
 
     def settle(self, assignment: Assignment[Item], outcome: Outcome) -> bool:
-        """Return whether an item succeeded; queue it again if another attempt may succeed.
-
-        Raises:
-            InputError: It failed because of a mistake of the user.
-            WorkerError: It was the last attempt.
-        """
+        """Return whether an item succeeded; queue it again if another attempt may succeed; an InputError for a mistake of the user."""
         if outcome.problem is None:
             self.count(assignment, outcome.steps)
             return True
@@ -197,7 +182,7 @@ class LocalProcesses:
                 if not busy:
                     return
                 for pipe in wait(list(busy)):
-                    process, assignment = busy[_connection(pipe)]
+                    process, assignment = busy[pipe]  # type: ignore[index]  # one of those that were waited for
                     outcome = process.receive()
                     if isinstance(outcome, int):
                         waiting.count(assignment, outcome)
@@ -231,10 +216,8 @@ class _Process:
 
     def send(self, item: Any) -> None:
         """Send an item; `receive` reports if the worker is gone."""
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send(item)
-        except (BrokenPipeError, ConnectionResetError):
-            return
 
     def receive(self) -> Outcome | int | None:
         """Receive the outcome of the item, or before it the number of its steps so far; None if the worker died."""
@@ -258,12 +241,6 @@ class _Process:
         self._process.join(_STOP_SECONDS)
         self._process.kill()
         self._process.join()
-
-
-def _connection(pipe: object) -> Connection:
-    if not isinstance(pipe, Connection):
-        raise TypeError(f"expected a connection, got {type(pipe).__name__}")
-    return pipe
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -32,11 +32,11 @@ from quiver.retrieval.cluster.ray_backend import connected_ray
 from quiver.retrieval.index.documents import is_texts
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
-from quiver.retrieval.index.filters import Filter, FilterLike
+from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Index, NamedHits, PartHits, SearchOptions, SearchRequest, merged, open_manifest
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.index.words import WordQueries
-from quiver.retrieval.records import Hits, Missing, ModelCard
+from quiver.retrieval.records import Hits, Missing
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Sharding:
 
 
 class SegmentNeed(NamedTuple):
-    """Memory of a segment in a shard, in bytes."""
+    """A segment and its memory in a shard, in bytes: resident data and memory-mapped files without texts, and checksums of all files."""
 
     name: str
     bytes: int
@@ -91,7 +91,7 @@ def plan_shards(index: Index, sharding: Sharding) -> tuple[PlannedShard, ...]:
 
 
 def segment_needs(index: Index) -> list[SegmentNeed]:
-    """Memory of each segment: resident data and memory-mapped files without texts, and the checksums of all files."""
+    """Memory of each segment."""
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
         mapped = sum(file.bytes for name, file in entry.files.items() if not is_texts(name))
@@ -155,33 +155,27 @@ class PackedRequest:
     Attributes:
         vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query; the words of queries as they are.
         ends: End of the vectors of each query, (Q,); None for one vector per text.
-        k: Number of hits per query.
-        params: Search parameters in the form of the codec.
-        filter: Condition on the documents.
+        rest: The request without its queries.
     """
 
     vectors: NDArray[np.float32] | WordQueries
     ends: NDArray[np.int64] | None
-    k: int
-    params: Any
-    filter: Filter | None
+    rest: SearchRequest
 
     @classmethod
     def of(cls, request: SearchRequest) -> PackedRequest:
         """Pack a request."""
-        queries = request.queries
+        queries, rest = request.queries, replace(request, queries=None)
         if isinstance(queries, np.ndarray | WordQueries):
-            return cls(queries, None, request.k, request.params, request.filter)
+            return cls(queries, None, rest)
         vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
-        ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
-        return cls(vectors, ends, request.k, request.params, request.filter)
+        return cls(vectors, np.cumsum([len(query) for query in queries], dtype=np.int64), rest)
 
     def request(self) -> SearchRequest:
         """Unpack the request; its queries are views."""
-        queries: Any = self.vectors
-        if self.ends is not None:
-            queries = np.split(queries, self.ends[:-1]) if len(self.ends) else []
-        return SearchRequest(queries, self.k, self.params, self.filter)
+        if self.ends is None:
+            return replace(self.rest, queries=self.vectors)
+        return replace(self.rest, queries=np.split(self.vectors, self.ends[:-1]) if len(self.ends) else [])  # type: ignore[arg-type]
 
     @property
     def queries(self) -> int:
@@ -191,19 +185,12 @@ class PackedRequest:
     @property
     def nbytes(self) -> int:
         """Approximate serialized size in bytes."""
-        ids = 0 if self.filter is None or self.filter.ids is None else len(self.filter.ids)
-        return self.vectors.nbytes + _ID_BYTES * ids
+        ids = getattr(self.rest.filter, "ids", None) or ()
+        return self.vectors.nbytes + _ID_BYTES * len(ids)
 
 
-@dataclass(frozen=True)
-class ShardHits:
-    """Hits of a shard, n for all Q queries.
-
-    Attributes:
-        ids: Document ids of all queries, (n,).
-        scores: Scores, (n,).
-        ends: End of the hits of each query, (Q,).
-    """
+class ShardHits(NamedTuple):
+    """Hits of a shard: ids and scores of all queries, (n,), and the end of those of each query, (Q,)."""
 
     ids: list[str]
     scores: NDArray[np.float32]
@@ -289,17 +276,12 @@ class ShardsClosedError(Exception):
 class Shards(Protocol):
     """The opened shards of one generation; thread-safe."""
 
-    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
-        """The answer of each shard, in order; None where there was none within a number of seconds.
-
-        Raises:
-            ShardsClosedError: The shards were closed.
-            Exception: An error that a shard raised: an invalid query, or a damaged file.
-        """
-
     @property
     def replicas(self) -> tuple[int, ...]:
         """Number of running replicas of each shard."""
+
+    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
+        """The answer of each shard, in order; None where there was none in time. A `ShardsClosedError`, or the error of a shard."""
 
     def close(self) -> None:
         """End all shards after their searches."""
@@ -323,11 +305,9 @@ class ShardNotOpenError(Exception):
 
 
 class ShardReplica:
-    """Deployment of a shard. A replica that cannot open it says why, and is unhealthy after a time: Serve then starts another one.
+    """Deployment of a shard; ``others`` are those of the other shards, which are started with it.
 
-    Args:
-        spec: The shard.
-        others: The deployments of the other shards, which are started with this one.
+    A replica that cannot open its shard says why, and is unhealthy after a time: Serve then starts another one.
     """
 
     def __init__(self, spec: ShardSpec, others: Sequence[Any] = ()) -> None:
@@ -352,14 +332,7 @@ class ShardReplica:
 
 
 class ServedShards:
-    """Shards as an application of Ray Serve in the connected cluster.
-
-    Serve places replicas by the memory that each reserves, spread over the machines.
-
-    Args:
-        specs: The shards.
-        replicas: Replicas per shard.
-        seconds: Time for all shards to open.
+    """Shards as an application of Ray Serve, which places replicas by the memory that each reserves; see `StartShards`.
 
     Raises:
         FileNotFoundError: A file of the index is missing.
@@ -520,13 +493,7 @@ class ShardedIndex:
     ) -> Hits:
         """The k best documents of each query, with the arguments and errors of `quiver.retrieval.index.index.Index.search`.
 
-        Args:
-            queries: See there.
-            k: See there.
-            timeouts: Time limits for this search; None for those of the index.
-            filter: See there.
-            effort: See there.
-            target_recall: See there.
+        ``timeouts`` are for this search; None for those of the index.
 
         Returns:
             The hits. If no replica of a shard answered, ``missing`` lists its segments, and the hits are those of the other shards.
@@ -547,13 +514,10 @@ class ShardedIndex:
     def roll(self) -> bool:
         """Switch to the newest generation without interrupting searches; the old one is closed after its last search.
 
-        Until then the shards of both generations take memory.
+        Until then the shards of both generations take memory. If the newest cannot be opened, the current one stays in use.
 
         Returns:
             Whether there was a newer generation.
-
-        Raises:
-            InputError: The newest generation cannot be opened; the current one stays in use.
         """
         with self._changing:
             self._check_open()
@@ -572,18 +536,6 @@ class ShardedIndex:
                 self._closed = True
                 self._serving.shards.close()
 
-    def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.index.Index.search_params_for`."""
-        return self.whole.search_params_for(target_recall, k)
-
-    def check_filter(self, filter: FilterLike) -> Filter | None:
-        """See `quiver.retrieval.index.index.Index.check_filter`."""
-        return self.whole.check_filter(filter)
-
-    def check_model(self, card: ModelCard) -> None:
-        """See `quiver.retrieval.index.index.Index.check_model`."""
-        self.whole.check_model(card)
-
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"{self._layout.root}: the shards were closed; open the index again")
@@ -598,8 +550,7 @@ class ShardedIndex:
         return open_newest(self._layout, opened)
 
 
-@dataclass(frozen=True)
-class _Serving:
+class _Serving(NamedTuple):
     """One generation: the whole index, mapped in this process to check requests and for ids and texts, and its shards."""
 
     whole: Index

@@ -222,14 +222,7 @@ _opened: dict[str, Worker] = {}  # in a process of the cluster: the run that it 
 
 
 def run_item(task: WorkerTask[Any, Any], run: str, item: Any, counter: Any) -> Outcome:
-    """Run an item in a process of the cluster.
-
-    Args:
-        task: The task.
-        run: Id of the run, whose items share what the first one has loaded.
-        item: The item.
-        counter: The `StepCounter`.
-    """
+    """Run an item in a process of the cluster; the items of a run share what the first one has loaded. Steps go to the `StepCounter`."""
     ray, reported = import_ray(), [0.0]
     number = ray.get_runtime_context().get_task_id()
 

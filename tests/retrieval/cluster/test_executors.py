@@ -173,11 +173,10 @@ def test_failed_items_are_repeated_first_and_a_limited_number_of_times() -> None
     assert last is not None
     with pytest.raises(WorkerError, match="failed 3 times, the last time with: gone"):
         waiting.put_back(last, "gone")
-    assert waiting.waiting
     second = waiting.take()
     assert second is not None
     assert waiting.settle(second, Outcome(4))
-    assert (waiting.waiting, waiting.take()) == (False, None)
+    assert waiting.take() is None
 
 
 def test_an_unexpected_exception_ends_the_worker(tmp_path: Path, tasks: ModuleType) -> None:
