@@ -198,6 +198,7 @@ def delete(
     ids: tuple[str, ...] = argument("Ids of the documents to delete.", ()),
     *,
     file: Path | None = options.DOCUMENT_IDS,
+    where: tuple[str, ...] = option((), "Delete all documents that match a SQL condition, as search --filter. Repeatable; all must hold."),
     wait: float = options.WAIT,
     json: bool = options.JSON,
 ) -> None:
@@ -206,14 +207,17 @@ def delete(
     The documents of a folder are passages of its files, with ids such as guide.md#1; a whole file goes with quiver index refresh DIR FOLDER
     --exclude FILE.
 
-    Example: quiver index delete indexes/scifact 4983 31715818
+    Examples: quiver index delete indexes/scifact 4983 31715818
+
+    quiver index delete indexes/notes --where "created < '2020-01-01'"
     """
     from quiver.retrieval.index import delete_documents, open_index
 
     wanted = [*ids, *([] if file is None else read_ids(file))]
-    if not wanted:
-        raise InputError("pass the ids of the documents to delete, or --ids FILE")
+    if not (wanted or where):
+        raise InputError("pass the ids of the documents to delete, --ids FILE, or --where CONDITION")
     before = open_index(folder)
+    wanted += before.ids_matching(where) if where else []
     _describe_change(delete_documents(folder, wanted, wait=wait), before, json)
 
 

@@ -96,6 +96,16 @@ def test_documents_are_added_replaced_and_deleted(quiver: Callable[..., Any], in
         assert done.err.count("\n") == 1
 
 
+def test_documents_that_match_a_condition_are_deleted(quiver: Callable[..., Any], index: Path) -> None:
+    nothing = json.loads(quiver("index", "delete", index, "--where", "year > 3000", "--json").out)
+    assert nothing["documents"] == 3
+    done = quiver("index", "delete", index, "d1", "--where", "year >= 2000", "--where", "NOT array_contains(tags, 'air')", "--json")
+    assert done.code == 0, done.err
+    assert search(quiver, index) == {"d2"}
+    wrong = quiver("index", "delete", index, "--where", "yaer = 1")
+    assert (wrong.code, "did you mean 'year'" in wrong.err, search(quiver, index)) == (2, True, {"d2"})
+
+
 def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("d1\nd3\nunknown\n")
     assert search(quiver, index, "--filter", "year>=2005") == {"d2", "d3"}

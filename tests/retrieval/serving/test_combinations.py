@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,32 @@ def test_a_combination_ranks_as_the_librarys(
     assert all(hit["text"] and hit["metadata"] for hit in found["hits"])
     by_address = answer(app, "GET", f"/v1/search?q={QUERY.replace(' ', '+')}&retriever={name}")  # whose + is a space
     assert by_address.json()["retriever"] == name
+
+
+@pytest.mark.parametrize(
+    ("filter", "matches"),
+    [
+        (
+            "year >= 2003 AND (lang = 'en' OR year IN (2004, 2006))",
+            lambda year, lang, even: year >= 2003 and (not even or year in (2004, 2006)),
+        ),
+        ("NOT even AND year BETWEEN 2001 AND 2005", lambda year, lang, even: not even and 2001 <= year <= 2005),
+        ("lang LIKE 'd%' AND id != 'd/4' AND year IS NOT NULL", lambda year, lang, even: lang == "de"),
+    ],
+)
+@pytest.mark.parametrize("name", ["dense", "colbert", "bm25", FUSED])
+def test_a_filter_finds_the_same_in_python_command_line_and_service(
+    app: Any, indexes: Indexes, quiver: Any, name: str, filter: str, matches: Callable[..., bool]
+) -> None:
+    wanted = {each.id for each in documents() if matches(**(each.metadata or {}))} - ({"d/4"} if "d/4" in filter else set())
+    folder = indexes.colbert if name == "colbert" else indexes.dense
+    fused: dict[str, Any] = {"bm25": {"fuse": "bm25", "weights": (0, 1)}, FUSED: {"fuse": "bm25"}}.get(name, {})
+    options = [*(["--fuse", "bm25"] if fused else []), *(["--weights", "0,1"] if "weights" in fused else [])]
+    served = [hit["id"] for hit in search(app, k=60, retriever=name, filter=filter)["hits"]]
+    printed = json.loads(quiver("search", folder, QUERY, "-k", 60, *options, "--filter", filter, "--json").out)
+    assert [hit.id for hit in open_index(folder).search(QUERY, 60, filter=filter, **fused)] == [hit["id"] for hit in printed] == served
+    assert set(served) <= wanted if name == "bm25" else set(served) == wanted
+    assert served
 
 
 def test_pages_of_a_re_ranking_end_with_its_candidates(app: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
