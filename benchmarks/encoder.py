@@ -66,21 +66,7 @@ COLUMNS = (
 # Documents.
 
 
-PUBLISHED_IN = "ModernBERT, arXiv:2412.13663, Table 2: one NVIDIA RTX 4090, 8,192 documents per set, means of 10 runs"
-PUBLISHED_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
-PUBLISHED = {  # base models; what has no figure for long sets reads none
-    "BERT": (180.4, 90.2),
-    "RoBERTa": (179.9, 89.9),
-    "DeBERTaV3": (70.2, 35.1),
-    "NomicBERT": (117.1, 58.5, 46.1, 23.1),
-    "GTE-en-MLM": (123.7, 61.8, 46.8, 23.4),
-    "GTE-en-MLM xformers": (122.5, 128.6, 47.5, 67.3),
-    "ModernBERT": (148.1, 147.3, 123.7, 133.8),
-}
-
-
 def paper_lengths(name: str, documents: int) -> tuple[int, ...]:
-    """Lengths of the first documents of one of the paper's sets."""
     mean, deviation, shortest, longest = PAPER_SETS[name]
     generator = torch.Generator().manual_seed(42)
     # Always draw the whole set: torch's generator gives other numbers for another count.
@@ -128,8 +114,6 @@ def batch_size(lengths: Sequence[int], documents: int | None, tokens: int) -> in
 
 
 class Loaded:
-    """A backend with a model in memory."""
-
     def __init__(
         self, module: nn.Module, embedding: Tensor, prepare: Callable[[Any], tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]]
     ):
@@ -151,7 +135,6 @@ class Loaded:
             torch.cuda.synchronize()
 
     def gradient(self, batch: Any) -> Tensor:
-        """The embedding's gradient without dropout, (V, D) float32."""
         self.module.eval()
         backpropagate(batch)
         gradient = self.embedding.grad.float()
@@ -170,14 +153,12 @@ def backpropagate(batch: Any) -> None:
 
 
 def open_encoder(model: str, *, dtype: str, device: str, seed: int) -> Encoder:
-    """A checkpoint, or a preset with random weights."""
     if "/" in model or Path(model).is_dir():
         return load_encoder(read_model_folder(local_folder(model)).encoder_folder, dtype=DTYPES[dtype], device=device)
     return init_weights(Encoder(preset(model)), seed=seed).to(device=device, dtype=DTYPES[dtype]).eval()
 
 
 def load_own(encoder: Encoder, variant: str = "") -> Loaded:
-    """Quiver, or a variant of it."""
     if variant == "compiled":
         encoder = compile_encoder(copy.deepcopy(encoder))
     elif variant:
@@ -192,7 +173,6 @@ def load_own(encoder: Encoder, variant: str = "") -> Loaded:
 
 
 def load_transformers(encoder: Encoder, attention: str) -> Loaded:
-    """transformers' model with the same weights, on padded batches."""
     library = importlib.import_module("transformers")
     settings = config_to_hf(encoder.config)
     config = library.AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -229,7 +209,6 @@ BACKENDS: Mapping[str, Callable[[Encoder], Loaded]] = {
 
 
 def refusal(backend: str, config: EncoderConfig, *, device: str, dtype: str, train: bool) -> str | None:
-    """Why a backend for token ids cannot run here; None if it can."""
     if backend in ("quiver-optimized", "quiver-int8") and (train or device != "cpu"):
         return "is for inference on CPUs"
     if not backend.startswith("transformers"):
@@ -250,16 +229,7 @@ def refusal(backend: str, config: EncoderConfig, *, device: str, dtype: str, tra
 def bench_token_ids(
     results: Results, model: str, workloads: Mapping[str, Sequence[int]], backends: Sequence[str] | None, options: Mapping[str, Any]
 ) -> None:
-    """Time encoders on token ids, one case per workload.
-
-    Args:
-        results: Receives the cases.
-        model: Preset, folder or hub id.
-        workloads: Name -> tokens of each document.
-        backends: Names besides Quiver; None for all other libraries that can run.
-        options: ``dtype``, ``device``, ``seed``, ``rounds``, ``train``, ``batch_size``, ``batch_tokens``, ``memory``, and ``seconds`` for
-            all rounds of a case or None.
-    """
+    """Time encoders on token ids, one case per workload."""
     device, train = options["device"], options["train"]
     where = {"dtype": options["dtype"], "device": device, "seed": options["seed"]}
     encoder = open_encoder(model, **where)
@@ -298,10 +268,7 @@ def bench_token_ids(
                 batches,
                 results.notes,
             )
-        place = next((number for number, each in enumerate(PUBLISHED_SETS) if case.endswith(f" {each}")), len(PUBLISHED_SETS))
-        figures = ", ".join(f"{model} {speeds[place]:,.1f}" for model, speeds in PUBLISHED.items() if place < len(speeds))
-        note = f"Published, thousand tokens/s: {figures} ({PUBLISHED_IN})." if figures else ""
-        results.add(case, f"{describe_documents(case, lengths)}, batches of {size:,}", COLUMNS, rows, note)
+        results.add(case, f"{describe_documents(case, lengths)}, batches of {size:,}", COLUMNS, rows)
 
 
 def choose(
@@ -321,13 +288,11 @@ def choose(
 
 
 def describe_documents(name: str, lengths: Sequence[int]) -> str:
-    """Number and lengths of documents in words."""
     spread = f"{min(lengths):,}" if min(lengths) == max(lengths) else f"{min(lengths):,} to {max(lengths):,}"
     return f"{name}: {len(lengths):,} document{'s' * (len(lengths) != 1)} of {spread} tokens, {sum(lengths):,} in total"
 
 
 def speed_rows(seconds: Mapping[str, list[float]], lengths: Sequence[int], measured: Mapping[str, Row]) -> list[Row]:
-    """Rows of timed backends, Quiver first."""
     rows = [
         {
             "backend": name,
@@ -381,13 +346,11 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def load_own_texts(model: str, options: Mapping[str, Any], texts: Sequence[str], *, int8: bool = False) -> Encode:
-    """Quiver's bi-encoder."""
     own = load_bi_encoder(model, options, int8=int8)
     return lambda wanted: own.encode_texts(wanted, "document").vectors
 
 
 def load_bi_encoder(model: str, options: Mapping[str, Any], *, int8: bool = False) -> BiEncoder:
-    """Quiver's model of a folder or hub id."""
     own = load_model(model, dtype="int8" if int8 else DTYPES[options["dtype"]], device=options["device"])
     if not isinstance(own, BiEncoder):
         raise InputError(f"{model}: not a bi-encoder; texts can be timed only with models that have one vector per text")
@@ -431,7 +394,6 @@ def load_sentence_transformers(
 
 
 def onnx_instructions() -> str:
-    """The quantizer's configuration for this processor."""
     if platform.machine() in ("arm64", "aarch64"):
         return "arm64"
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
@@ -450,7 +412,6 @@ TEXT_BACKENDS: Mapping[str, Callable[..., Encode]] = {
 
 
 def text_refusal(backend: str, options: Mapping[str, Any]) -> str | None:
-    """Why a backend for texts cannot run here; None if it can."""
     if backend.startswith(OWN):
         return "runs on CPUs only" if backend.endswith("int8") and options["device"] != "cpu" else None
     needed = {"onnx": ("optimum", "onnxruntime"), "openvino": ("optimum", "openvino")}
@@ -471,7 +432,7 @@ def bench_texts(
     case: str,
     available: Mapping[str, Callable[..., Encode]] = TEXT_BACKENDS,
 ) -> None:
-    """Time bi-encoders on documents, from text to vectors on the host; arguments as `bench_token_ids`."""
+    """Time bi-encoders on documents, from text to vectors on the host."""
     if case in results.cases:
         return
     documents = list(texts)
@@ -489,27 +450,10 @@ def bench_texts(
     cleaned = clean(documents, prompt=own.settings.document_prompt, lower_case=own.settings.lower_case)
     lengths = [len(ids) for ids in own.tokenizer.encode(cleaned, max_length=own.max_length).ids]
     rows = speed_rows(seconds, lengths, measured)
-    if options["memory"]:
-        shared = {"model": model, "options": dict(options), "threads": torch.get_num_threads()}
-        rows = harness.with_memory(
-            rows,
-            lambda name: Worker(open_texts, {"backend": name, **shared}, environment=harness.MEMORY_ENVIRONMENT),
-            documents,
-            results.notes,
-        )
     results.add(case, describe_documents(case, lengths), COLUMNS, rows)
 
 
-def open_texts(backend: str, model: str, options: Mapping[str, Any], threads: int) -> Callable[[list[str]], dict[str, int]]:
-    """Load a backend; a request holds texts and is answered with the memory of encoding them."""
-    torch.set_num_threads(threads)
-    encode = TEXT_BACKENDS[backend](model, options, ["a short text"])
-    encode(["a short text"])
-    return lambda texts: harness.peak_memory(partial(encode, texts), on_cuda=options["device"] == "cuda")
-
-
 def spread_texts(data: Path, count: int) -> Iterator[str]:
-    """Documents spread evenly over a corpus."""
     contents = [document.content() for document in read_documents(data)]
     if not contents:
         raise InputError(f"{data}: no documents")
@@ -518,7 +462,6 @@ def spread_texts(data: Path, count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the benchmark from the command line."""
     parser = harness.parser(__doc__, "python benchmarks/encoder.py -m modernbert-base --table cpu --threads 2 --out bench", rounds=10)
     parser.add_argument("--model", "-m", required=True, help="Folder or hub id, or a preset with random weights, such as modernbert-base.")
     parser.add_argument("--data", "-d", type=Path, help="Texts to encode with a bi-encoder: BEIR folder or .jsonl[.gz] file.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 try:
     import quiver.encoder  # noqa: F401
 except ImportError:  # a checkout that is not installed: its links show the folders as packages
-    import subprocess
-
     ROOT = Path(__file__).resolve().parent.parent
     subprocess.run(["bash", str(ROOT / ".ci" / "link-types")], check=True)
     sys.path.insert(1, str(ROOT / ".typing"))
@@ -57,26 +57,10 @@ ONLY_MODEL, NO_GRAPHS = "quiver-model", "quiver-no-graphs"
 SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
 
 
-class Scale(NamedTuple):
-    """Sizes of the work."""
-
-    models: Mapping[str, str]  # size of the paper -> preset; empty for tiny models
-    documents: Mapping[str, int]  # documents of each of the paper's sets; missing for one batch
-    rounds: int
-    texts: Mapping[str, int]  # the paper's set whose lengths the texts have -> number of texts
-    training: Mapping[str, training_script.Workload]
-    queries: int  # one at a time
-    search_queries: int
-    token_documents: int  # of `document_tokens` vectors of width `token_width`
-    document_tokens: int
-    token_width: int
-    dense_documents: int
-    dense_width: int
-    matmul: int  # rows and columns of the matrices whose product shows the rate of the device
-    profiled: int  # documents of 512 tokens in the profiled pass
-
-
-FULL = Scale(
+# Sizes of the work. models: size of the paper -> preset, empty for tiny models; documents: of each of the paper's sets, missing for one
+# batch; texts: the paper's set whose lengths the texts have -> number of texts; queries: one at a time; matmul: rows and columns of the
+# matrices whose product shows the rate of the device; profiled: documents of 512 tokens in the profiled pass.
+FULL = SimpleNamespace(
     models={"base": "modernbert-base", "large": "modernbert-large"},
     documents={},
     rounds=10,
@@ -96,7 +80,7 @@ FULL = Scale(
     matmul=8_192,
     profiled=256,
 )
-SMALL = Scale(
+SMALL = SimpleNamespace(
     models={},
     documents={"fixed-512": 2, "variable-256": 3, "fixed-8192": 1, "variable-4096": 1},
     rounds=1,
@@ -132,7 +116,6 @@ class Context:
         return max(1.0, self.until - time.time())
 
     def skips(self, what: str) -> bool:
-        """Whether the time is over; then a note says what is left out."""
         over = time.time() >= self.until
         if over:
             self.results.notes.append(f"{what}: no time left in the stage")
@@ -154,7 +137,6 @@ class Context:
         }
 
     def model(self, size: str) -> str:
-        """A preset, or the folder of a tiny model."""
         if size in self.scale.models:
             return self.scale.models[size]
         folder = self.folder / f"tiny-{size}"
@@ -171,66 +153,27 @@ class Context:
 # Stages.
 
 
-class TestRecorder:
-    """A pytest plugin that records outcomes after each test and ends the session when the time is over."""
-
-    def __init__(self, context: Context) -> None:
-        self._context, self._session = context, None
-        self.outcomes: dict[str, tuple[str, str]] = {}
-        self.collected = 0
-
-    def pytest_sessionstart(self, session: Any) -> None:
-        self._session = session
-
-    def pytest_collection_finish(self, session: Any) -> None:
-        self.collected = len(session.items)
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self._context.results.notes.append(f"{report.nodeid}: not collected: {last_error(report.longreprtext)}")
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call" or report.outcome != "passed":
-            self.outcomes[report.nodeid] = report.outcome, last_error(report.longreprtext) if report.failed else ""
-        if report.when == "teardown":
-            self.write()
-        if time.time() >= self._context.until:
-            self._session.shouldstop = "the time of the stage is over"
-
-    def write(self) -> None:
-        """Write the outcomes so far."""
-        counts = {kind: sum(outcome == kind for outcome, _ in self.outcomes.values()) for kind in ("passed", "failed", "skipped")}
-        failed = [
-            {"backend": OWN, "variant": name, "message": message}
-            for name, (outcome, message) in self.outcomes.items()
-            if outcome == "failed"
-        ]
-        title = f"Tests, pytest -m gpu: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
-        self._context.results.add("tests", title, (Column("test", "variant"), Column("message", "message")), failed, counts=counts)
-
-
-def last_error(text: str) -> str:
-    """The error of a traceback."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    return next((line.removeprefix("E").strip() for line in lines if line.startswith("E  ")), lines[-1])
-
-
 def run_tests(context: Context) -> None:
-    """Run the tests that are marked ``gpu``."""
-    import pytest
-
-    root = Path(__file__).resolve().parent.parent
+    """Run the tests that are marked ``gpu`` until the time is over."""
+    root, log = Path(__file__).resolve().parent.parent, context.folder / "tests.txt"
     files = [str(path) for path in sorted((root / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-    recorder = TestRecorder(context)
-    with TemporaryDirectory(prefix="quiver-bench-") as temporary:
-        options = ["-m", "gpu", "-q", "--continue-on-collection-errors", "--import-mode=importlib", "-p", "no:cacheprovider"]
-        # addopts of pyproject.toml needs pytest-xdist.
-        status = pytest.main([*files, *options, "-o", "addopts=", f"--rootdir={root}", f"--basetemp={temporary}/tests"], plugins=[recorder])
-    if status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-        raise RuntimeError(f"pytest could not run the tests (status {int(status)})")
-    if (missed := recorder.collected - len(recorder.outcomes)) > 0:
-        context.results.notes.append(f"tests: {missed} of {recorder.collected} did not run, because the time of the stage was over")
-    recorder.write()
+    # addopts of pyproject.toml needs pytest-xdist.
+    options = ["-m", "gpu", "-v", "--tb=line", "--import-mode=importlib", "-p", "no:cacheprovider", "-o", "addopts="]
+    with log.open("w", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "pytest", *files, *options, f"--rootdir={root}"]
+        try:
+            status = subprocess.run(command, cwd=root, stdout=file, stderr=subprocess.STDOUT, timeout=context.left()).returncode
+        except subprocess.TimeoutExpired:
+            status = 0
+            context.results.notes.append("tests: some did not run, because the time of the stage was over")
+    text = log.read_text(encoding="utf-8")
+    outcomes = re.findall(r"^(\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR)", text, re.MULTILINE)
+    if status > 1:  # neither passed nor failed
+        context.results.notes.append(f"tests: pytest ended with status {status}: {(text.strip().splitlines() or ['no output'])[-1]}")
+    counts = {kind: sum(outcome == kind for _, outcome in outcomes) for kind in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+    failed = [{"backend": OWN, "variant": name} for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
+    title = f"Tests, pytest -m gpu: {', '.join(f'{count} {kind.lower()}' for kind, count in counts.items())}"
+    context.results.add("tests", title, (Column("failed", "variant"),), failed, "See tests.txt." if failed else "", counts=counts)
 
 
 def time_encoders(context: Context, size: str) -> None:
@@ -332,7 +275,6 @@ def load_model_alone(model: str, options: Mapping[str, Any], texts: Sequence[str
 
 
 def time_training(context: Context) -> None:
-    """Steps of each kind of model beside the plain libraries."""
     kinds = context.scale.training
     for kind, workload in kinds.items():
         if reason := missing_library(kind):
@@ -354,7 +296,6 @@ def time_training(context: Context) -> None:
 
 
 def time_queries(context: Context) -> None:
-    """Queries one at a time, from text to vector on the host."""
     generator = random.Random(context.seed)
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         folder, tokenizer = write_bi_encoder(context, Path(temporary))
@@ -385,7 +326,6 @@ def time_queries(context: Context) -> None:
 
 
 def run_without_graphs(run: Callable[[], object]) -> object:
-    """Run without CUDA graphs."""
     os.environ[GRAPHS_VARIABLE] = "0"
     try:
         return run()
@@ -394,7 +334,6 @@ def run_without_graphs(run: Callable[[], object]) -> object:
 
 
 def time_search(context: Context) -> None:
-    """Exact search of token vectors and of dense vectors."""
     scale, generator = context.scale, np.random.default_rng(context.seed)
     tokens = unit_vectors(generator, scale.token_documents * scale.document_tokens, scale.token_width)
     queries: Any = [unit_vectors(generator, 32, scale.token_width) for _ in range(scale.search_queries)]
@@ -665,7 +604,6 @@ def run_stages(results: Results, given: Any, device: str) -> None:
 
 
 def main() -> None:
-    """Run the benchmark from the command line."""
     parser = harness.parser(__doc__, "python benchmarks/gpu.py --out bench-gpu --minutes 12", rounds=FULL.rounds)
     parser.add_argument("--minutes", type=float, default=8.5, help="Time for all stages (default: %(default)s).")
     parser.add_argument("--stage", action="append", choices=tuple(STAGES), help="Stage to run. Repeatable. Default: all.")

@@ -107,7 +107,6 @@ class WorkerError(RuntimeError):
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory."""
     return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
@@ -164,7 +163,6 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Kill the process and its children."""
         if self._process.pid is not None and self._process.is_alive():
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -217,7 +215,6 @@ def open_echo() -> Callable[[Any], Any]:
 
 
 def describe(error: BaseException) -> str:
-    """Type and first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
@@ -276,7 +273,6 @@ def peak_memory(run: Pass, *, on_cuda: bool = False) -> dict[str, int]:
 
 
 def reset_peak() -> None:
-    """Reset the peak resident set of this process, ``VmHWM``."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
@@ -309,7 +305,6 @@ class Column:
         self.label, self.quantity, self.spec, self.scale, self.spread = label, quantity, spec, scale, spread
 
     def text(self, row: Row) -> str:
-        """The cell of a row; empty if the quantity was not measured."""
         value = row.get(self.quantity)
         if value is None or isinstance(value, str):
             return value or ""
@@ -324,7 +319,6 @@ MEMORY = Column("peak MiB", "memory", scale=1 / MEBIBYTE)
 
 
 def markdown_table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """A table; columns without any cell are left out."""
     shown = [column for column in columns if any(column.text(row) for row in rows)]
     lines = [[column.label for column in shown], ["---"] * len(shown), *([column.text(row) for column in shown] for row in rows)]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
@@ -365,19 +359,16 @@ class Results:
         self.write()
 
     def row(self, case: str, backend: str = OWN, variant: str | None = None) -> Row | None:
-        """The row of a case; None if it was not measured."""
         rows = self.cases.get(case, {}).get("rows", [])
         return next((row for row in rows if row["backend"] == backend and variant in (None, row.get("variant"))), None)
 
     def record(self) -> dict[str, Any]:
-        """Content of ``results.json``."""
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         command = shlex.join(["python", *sys.argv])
         return {"schema": SCHEMA, "title": self.title, "command": command, "date": date, "load": self._load, "conditions": self._key,
                 "notes": self.notes, "cases": self.cases}  # fmt: skip
 
     def write(self) -> None:
-        """Write ``results.json`` and ``report.md``."""
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_json(self.out / RESULTS, self.record())
@@ -399,7 +390,6 @@ class Results:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, platform, and versions of installed packages."""
     import torch
 
     if torch.cuda.is_available():
@@ -416,7 +406,6 @@ def machine() -> dict[str, Any]:
 
 
 def parser(description: str | None, example: str, *, rounds: int) -> argparse.ArgumentParser:
-    """A parser with the options that all scripts share."""
     made = argparse.ArgumentParser(
         description=description, epilog=f"Example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -75,40 +75,33 @@ class Vectors:
 
     @cached_property
     def real(self) -> NDArray[np.int64]:
-        """Vectors per document of the folder, (P,)."""
         lengths = self.path / "lengths.npy"
         return np.load(lengths).astype(np.int64) if lengths.is_file() else np.ones(len(self.matrix), np.int64)
 
     @cached_property
     def matrix(self) -> NDArray[np.float32]:
-        """The documents' file, mapped."""
         if not (self.path / "documents.npy").is_file():
             raise InputError(f"{self.path}: contains no documents.npy; to encode a collection of texts, add --model")
         return np.load(self.path / "documents.npy", mmap_mode="r", allow_pickle=False)
 
     @cached_property
     def kind(self) -> str:
-        """``dense`` or ``colbert``."""
         return "colbert" if (self.path / "lengths.npy").is_file() else "dense"
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Vectors per document, copies included."""
         return self.real if self.synthetic is None else np.resize(self.real, self.synthetic)
 
     @property
     def dim(self) -> int:
-        """Width of a vector, d."""
         return int(self.matrix.shape[1])
 
     @property
     def card(self) -> ModelCard:
-        """Card of the unknown model that made the vectors."""
         return ModelCard(str(self.path), self.kind, "0" * 64, self.dim, "dot" if self.kind == "dense" else "maxsim", 0, 0)
 
     @cached_property
     def ids(self) -> list[str]:
-        """Document ids; row numbers if the folder has none."""
         real = read_ids(self.path / "ids.txt", len(self.real))
         return real if self.synthetic is None else [f"{real[row % len(real)]} copy {row // len(real)}" for row in range(self.synthetic)]
 
@@ -135,7 +128,6 @@ class Vectors:
 
     @cached_property
     def query_ids(self) -> list[str]:
-        """Query ids; row numbers if the folder has none."""
         return read_ids(self.path / "query_ids.txt", len(np.load(self.path / "queries.npy", mmap_mode="r")))[: self.limit_queries]
 
     def documents(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.uint32] | None]:
@@ -162,7 +154,6 @@ class Vectors:
 
 
 def read_rows(path: Path, start: int, stop: int) -> NDArray[Any]:
-    """Rows of an array file, read into memory."""
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     width = int(np.prod(array.shape[1:]))
     found = np.fromfile(path, array.dtype, (stop - start) * width, offset=array.offset + start * width * array.dtype.itemsize)
@@ -170,7 +161,6 @@ def read_rows(path: Path, start: int, stop: int) -> NDArray[Any]:
 
 
 def read_ids(path: Path, count: int) -> list[str]:
-    """Ids of a file; row numbers if there is none."""
     return [line for _, line in read_lines(path)] if path.is_file() else [str(number) for number in range(count)]
 
 
@@ -234,7 +224,6 @@ class FolderModel:
         self._vectors, self.card, self.reading = vectors, vectors.card, np.zeros(2)
 
     def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
-        """Vectors of the rows."""
         started = now()
         rows = np.array([int(text) for text in texts])
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
@@ -249,12 +238,10 @@ class FolderModel:
 
 
 def now() -> NDArray[np.float64]:
-    """Wall clock and processor time."""
     return np.array([perf_counter(), process_time()])
 
 
 def timed(build: Callable[[], Any], settings: Mapping[str, Any]) -> tuple[float, float, Mapping[str, Any]]:
-    """Time a build."""
     started = now()
     build()
     seconds, processor = now() - started
@@ -301,17 +288,14 @@ def open_quiver(vectors: Vectors, folder: Path, threads: int) -> Any:
 
 
 def matrix_queries(queries: Sequence[Any]) -> Any:
-    """Queries as rows of a matrix."""
     return [np.ascontiguousarray(query[None]) for query in queries], np.stack(queries)
 
 
 def label_rows(found: Any) -> list[list[int]]:
-    """Rows of labels, of which negative ones mean missing hits."""
     return [[row for row in query if row >= 0] for query in np.asarray(found).astype(np.int64).tolist()]
 
 
 def build_faiss(vectors: Vectors, system: System, out: Path, threads: int) -> Any:
-    """A FAISS index of a factory string."""
     faiss.omp_set_num_threads(threads)
     matrix = vectors.documents(0, len(vectors.lengths))[0]
     index = faiss.index_factory(vectors.dim, system.settings["factory"], faiss.METRIC_INNER_PRODUCT)
@@ -319,7 +303,6 @@ def build_faiss(vectors: Vectors, system: System, out: Path, threads: int) -> An
 
 
 def open_faiss(vectors: Vectors, folder: Path, threads: int) -> Any:
-    """A FAISS index, which searches on its own threads."""
     faiss.omp_set_num_threads(threads)
     index, space = faiss.read_index(str(folder / "index.faiss")), faiss.ParameterSpace()
 
@@ -331,18 +314,15 @@ def open_faiss(vectors: Vectors, folder: Path, threads: int) -> Any:
 
 
 def tensor_queries(queries: Sequence[Any]) -> Any:
-    """Queries as tensors."""
     tensors = [torch.from_numpy(np.array(query)) for query in queries]
     return [[tensor] for tensor in tensors], tensors
 
 
 def pair_rows(found: Any) -> list[list[int]]:
-    """Rows of hits that are pairs."""
     return [[int(row) for row, _ in hits] for hits in found]
 
 
 def split_documents(vectors: Vectors) -> list[NDArray[np.float32]]:
-    """One matrix per document."""
     return np.split(vectors.documents(0, len(vectors.lengths))[0], np.cumsum(vectors.lengths)[:-1])
 
 
@@ -354,7 +334,6 @@ def build_fast_plaid(vectors: Vectors, system: System, out: Path, threads: int) 
 
 
 def open_fast_plaid(vectors: Vectors, folder: Path, threads: int) -> Any:
-    """A PLAID index in memory, as PyLate opens it."""
     index = importlib.import_module("fast_plaid.search").FastPlaid(index=str(folder / "plaid"), device="cpu", low_memory=False)
 
     def search(queries: Any, k: int, point: Point) -> Any:
@@ -412,7 +391,6 @@ def baseline_systems(text: str, vectors: Vectors) -> list[System]:
 
 
 def faiss_points(factory: str) -> tuple[Point, ...]:
-    """Parameters that raise the recall of this type of index."""
     refined = {"k_factor_rf": 10} if re.search(r"RFlat|Refine", factory) else {}
     if "IVF" in factory:
         return points({"nprobe": 1, **dict.fromkeys(refined, 1)}, {"nprobe": 8, **refined}, {"nprobe": 32, **refined})
@@ -452,7 +430,6 @@ def recall(found: Sequence[Sequence[int]], exact: Sequence[tuple[list[int], NDAr
 
 
 def ndcg(found: Sequence[Sequence[int]], vectors: Vectors) -> float:
-    """nDCG@10 of document rows."""
     run = {
         query: {vectors.ids[row]: -float(place) for place, row in enumerate(rows[:10])}
         for query, rows in zip(vectors.query_ids, found, strict=True)
@@ -499,7 +476,6 @@ def open_system(vectors: Vectors, system: System, folder: Path, threads: int, *,
 
 
 def build_here(build: Any, vectors: Vectors, system: System, folder: Path, threads: int) -> dict[str, Any]:
-    """Build in this process, with its memory."""
     folder.mkdir(parents=True)
     harness.reset_peak()
     before = resident("VmRSS")
@@ -510,15 +486,7 @@ def build_here(build: Any, vectors: Vectors, system: System, folder: Path, threa
 
 
 def bench_index(results: Results, vectors: Vectors, systems: Sequence[System], options: Mapping[str, Any], work: Path) -> None:
-    """Build and search indexes of the same vectors: cases ``build`` and ``search``.
-
-    Args:
-        results: Receives the cases.
-        vectors: Documents and queries.
-        systems: Indexes with different names.
-        options: ``k``, ``rounds``, ``threads`` and ``timeout`` in seconds.
-        work: Folder for the indexes.
-    """
+    """Build and search indexes of the same vectors: cases ``build`` and ``search``."""
     built: dict[str, Row] = {row["backend"]: row for row in results.cases.get("build", {}).get("rows", [])}
     alive = []
     for system in systems:
@@ -607,7 +575,6 @@ def run_search(
 
 
 def first_pass(worker: Worker, point: Point, place: int, vectors: Vectors, exact: Mapping[Any, Any], k: int) -> Row:
-    """The warm-up at k and 100, whose hits are checked and scored."""
     row: Row = {}
     number = {key: row for row, key in enumerate(vectors.ids)}
     for depth in (100, k):
@@ -623,7 +590,6 @@ def first_pass(worker: Worker, point: Point, place: int, vectors: Vectors, exact
 
 
 def search_columns(options: Mapping[str, Any]) -> list[Column]:
-    """Columns of the searches."""
     depths = [Column(f"recall@{depth}", f"recall@{depth}", ".4f") for depth in dict.fromkeys((1, options["k"], 100))]
     counts = [
         Column(f"queries/s, {count} thread{'s' * (count != 1)}", f"queries_per_second_{count}") for count in sorted({1, options["threads"]})
@@ -633,7 +599,6 @@ def search_columns(options: Mapping[str, Any]) -> list[Column]:
 
 
 def add_builds(results: Results, vectors: Vectors, rows: Sequence[Row]) -> None:
-    """Write the table of builds."""
     unit, count = ("token", int(vectors.lengths.sum())) if vectors.kind == "colbert" else ("document", len(vectors.lengths))
     columns = [
         Column("system", "backend"),
@@ -651,7 +616,6 @@ def add_builds(results: Results, vectors: Vectors, rows: Sequence[Row]) -> None:
 
 
 def arguments() -> Any:
-    """The parsed command line."""
     example = (
         "python benchmarks/index.py data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench"
     )
@@ -677,7 +641,6 @@ def arguments() -> Any:
 
 
 def main() -> None:
-    """Run the benchmark from the command line."""
     given = arguments()
     options = {"k": given.k, "rounds": given.rounds, "threads": given.threads or 1, "timeout": given.time_limit}
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:

@@ -41,13 +41,10 @@ COLUMNS = (
 
 
 class Client:
-    """One connection to the service."""
-
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def post(self, path: str, body: Any) -> Any:
-        """Send a request and return the parsed answer."""
         self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
         content = answer.read()
@@ -128,7 +125,6 @@ def bench_requests(
 
 
 def main() -> None:
-    """Run the benchmark from the command line."""
     parser = harness.parser(__doc__, "python benchmarks/serving.py data/scifact --model MODEL --out bench-serving", rounds=3)
     parser.add_argument("data", type=Path, help="BEIR folder.")
     parser.add_argument("--model", "-m", required=True, help="Folder or hub id of a bi-encoder.")

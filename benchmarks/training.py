@@ -45,7 +45,7 @@ from quiver.retrieval.training.state import make_optimizer
 
 import encoder as encoder_script
 import harness
-from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Worker
+from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results
 
 LIBRARIES = {"dense": "sentence-transformers", "colbert": "pylate", "mlm": "transformers"}
 LOSSES = {**LOSSES_BY_KIND, "mlm": ("masked_lm",)}
@@ -101,7 +101,6 @@ def text_writer(tokenizer: Tokenizer, generator: random.Random) -> Callable[[int
 
 
 def synthetic_texts(workload: Workload, tokenizer: Tokenizer, generator: random.Random) -> Iterator[tuple[str, list[str]]]:
-    """Yield queries and documents of uniform lengths without end."""
     write = text_writer(tokenizer, generator)
     while True:
         documents = [write(generator.randint(*workload.documents)) for _ in range(workload.per_row)]
@@ -109,7 +108,6 @@ def synthetic_texts(workload: Workload, tokenizer: Tokenizer, generator: random.
 
 
 def collection_texts(folder: Path, split: str) -> Callable[..., Iterator[tuple[str, list[str]]]]:
-    """Queries with one relevant document each and random others."""
     collection = load_collection(folder, split)
     relevant = {query: [document for document, grade in judged.items() if grade > 0] for query, judged in collection.qrels.items()}
     queries = [query for query in collection.queries if relevant[query.id]]
@@ -190,12 +188,10 @@ class Backend:
         return float(loss.detach())
 
     def lengths(self, rows: Sequence[Any]) -> list[int]:
-        """Tokens of each text of a batch of Quiver's, without padding."""
         packed = self._collate(rows)[TEXTS]
         return list(packed.key_lengths or packed.lengths)
 
     def masked_tokens(self, rows: Sequence[Any]) -> int:
-        """Tokens of a batch that a masked language model predicts."""
         return int((self._collate(rows)["labels"] != IGNORE_INDEX).sum())
 
 
@@ -243,7 +239,6 @@ def load_backend(name: str, kind: str, loss: str, workload: Workload, folder: Pa
 
 
 def load_sentence_transformers(init: Path, workload: Workload, loss: str) -> tuple[nn.Module, Any]:
-    """sentence-transformers' model and collator."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.data_collator import SentenceTransformerDataCollator
     from sentence_transformers.models import Normalize, Pooling, Transformer
@@ -256,7 +251,6 @@ def load_sentence_transformers(init: Path, workload: Workload, loss: str) -> tup
 
 
 def load_pylate(init: Path, workload: Workload, loss: str) -> tuple[nn.Module, Any]:
-    """PyLate's model and collator."""
     from pylate.models import ColBERT
     from pylate.utils import ColBERTCollator
 
@@ -284,7 +278,6 @@ def mask_texts(folder: Path, workload: Workload, training: TrainingSection) -> C
 
 
 def load_own_mlm(folder: Path, workload: Workload, training: TrainingSection, steps: int) -> Backend:
-    """Quiver's masked language model."""
     mask = mask_texts(folder, workload, training)
     model = load_head(MaskedLM, folder / "mlm", device=default_device())
 
@@ -296,7 +289,6 @@ def load_own_mlm(folder: Path, workload: Workload, training: TrainingSection, st
 
 
 def load_transformers_mlm(folder: Path, workload: Workload, training: TrainingSection, steps: int) -> Backend:
-    """transformers' masked language model on padded batches."""
     from transformers import AutoModelForMaskedLM
 
     mask = mask_texts(folder, workload, training)
@@ -361,16 +353,7 @@ def bench_training(
     options: Mapping[str, Any],
     source: Callable[..., Iterator[Any]] = synthetic_texts,
 ) -> None:
-    """Time training steps, one case per workload and kind of model.
-
-    Args:
-        results: Receives the cases.
-        model: Preset, folder or hub id of the encoder that all backends start from.
-        workloads: The workloads.
-        losses: Kind of model (``dense``, ``colbert``, ``mlm``) -> its loss.
-        options: ``dtype``, ``seed``, ``rounds``, ``dropout``, ``baselines``, ``memory``, and ``seconds`` for the rounds of a case or None.
-        source: Yields queries and their documents.
-    """
+    """Time training steps, one case per workload and kind of model; ``losses`` has the loss of each kind."""
     for kind in losses:
         require_extra(kind)
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
@@ -428,34 +411,13 @@ def time_case(
         if options["memory"] and default_device() == "cuda":
             row["memory"] = harness.peak_memory(partial(backends[name].step, timed[-1]), on_cuda=True)["above"]
         rows.append(row)
-    if options["memory"] and default_device() == "cpu":
-        shared = {**arguments, "threads": torch.get_num_threads()}
-        rows = harness.with_memory(
-            rows,
-            lambda name: Worker(open_training, {"backend": name, **shared}, environment=harness.MEMORY_ENVIRONMENT),
-            batches,
-            results.notes,
-        )
     documents = "one document" if workload.per_row == 1 else f"{workload.per_row} documents"
     content = documents if kind == "mlm" else f"a query and {documents}"
     title = f"{case} ({loss}): {workload.rows} rows of {content}, {median(tokens):,.0f} tokens per step"
     results.add(case, title, COLUMNS, harness.with_ratios(rows))
 
 
-def open_training(backend: str, threads: int, **arguments: Any) -> Callable[[Sequence[Any]], dict[str, int]]:
-    """Load a backend; a request holds batches and is answered with the memory of the steps after the first."""
-    torch.set_num_threads(threads)
-    trained = load_backend(backend, **arguments)
-
-    def reply(batches: Sequence[Any]) -> dict[str, int]:
-        trained.step(batches[0][:2])  # allocates the optimizer's state, which a run always holds
-        return harness.peak_memory(lambda: [trained.step(batch) for batch in batches[1:]])
-
-    return reply
-
-
 def main() -> None:
-    """Run the benchmark from the command line."""
     parser = harness.parser(
         __doc__, "python benchmarks/training.py -m sentence-transformers/all-MiniLM-L6-v2 --threads 2 --out bench", rounds=5
     )
@@ -473,7 +435,7 @@ def main() -> None:
         "--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="bfloat16 is autocast (default: %(default)s)."
     )
     parser.add_argument("--dropout", action="store_true", help="Use the checkpoint's dropout; losses are then not compared.")
-    parser.add_argument("--peak-memory", action="store_true", help="Measure peak memory, on a CPU in a fresh process per backend and case.")
+    parser.add_argument("--peak-memory", action="store_true", help="Measure peak memory on a GPU.")
     given = parser.parse_args()
     kinds = given.kind or ["dense", "colbert"]
     if given.loss is not None and len(kinds) > 1:
