@@ -17,11 +17,10 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
@@ -41,15 +40,8 @@ IN_USE_SECONDS = 24 * 3600.0
 VECTORS, WORDS, COLLECTIONS = "vectors", "words", "collections"
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A file or folder of the cache that is deleted as a whole.
-
-    Attributes:
-        path: Path of the entry.
-        bytes: Size of the entry.
-        used: Time of the last use, in seconds since 1970.
-    """
+class CacheEntry(NamedTuple):
+    """A file or folder of the cache that is deleted as a whole: its size in bytes, and the time of its last use, in seconds since 1970."""
 
     path: Path
     bytes: int
@@ -67,11 +59,7 @@ def cache_limit() -> int | None:
 
 
 def folder_if_known(name: str) -> Path | None:
-    """Return the folder of a part of the cache; None, and a line in the log, if no home folder is known, as for a user without an account.
-
-    Args:
-        name: ``vectors``, ``words`` or ``collections``.
-    """
+    """Return the folder of a part of the cache (``vectors``, ...); None, and a line in the log, if no home folder is known."""
     try:
         return cache_folder(name)
     except InputError as error:
@@ -80,11 +68,7 @@ def folder_if_known(name: str) -> Path | None:
 
 
 def folder_if_writable(name: str) -> Path | None:
-    """Return the folder of a part of the cache, created if it is missing; None, and a line in the log, if it cannot be written.
-
-    Args:
-        name: ``vectors``, ``words`` or ``collections``.
-    """
+    """Return the folder of a part of the cache, created if it is missing; None, and a line in the log, if it cannot be written."""
     folder = folder_if_known(name)
     if folder is not None:
         try:
@@ -123,11 +107,7 @@ def mark_used(path: Path) -> None:
 
 
 def cache_entries(name: str) -> list[CacheEntry]:
-    """List the entries of one part of the cache: shards (including damaged ones) of vectors, folders of the other parts.
-
-    Args:
-        name: ``vectors``, ``words`` or ``collections``.
-    """
+    """List the entries of one part of the cache: shards (including damaged ones) of vectors, folders of the other parts."""
     folder, entries = cache_folder(name), []
     for path in folder.glob("*/*.*" if name == VECTORS else "*"):
         if path.suffix == ".tmp" or path.name == "manifest.json":
@@ -138,14 +118,7 @@ def cache_entries(name: str) -> list[CacheEntry]:
 
 
 def prune_cache(limit: int) -> list[CacheEntry]:
-    """Delete the least recently used vectors and words until the limit is met.
-
-    Args:
-        limit: Maximum size in bytes.
-
-    Returns:
-        The deleted entries.
-    """
+    """Delete the least recently used vectors and words until they take at most a number of bytes, and return them."""
     entries = sorted([*cache_entries(VECTORS), *cache_entries(WORDS)], key=lambda entry: entry.used)
     excess, removed = sum(entry.bytes for entry in entries) - limit, []
     for entry in entries:
@@ -159,12 +132,8 @@ def prune_cache(limit: int) -> list[CacheEntry]:
     return removed
 
 
-def _files(path: Path) -> Iterator[Path]:
-    return (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else iter([path])
-
-
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in _files(path))
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
 
 def _remove(path: Path) -> None:

@@ -96,15 +96,9 @@ def statistics_of_words(documents: int, words: float, *, length: int, source: st
 
 
 def truncated_mean(mean: float, length: int, *, spread: float = 0.5) -> float:
-    """Mean number of tokens after truncation, for a log-normal number of tokens X: E[min(X, L)].
+    """Mean number of tokens after truncation to L, for a log-normal number of tokens X with mean m and standard deviation s of ln X.
 
-    Args:
-        mean: Mean number of tokens m before truncation.
-        length: Length L that documents are truncated to.
-        spread: Standard deviation s of ln X.
-
-    Returns:
-        m F((ln L - u - s^2) / s) + L (1 - F((ln L - u) / s)) with u = ln m - s^2 / 2 and F the normal distribution.
+    E[min(X, L)] = m F((ln L - u - s^2) / s) + L (1 - F((ln L - u) / s)) with u = ln m - s^2 / 2 and F the normal distribution.
 
     Example:
         >>> round(truncated_mean(100, 10_000)), round(truncated_mean(300, 256)), round(truncated_mean(10_000, 256))
@@ -127,11 +121,7 @@ def choose_evenly(documents: Iterable[Document], count: int, size: int) -> list[
 
 
 def statistics_of_sample(documents: int, sample: Sequence[Document], model: BiEncoder | ColBERT, *, source: str) -> CorpusStatistics:
-    """Estimate the statistics of a corpus from evenly chosen documents, which are only tokenized.
-
-    Raises:
-        InputError: The sample is empty.
-    """
+    """Estimate the statistics of a corpus from evenly chosen documents, which are only tokenized; an InputError if there are none."""
     if not sample:
         raise InputError(f"{source}: the sample has no documents")
     texts = [document.content() for document in sample]
@@ -144,11 +134,7 @@ def statistics_of_sample(documents: int, sample: Sequence[Document], model: BiEn
 
 
 def measure_rate(model: BiEncoder | ColBERT, sample: Sequence[Document], *, seconds: float) -> float:
-    """Tokens per second of encoding documents like those of the corpus again and again for a time, on this machine.
-
-    Raises:
-        InputError: The sample is empty.
-    """
+    """Tokens per second of encoding documents again and again for a time, on this machine; an InputError if there are none."""
     if not sample:
         raise InputError("the sample has no documents; the rate cannot be measured")
     texts = [document.content() for document in sample]
@@ -280,14 +266,7 @@ def _size_of_tokens(documents: int, whole: int, dim: int, settings: Mapping[str,
 
 @dataclass(frozen=True)
 class Machine:
-    """Machines that build and search the index.
-
-    Attributes:
-        memory: Memory of a machine that searches, in bytes.
-        build_memory: Memory of a build without the model, in bytes.
-        devices: Number of devices that encode in parallel.
-        price: Price per hour of a device; None if unknown.
-    """
+    """Memory of a machine that searches, and of a build without the model, in bytes; encoding devices, and the price per hour of one."""
 
     memory: int = 64 << 30
     build_memory: int = 2 << 30
@@ -298,19 +277,9 @@ class Machine:
 def estimate_index(
     corpus: CorpusStatistics, size: IndexSize, machine: Machine, *, dim: int, weights: int, rate: float | None
 ) -> dict[str, Any]:
-    """Estimate tokens, hours, memory, shards and cost.
+    """Estimate tokens, hours, memory (with one copy of the model of float32 weights, in bytes), shards and cost.
 
-    Args:
-        corpus: Statistics of the corpus.
-        size: Size of the index.
-        machine: Machines that build and search.
-        dim: Width of a vector.
-        weights: Number of weights of the encoder, in float32.
-        rate: Tokens per second of one device; None if unknown.
-
-    Returns:
-        ``tokens``, ``encoding_hours``, ``build_memory``, ``search_memory`` (with one copy of the model, in bytes), ``shards`` and ``cost``;
-        None where a rate or a price is missing.
+    ``rate`` is the tokens per second of one device. Figures that need a rate or a price are None without it.
     """
     read, model = round(corpus.documents * corpus.tokens), 4 * weights
     hours = None if rate is None else read / rate / 3600

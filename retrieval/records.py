@@ -378,14 +378,7 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether part of the index was not searched.
-
-        Example:
-            >>> import numpy as np
-            >>> from quiver.retrieval.records import Hits
-            >>> Hits([["owl"]], [np.array([0.5], np.float32)]).partial
-            False
-        """
+        """Whether part of the index was not searched."""
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -463,12 +456,7 @@ class TextTokens:
     empty: NDArray[np.bool_]
 
     def total(self) -> TokenCounts:
-        """Sum the counts.
-
-        Example:
-            >>> TextTokens(np.array([3, 8], np.int32), np.array([False, True]), np.array([False, False])).total()
-            TokenCounts(texts=2, tokens=11, truncated=1, empty=0)
-        """
+        """Sum the counts."""
         return TokenCounts(len(self.tokens), int(self.tokens.sum()), int(self.truncated.sum()), int(self.empty.sum()))
 
 
@@ -545,24 +533,10 @@ class Rows(Protocol):
         """Return rows by number, in the order given."""
 
 
-class Matrix(Protocol):
-    """An array of rows, in memory or read from a file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> DenseVectors:
-        """Select rows."""
-
-
 class MatrixRows:
     """Rows of a matrix, (n, d) float32, in memory or memory-mapped."""
 
-    def __init__(self, matrix: DenseVectors | Matrix) -> None:
+    def __init__(self, matrix: Any) -> None:
         self.matrix = matrix
 
     @property
@@ -586,12 +560,7 @@ class MatrixRows:
 
 
 class PickedRows:
-    """A selection of other rows; nothing is read before it is requested.
-
-    Args:
-        rows: All rows, (n, d).
-        picked: Numbers of the selected rows, (m,), in their order here.
-    """
+    """A selection of other rows (n, d) by their numbers, (m,); nothing is read before it is requested."""
 
     def __init__(self, rows: Rows, picked: NDArray[np.intp]) -> None:
         self._rows = rows

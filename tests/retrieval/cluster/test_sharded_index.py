@@ -56,7 +56,7 @@ def test_sharded_searches_equal_those_of_one_process(
                 seen += assert_same(hits, each)
             assert_same(sharded.search(queries[:0], 3), index.search(queries[:0], 3))
             assert len(sharded) == len(index)
-    assert seen > (10_000 if measured else 6_000)  # BM25 ranks only documents that share a word with the query
+    assert seen > (9_000 if measured else 5_000)  # BM25 ranks only documents that share a word with the query
 
 
 def raised(act: Callable[[], object]) -> tuple[type[BaseException], str]:
