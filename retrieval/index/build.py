@@ -424,38 +424,9 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     on_type_error: OnTypeError | None = None,
     disk: Disk = REAL,
 ) -> Index:
-    """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
+    """Encode a corpus into a new index and open it for reading; arguments and errors as `quiver.retrieval.search.index.build_index`.
 
-    Args:
-        corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file; or documents; or texts, which get
-            the numbers from 1 as ids; or mappings from field to value, a data set of the datasets library, a pyarrow table, or a data
-            frame of pandas or polars, whose fields are found as those of files are. To name the fields of a file, pass
-            ``open_corpus(source, SourceOptions(...))``. It is read several times; an iterator is written to the index's folder first.
-        model: Encodes the documents: a model, its folder or hub id, or ``"bm25"``, which needs no model (for a folder of that name pass
-            ``"./bm25"``).
-        out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
-        options: Engine, settings and limits.
-        executor: Runs the encoding, by default in this process; the index has the same bytes with any executor. Workers load the model
-            from its card and need ``out`` on a shared file system.
-        overwrite: Replace an existing index at ``out``.
-        wait: Seconds to wait for another writer to finish.
-        progress: Show progress bars.
-        types: Types of fields, such as ``{"created": "date", "tags": "string[]"}``; see `BuildOptions`.
-        on_type_error: ``null`` to store no value for filters where one does not fit its type, instead of an error.
-        disk: Performs all writes.
-
-    Raises:
-        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a value
-            does not fit the type of its field (names document, field and type), a vector is not finite, the options do not fit the model,
-            ``out`` exists, or a worker cannot read ``out`` or load the model.
-        WorkerError: Workers died repeatedly; run the build again to resume.
-
-    Example:
-        >>> from quiver import build_index
-        >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-        >>> index = build_index(rows, "sentence-transformers/all-MiniLM-L6-v2")
-        >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
-        ['owl']
+    ``disk`` performs all writes.
     """
     begun = time.monotonic()
     if not isinstance(options, BuildOptions):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, overload
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.column_types import OnTypeError
@@ -37,6 +37,9 @@ from quiver.retrieval.search.retrievers import (
 )
 from quiver.retrieval.search.search import Fusion, describe_nothing_found
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 logger = logging.getLogger(__name__)
 
 Ranking: TypeAlias = str | Path | IndexReader
@@ -49,6 +52,22 @@ DEFAULTS = BuildOptions()
 
 _OPENING = Lock()
 """Held while an index opens what it is fused with, so that several threads open it once."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """Types of the options of `Index.search`, for type checkers."""
+
+    filter: FilterLike
+    ids: Iterable[str] | None
+    fuse: Ranking | Sequence[Ranking]
+    weights: Sequence[float] | None
+    fusion: Fusion | None
+    rerank: Ranking | TokenModel | None
+    candidates: int
+    effort: str | Mapping[str, Setting] | None
+    target_recall: float | None
+    group_by: str | None
+    offset: int
 
 
 class Index(IndexReader):
@@ -86,40 +105,10 @@ class Index(IndexReader):
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
-        self,
-        queries: str,
-        k: int = 10,
-        *,
-        filter: FilterLike = None,
-        ids: Iterable[str] | None = None,
-        fuse: Ranking | Sequence[Ranking] = (),
-        weights: Sequence[float] | None = None,
-        fusion: Fusion | None = None,
-        rerank: Ranking | TokenModel | None = None,
-        candidates: int = CANDIDATES,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        group_by: str | None = None,
-        offset: int = 0,
+        self, queries: str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> QueryHits: ...
     @overload
-    def search(
-        self,
-        queries: TextsOrVectors | Sequence[Query],
-        k: int = 10,
-        *,
-        filter: FilterLike = None,
-        ids: Iterable[str] | None = None,
-        fuse: Ranking | Sequence[Ranking] = (),
-        weights: Sequence[float] | None = None,
-        fusion: Fusion | None = None,
-        rerank: Ranking | TokenModel | None = None,
-        candidates: int = CANDIDATES,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        group_by: str | None = None,
-        offset: int = 0,
-    ) -> Hits: ...
+    def search(self, queries: TextsOrVectors | Sequence[Query], k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...
     def search(  # noqa: PLR0913 - the public entry: one option for each choice
         self,
         queries: Any,
