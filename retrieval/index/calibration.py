@@ -43,15 +43,10 @@ _TOKENS = 24
 
 @dataclass(frozen=True)
 class MeasuredQuery:
-    """A query and the documents that it was mixed from.
+    """A query and the documents that it was mixed from."""
 
-    Attributes:
-        vectors: The query as ``Index.search`` takes it: (1, d) for a dense model, a list with one array (n, d) for a ColBERT model.
-        sources: Ids of the documents that it was mixed from; they do not count as hits. Empty for a real query.
-    """
-
-    vectors: Any
-    sources: frozenset[str]
+    vectors: Any  # the query as Index.search takes it: (1, d) for a dense model, a list with one array (n, d) for a ColBERT model
+    sources: frozenset[str]  # ids of the documents that it was mixed from; they do not count as hits. Empty for a real query
 
 
 def pseudo_queries(segments: Sequence[OpenSegment], kind: str, *, count: int, seed: int) -> list[MeasuredQuery]:

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
 
 import faiss
 import numpy as np
@@ -37,9 +37,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import TextSchema, parse_fields, parse_options
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
 """Search effort: how much of an index a search visits.
@@ -60,9 +57,6 @@ Queries = TypeVar("Queries", contravariant=True)
 SearchParams = TypeVar("SearchParams", contravariant=True)
 """Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
 
-Params = TypeVar("Params", bound="DataclassInstance")
-"""Search parameters that are changed."""
-
 SegmentType = TypeVar("SegmentType")
 """Type of the engine's segments."""
 
@@ -72,15 +66,10 @@ ParamsType = TypeVar("ParamsType", covariant=True)
 
 @dataclass(frozen=True)
 class Found:
-    """Hits of one segment for one query.
+    """Hits of one segment for one query."""
 
-    Attributes:
-        rows: Rows of the segment, best first, (n,) with n <= k.
-        scores: Their scores, (n,).
-    """
-
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float32]
+    rows: NDArray[np.int64]  # rows of the segment, best first, (n,) with n <= k
+    scores: NDArray[np.float32]  # their scores, (n,)
 
 
 @dataclass(frozen=True)
@@ -99,15 +88,10 @@ class Sample:
 
 
 class Size(NamedTuple):
-    """Size of a segment in bytes.
+    """Size of a segment in bytes."""
 
-    Attributes:
-        resident: Bytes read into memory when the segment is opened.
-        mapped: Bytes in memory-mapped files; the operating system caches the parts in use.
-    """
-
-    resident: int
-    mapped: int
+    resident: int  # bytes read into memory when the segment is opened
+    mapped: int  # bytes in memory-mapped files; the operating system caches the parts in use
 
 
 class SegmentWriter(Protocol):
@@ -153,7 +137,7 @@ class Segment(Protocol[Queries, SearchParams]):
         Args:
             queries: Finite and of the codec's width; (Q, d), or Q arrays of (n_i >= 1, d).
             k: At least 1; may exceed the number of rows.
-            params: Search parameters, as the codec's ``preset_params`` or ``search_params_from`` returns them.
+            params: Search parameters, as the codec's ``preset_params`` or `parse_params` returns them.
             ranks: Rank of each row's document id among the ids of the segment, ascending, (P,); among equal scores the greater rank is
                 first. It may be memory-mapped and is read only for equal scores.
             allowed: The rows that may be found, (P,); None for all. With exhaustive parameters the result is that of brute
@@ -242,18 +226,6 @@ class Codec(Protocol[SegmentType, ParamsType]):
         Args:
             k: Number of hits.
             documents: Documents of the largest segment: the last points before ``exact`` visit nearly all of them.
-        """
-
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """Scale search parameters measured for ``measured`` hits to k hits, so that they visit a comparable part of the index."""
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> ParamsType:
-        """Search parameters from names and values, as in a manifest or on a command line.
-
-        Missing parameters have the value of the uncalibrated ``balanced``.
-
-        Raises:
-            InputError: A search parameter does not exist or its value is invalid.
         """
 
 
@@ -351,23 +323,41 @@ def check_names(subject: str, what: str, given: Collection[str], known: Sequence
             raise InputError(f"{subject} has no {what} {name!r}{did_you_mean(name, known)}; {has}")
 
 
-def changed_params(params: Params, changes: Mapping[str, Setting], *, engine: str) -> Params:
-    """Search parameters with some values changed.
+def parse_params(codec: Codec[Any, ParamsType], search_params: Mapping[str, Setting]) -> ParamsType:
+    """Search parameters from names and values, as in a manifest or on a command line.
 
-    Args:
-        params: The parameters that exist: a dataclass whose fields are numbers or booleans. A number that is 0 cannot be changed.
-        changes: Names and new values.
-        engine: Name of the engine in errors.
+    Missing parameters have the value of the uncalibrated ``balanced`` for ten hits. A number that is 0 there cannot be changed.
 
     Raises:
-        InputError: A parameter does not exist or its value is invalid.
+        InputError: A search parameter does not exist or its value is invalid.
     """
+    params: Any = codec.preset_params("balanced", k=10)
+    factory = codec.parameters.get("factory")
+    subject = f"this {codec.name} index" if factory is None else f"this {codec.name} ({factory}) index"
     known = {name: value for name, value in vars(params).items() if value != 0 or isinstance(value, bool)}
-    subject = f"this {engine} index"
-    unchangeable = [name for name, value in changes.items() if value != 0 or name not in vars(params)]
+    unchangeable = [name for name, value in search_params.items() if value != 0 or name not in vars(params)]
     check_names(subject, "search parameter", unchangeable, list(known))
-    wanted = {name: value for name, value in changes.items() if name in known}
-    return replace(params, **parse_fields(type(params), wanted, source=subject))
+    wanted = {name: value for name, value in search_params.items() if name in known}
+    changed: ParamsType = replace(params, **parse_fields(type(params), wanted, source=subject)) if wanted else params
+    return changed
+
+
+def resize_params(search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+    """Scale search parameters measured for ``measured`` hits to k hits: candidates per hit, so that there are as many in all.
+
+    Example:
+        >>> resize_params({"nprobe": 16, "k_factor": 5.0}, measured=100, k=20)
+        {'nprobe': 16, 'k_factor': 25.0}
+    """
+    factor = search_params.get("k_factor")
+    if factor is None:
+        return search_params
+    return {**search_params, "k_factor": max(1.0, float(factor or 1) * measured / k)}
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Search parameters of an engine that has none."""
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

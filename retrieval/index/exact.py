@@ -34,6 +34,7 @@ from quiver.retrieval.index.engines import (
     Engine,
     Found,
     Lazy,
+    NoParams,
     Preset,
     Sample,
     Setting,
@@ -266,11 +267,6 @@ _FACTS = "vectors.json"
 _BUFFERS = 4 << 20
 
 
-@dataclass(frozen=True)
-class _ExactParams:
-    """Exact search has no search parameters."""
-
-
 def _placement(rows: Rows, device: torch.device | None) -> Callable[[], Resident | Streamed | None]:
     """Function that copies the vectors of a segment to a device when it is first called. On the CPU, FAISS and NumPy search: None."""
     if device is None or device.type == "cpu":
@@ -327,7 +323,7 @@ class ExactSegment:
         queries: DenseVectors | Sequence[TokenVectors],
         k: int,
         *,
-        params: _ExactParams,
+        params: NoParams,
         ranks: NDArray[np.uint32],
         allowed: Bitmap | None = None,
     ) -> list[Found]:
@@ -415,15 +411,10 @@ class _ExactWriter:
 
 @dataclass(frozen=True)
 class _ExactCodec:
-    """Codec of an exact index, which holds only the vector width; see `quiver.retrieval.index.engines.Codec`.
+    """Codec of an exact index, which holds only the vector width; see `quiver.retrieval.index.engines.Codec`."""
 
-    Attributes:
-        name: ``exact-dense`` or ``exact-tokens``.
-        dim: Vector width d.
-    """
-
-    name: str
-    dim: int
+    name: str  # exact-dense or exact-tokens
+    dim: int  # vector width d
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -461,21 +452,13 @@ class _ExactCodec:
                 writer.add(vectors, lengths)
         return writer.close()
 
-    def preset_params(self, preset: Preset, *, k: int) -> _ExactParams:
+    def preset_params(self, preset: Preset, *, k: int) -> NoParams:
         del preset, k
-        return _ExactParams()
+        return NoParams()
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[_ExactParams]:
+    def param_grid(self, k: int, *, documents: int) -> Sequence[NoParams]:
         del documents
         return [self.preset_params("exact", k=k)]
-
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        del measured, k
-        return search_params
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> _ExactParams:
-        check_names(f"this {self.name} index", "search parameter", search_params, ())
-        return _ExactParams()
 
 
 def _train(

@@ -201,17 +201,11 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a manifest.
+    """One file of a manifest."""
 
-    Attributes:
-        holds: Description of its content.
-        bytes: Its size in bytes.
-        sha256: SHA-256 of the digests of its blocks.
-    """
-
-    holds: str
-    bytes: Count
-    sha256: str
+    holds: str  # description of its content
+    bytes: Count  # its size in bytes
+    sha256: str  # SHA-256 of the digests of its blocks
 
 
 BLOCK = 1 << 14

@@ -40,6 +40,8 @@ from quiver.retrieval.index.engines import (
     find_engine,
     in_order,
     open_codec,
+    parse_params,
+    resize_params,
 )
 from quiver.retrieval.index.files import COPY, DamagedIndexError, Disk, Files, missing_file
 from quiver.retrieval.index.filters import Facet, Filter, FilterLike, as_filter, count_values
@@ -785,7 +787,7 @@ class IndexReader:
             raise InputError(f"{self.path}: recall was not measured; run quiver index calibrate")
         wanted = max(1, min(k, len(self)))
         measured, point = self.calibration.choose(target_recall, wanted)
-        return self.codec.resized(point.search_params, measured=measured, k=k)
+        return resize_params(point.search_params, measured=measured, k=k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """Search parameters of the presets for k hits.
@@ -1042,11 +1044,11 @@ class IndexReader:
     def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
         """Convert a search effort to search parameters of the engine."""
         if not isinstance(effort, str):
-            return self.codec.search_params_from(effort)
+            return parse_params(self.codec, effort)
         found = self._parsed_presets.get((effort, k))
         if found is None:
             check_preset(effort)
-            found = self._parsed_presets[effort, k] = self.codec.search_params_from(self._preset(cast("Preset", effort), k))
+            found = self._parsed_presets[effort, k] = parse_params(self.codec, self._preset(cast("Preset", effort), k))
         return found
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
@@ -1062,7 +1064,7 @@ class IndexReader:
             return usual
         table = self._measured.table(max(1, min(k, len(self))))
         if table is not None:
-            return self.codec.resized(table.preset(name).search_params, measured=table.k, k=k)
+            return resize_params(table.preset(name).search_params, measured=table.k, k=k)
         most = self._measured.tables[-1].preset(name).search_params
         return {parameter: max(value, most.get(parameter, value)) for parameter, value in usual.items()}  # numbers and truth values
 
@@ -1073,7 +1075,7 @@ class IndexReader:
             calibration = self.calibration
             for table in () if calibration is None else calibration.tables:
                 for point in table.points:
-                    self.codec.search_params_from(point.search_params)
+                    parse_params(self.codec, point.search_params)
         except InputError as error:
             logger.warning("%s: the calibration is ignored, presets depend on the size of the index: %s", self.path, error)
             return None

@@ -208,17 +208,11 @@ def _budget(device: torch.device) -> int:
 
 
 class _Group(NamedTuple):
-    """Queries whose scores are computed together.
+    """Queries whose scores are computed together."""
 
-    Attributes:
-        queries: Their numbers, (Q',).
-        vectors: Their vectors in the precision of the first pass, (sum of n_i, d).
-        offsets: First vector of each, and the sum of n_i, (Q' + 1,) int32, on the host.
-    """
-
-    queries: NDArray[np.int64]
-    vectors: Tensor
-    offsets: Tensor
+    queries: NDArray[np.int64]  # their numbers, (Q',)
+    vectors: Tensor  # their vectors in the precision of the first pass, (sum of n_i, d)
+    offsets: Tensor  # first vector of each, and the sum of n_i, (Q' + 1,) int32, on the host
 
 
 class DeviceScorer:

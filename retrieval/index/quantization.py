@@ -53,19 +53,12 @@ def _worthwhile(work: int) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Clustering:
-    """Centroids in groups.
+    """Centroids in groups."""
 
-    Attributes:
-        centroids: (K, d) float32, rounded to half precision so that saved and computed values agree.
-        groups: First centroid of each group, and K, (G + 1,).
-        tokens: For ``tokens``, the vocabulary id of each group, ascending, (G,); otherwise None.
-        heads: For ``two-level``, the centre of each group, (G, d); otherwise None.
-    """
-
-    centroids: NDArray[np.float32]
-    groups: NDArray[np.int64]
-    tokens: NDArray[np.uint32] | None = None
-    heads: NDArray[np.float32] | None = None
+    centroids: NDArray[np.float32]  # (K, d) float32, rounded to half precision so that saved and computed values agree
+    groups: NDArray[np.int64]  # first centroid of each group, and K, (G + 1,)
+    tokens: NDArray[np.uint32] | None = None  # for tokens, the vocabulary id of each group, ascending, (G,); otherwise None
+    heads: NDArray[np.float32] | None = None  # for two-level, the centre of each group, (G, d); otherwise None
 
     @property
     def is_whole(self) -> bool:

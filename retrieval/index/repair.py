@@ -264,19 +264,12 @@ def _find_problems(layout: Layout) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A segment of the generation that is repaired.
+    """A segment of the generation that is repaired."""
 
-    Attributes:
-        entry: Its entry in the manifest.
-        is_whole: Whether its files are intact and stay.
-        alive: Rows that are not deleted, if the tombstones have to be written again, (P,).
-        healthy: For a damaged segment its healthy rows that are not deleted; None if there are none.
-    """
-
-    entry: SegmentEntry
-    is_whole: bool
-    alive: Bitmap | None
-    healthy: OpenSegment | None = None
+    entry: SegmentEntry  # its entry in the manifest
+    is_whole: bool  # whether its files are intact and stay
+    alive: Bitmap | None  # rows that are not deleted, if the tombstones have to be written again, (P,)
+    healthy: OpenSegment | None = None  # for a damaged segment its healthy rows that are not deleted; None if there are none
 
     @property
     def documents(self) -> int:
@@ -471,11 +464,7 @@ def _read_newest(layout: Layout) -> Manifest:
 
 
 def _open_damaged_codec(layout: Layout, manifest: Manifest) -> tuple[AnyCodec, bool]:
-    """Open a codec, damaged files of it from its copy; return whether all files are intact, too.
-
-    Raises:
-        InputError: A file is damaged, and so is the copy.
-    """
+    """Open a codec, damaged files of it from its copy; return whether all files are intact, too."""
     engine, folder, files = manifest.codec.engine, layout.codecs / manifest.codec.name, manifest.codec.files
     if not _folder_problems(folder, files):
         return open_codec(engine, folder), True

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.columns import StringColumn, open_columns, write_columns
-from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, Preset, Sample, Setting, Size, best_rows, check_names
+from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, NoParams, Preset, Sample, Setting, Size, best_rows, check_names
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
 from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
 from quiver.retrieval.records import ModelCard
@@ -38,34 +38,21 @@ from quiver.retrieval.records import ModelCard
 
 @dataclass(frozen=True)
 class Postings:
-    """Occurrences of a vocabulary's words in the documents of a block.
+    """Occurrences of a vocabulary's words in the documents of a block."""
 
-    Attributes:
-        lengths: Number of words of each document, including words that are not in the vocabulary, (D,) uint32.
-        documents: Document numbers, ascending for each word, (P,) uint32.
-        counts: Occurrences of the word in the document, (P,) uint32.
-        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
-    """
-
-    lengths: NDArray[np.uint32]
-    documents: NDArray[np.uint32]
-    counts: NDArray[np.uint32]
-    starts: NDArray[np.int64]
+    lengths: NDArray[np.uint32]  # number of words of each document, including words that are not in the vocabulary, (D,) uint32
+    documents: NDArray[np.uint32]  # document numbers, ascending for each word, (P,) uint32
+    counts: NDArray[np.uint32]  # occurrences of the word in the document, (P,) uint32
+    starts: NDArray[np.int64]  # the postings of word v are starts[v]:starts[v + 1], (V + 1,)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Collection statistics.
+    """Collection statistics."""
 
-    Attributes:
-        documents: Number of documents.
-        length: Number of words of all documents.
-        frequencies: Document frequency of each word, (V,).
-    """
-
-    documents: int
-    length: int
-    frequencies: NDArray[np.int64]
+    documents: int  # number of documents
+    length: int  # number of words of all documents
+    frequencies: NDArray[np.int64]  # document frequency of each word, (V,)
 
     @property
     def mean_length(self) -> float:
@@ -81,19 +68,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class ScoredPostings:
-    """Postings of a block with their scores.
+    """Postings of a block with their scores."""
 
-    Attributes:
-        size: Number of documents D of the block.
-        documents: Document numbers, (P,) uint32.
-        scores: Contribution of each posting to its document's score, (P,).
-        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
-    """
-
-    size: int
-    documents: NDArray[np.uint32]
-    scores: NDArray[np.float32]
-    starts: NDArray[np.int64]
+    size: int  # number of documents D of the block
+    documents: NDArray[np.uint32]  # document numbers, (P,) uint32
+    scores: NDArray[np.float32]  # contribution of each posting to its document's score, (P,)
+    starts: NDArray[np.int64]  # the postings of word v are starts[v]:starts[v + 1], (V + 1,)
 
     def totals(self, words: Iterable[int]) -> NDArray[np.float32]:
         """Compute the scores of all documents for a query's words, (D,); a repeated word counts each time."""
@@ -176,21 +156,13 @@ _BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
 
 @dataclass(frozen=True)
 class WordTable:
-    """All words of some documents, in memory or memory-mapped.
+    """All words of some documents, in memory or memory-mapped."""
 
-    Attributes:
-        words: The V words in ascending order.
-        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,) int64.
-        documents: Document numbers, ascending for each word, (P,) uint32.
-        counts: Occurrences of the word in the document, (P,) uint32.
-        lengths: Number of words of each document, (D,) uint32.
-    """
-
-    words: StringColumn
-    starts: CheckedArray
-    documents: CheckedArray
-    counts: CheckedArray
-    lengths: CheckedArray
+    words: StringColumn  # the V words in ascending order
+    starts: CheckedArray  # the postings of word v are starts[v]:starts[v + 1], (V + 1,) int64
+    documents: CheckedArray  # document numbers, ascending for each word, (P,) uint32
+    counts: CheckedArray  # occurrences of the word in the document, (P,) uint32
+    lengths: CheckedArray  # number of words of each document, (D,) uint32
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -330,17 +302,11 @@ def _ranks(ordered: Sequence[str], number: Mapping[str, int]) -> NDArray[np.int6
 
 @dataclass(frozen=True)
 class WordQueries:
-    """Q queries of words, with the statistics of the collection that they search.
+    """Q queries of words, with the statistics of the collection that they search."""
 
-    Attributes:
-        words: Word numbers of each query; a repeated word counts each time.
-        vocabulary: The V words by number.
-        statistics: Number and length of all documents, and the document frequency of each word.
-    """
-
-    words: Sequence[Sequence[int]]
-    vocabulary: Sequence[str]
-    statistics: Statistics
+    words: Sequence[Sequence[int]]  # word numbers of each query; a repeated word counts each time
+    vocabulary: Sequence[str]  # the V words by number
+    statistics: Statistics  # number and length of all documents, and the document frequency of each word
 
     @classmethod
     def of(cls, queries: Iterable[Sequence[str]], segments: Iterable[tuple[WordSegment, Bitmap | None]]) -> WordQueries:
@@ -375,11 +341,6 @@ class WordQueries:
         return sum(map(len, self.vocabulary)) + 8 * (len(self.vocabulary) + sum(map(len, self.words)))
 
 
-@dataclass(frozen=True)
-class _WordParams:
-    """A search by words has no search parameters."""
-
-
 class WordSegment:
     """The words of some documents; see `quiver.retrieval.index.engines.Segment`.
 
@@ -409,7 +370,7 @@ class WordSegment:
         return np.concatenate([np.zeros(0, np.int64), *(table.lengths.whole() for table in self._parts)])
 
     def search(
-        self, queries: WordQueries, k: int, *, params: _WordParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+        self, queries: WordQueries, k: int, *, params: NoParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`; a row that shares no word with a query is not found."""
         del params
@@ -498,25 +459,15 @@ class WordCodec:
         tables = [(table, keep[rows]) for segment, keep in parts for rows, table in segment.tables()]
         return WordTable.merge(tables).save(folder / STEM, disk)
 
-    def preset_params(self, preset: Preset, *, k: int) -> _WordParams:
+    def preset_params(self, preset: Preset, *, k: int) -> NoParams:
         """See `quiver.retrieval.index.engines.Codec`."""
         del preset, k
-        return _WordParams()
+        return NoParams()
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[_WordParams]:
+    def param_grid(self, k: int, *, documents: int) -> Sequence[NoParams]:
         """See `quiver.retrieval.index.engines.Codec`."""
         del k, documents
-        return [_WordParams()]
-
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.engines.Codec`."""
-        del measured, k
-        return search_params
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> _WordParams:
-        """See `quiver.retrieval.index.engines.Codec`."""
-        check_names(f"this {self.name} index", "search parameter", search_params, ())
-        return _WordParams()
+        return [NoParams()]
 
 
 def _content() -> bytes:

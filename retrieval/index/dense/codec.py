@@ -54,7 +54,6 @@ from quiver.retrieval.index.dense.settings import (
     k_factor,
     param_grid,
     probes,
-    resized,
     sample_size,
     sizes,
 )
@@ -69,7 +68,6 @@ from quiver.retrieval.index.engines import (
     Sample,
     Setting,
     Size,
-    changed_params,
     one_thread,
     setting_names,
 )
@@ -91,28 +89,15 @@ _RESIDUALS = 256 * CODEWORDS
 
 @dataclass(frozen=True)
 class _CoarseCoding:
-    """Coding of candidates: parameters shared by all records.
+    """Coding of candidates: parameters shared by all records."""
 
-    Attributes:
-        dim: Vector width d.
-        centroids: Centroids of the lists, (K, D).
-        products: Codebooks of the product code, (M, 16, dsub).
-    """
-
-    dim: int
-    centroids: NDArray[np.float32]
-    products: NDArray[np.float32]
+    dim: int  # vector width d
+    centroids: NDArray[np.float32]  # centroids of the lists, (K, D)
+    products: NDArray[np.float32]  # codebooks of the product code, (M, 16, dsub)
 
     @classmethod
     def learn(cls, vectors: NDArray[np.float32], *, lists: int, dsub: int, seed: int) -> _CoarseCoding:
-        """Train lists and codebooks on a sample.
-
-        Args:
-            vectors: (n, d), at least one.
-            lists: Number K of lists; at most n are made.
-            dsub: Coordinates per code.
-            seed: Random seed; equal input and seed give equal codings.
-        """
+        """Train lists and codebooks on a sample."""
         filled = _filled(vectors, -(-vectors.shape[1] // dsub) * dsub)
         rng = np.random.default_rng(seed)
         with one_thread():  # with several threads, the order of additions differs between runs
@@ -203,13 +188,7 @@ ListsSegment: TypeAlias = DenseSegment[ListsParams]
 
 
 class _ListFinder:
-    """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
-
-    Args:
-        coding: Coding of the codec.
-        files: Files of the segment.
-        rows: Expected number of documents P.
-    """
+    """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`."""
 
     def __init__(self, coding: _CoarseCoding, files: Files, rows: int) -> None:
         self._coding = coding
@@ -285,13 +264,7 @@ class _Description:
 
 
 class _ListCodec:
-    """See `quiver.retrieval.index.engines.Codec`; made by the engines ``pq-dense`` and ``ivf-dense``.
-
-    Args:
-        name: ``pq-dense`` or ``ivf-dense``.
-        coarse: Coding of the candidates.
-        scalar: Coding of the refine store.
-    """
+    """See `quiver.retrieval.index.engines.Codec`; made by the engines ``pq-dense`` and ``ivf-dense``."""
 
     def __init__(self, name: str, coarse: _CoarseCoding, scalar: ScalarCoding) -> None:
         self.name = name
@@ -346,13 +319,6 @@ class _ListCodec:
     def param_grid(self, k: int, *, documents: int) -> Sequence[ListsParams]:
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
-
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """Search parameters rescaled to k hits; see `quiver.retrieval.index.engines.Codec`."""
-        return resized(search_params, measured=measured, k=k)
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> ListsParams:
-        return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def _train(

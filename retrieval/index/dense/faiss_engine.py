@@ -54,7 +54,6 @@ from quiver.retrieval.index.dense.settings import (
     FaissParams,
     faiss_params,
     param_grid,
-    resized,
     sample_size,
 )
 from quiver.retrieval.index.engines import (
@@ -66,7 +65,6 @@ from quiver.retrieval.index.engines import (
     Sample,
     Setting,
     Size,
-    changed_params,
     one_thread,
     setting_names,
 )
@@ -284,12 +282,7 @@ FaissSegment: TypeAlias = DenseSegment[FaissParams]
 
 
 class _FaissFinder:
-    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
-
-    Args:
-        files: Files of the segment.
-        store: Refine store that the index was built from.
-    """
+    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`."""
 
     def __init__(self, files: Files, store: RefineStore) -> None:
         self._path = files.folder / _INDEX
@@ -422,13 +415,7 @@ class _Description:
 
 
 class _FaissCodec:
-    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_codec`.
-
-    Args:
-        factory: FAISS's factory string.
-        trained: Trained, empty FAISS index.
-        scalar: Coding of the refine store.
-    """
+    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_codec`."""
 
     name = FAISS_DENSE
 
@@ -477,19 +464,8 @@ class _FaissCodec:
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
 
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """Search parameters rescaled to k hits; see `quiver.retrieval.index.engines.Codec`."""
-        return resized(search_params, measured=measured, k=k)
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> FaissParams:
-        return changed_params(self.preset_params("balanced", k=10), search_params, engine=f"{self.name} ({self.factory})")
-
     def index_of(self, store: RefineStore) -> Any:
-        """The index of the vectors of a refine store.
-
-        Raises:
-            InputError: FAISS cannot add vectors to such an index.
-        """
+        """The index of the vectors of a refine store."""
         index = _faiss.clone_index(self._trained)
         with one_thread():
             for block in _blocks(store):

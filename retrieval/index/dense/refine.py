@@ -43,17 +43,11 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class ScalarCoding:
-    """Parameters shared by the codes of all vectors.
+    """Parameters shared by the codes of all vectors."""
 
-    Attributes:
-        centre: Mean of the sample, (d,).
-        spread: Standard deviation of each coordinate, (d,), positive.
-        bits: Bits per code.
-    """
-
-    centre: NDArray[np.float32]
-    spread: NDArray[np.float32]
-    bits: Bits = 8
+    centre: NDArray[np.float32]  # mean of the sample, (d,)
+    spread: NDArray[np.float32]  # standard deviation of each coordinate, (d,), positive
+    bits: Bits = 8  # bits per code
 
     @classmethod
     def learn(cls, vectors: NDArray[np.float32], bits: Bits = 8) -> ScalarCoding:
@@ -131,15 +125,10 @@ def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray
 
 @dataclass(frozen=True)
 class Prepared:
-    """Queries prepared for scoring codes.
+    """Queries prepared for scoring codes."""
 
-    Attributes:
-        weights: The query times the spread, (Q, d).
-        offsets: The query's inner product with the centre, (Q,).
-    """
-
-    weights: NDArray[np.float64]
-    offsets: NDArray[np.float64]
+    weights: NDArray[np.float64]  # the query times the spread, (Q, d)
+    offsets: NDArray[np.float64]  # the query's inner product with the centre, (Q,)
 
     @classmethod
     def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:

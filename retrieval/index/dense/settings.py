@@ -6,7 +6,7 @@ Shapes: n documents, d width, k hits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from quiver.encoder.schema import Field, Positive
 from quiver.retrieval.index.dense.refine import Bits
-from quiver.retrieval.index.engines import FAISS_DENSE, IVF_DENSE, PQ_DENSE, EngineSettings, Preset, Setting
+from quiver.retrieval.index.engines import FAISS_DENSE, IVF_DENSE, PQ_DENSE, EngineSettings, Preset
 
 _SAMPLE = 65_536
 _SAMPLE_A_LIST = 32
@@ -35,17 +35,11 @@ _WIDE = 384
 
 
 class Sizes(NamedTuple):
-    """Defaults for an index of a given number of documents.
+    """Defaults for an index of a given number of documents."""
 
-    Attributes:
-        lists: Number of inverted lists K.
-        nprobe: Number of inverted lists to search.
-        sample: Number of training vectors of the codec.
-    """
-
-    lists: int
-    nprobe: int
-    sample: int
+    lists: int  # number of inverted lists K
+    nprobe: int  # number of inverted lists to search
+    sample: int  # number of training vectors of the codec
 
 
 def sizes(documents: int) -> Sizes:
@@ -288,14 +282,3 @@ def _between(fast: SearchParams, balanced: SearchParams) -> list[SearchParams]:
         if first.get(name):
             search_params[name] = round(math.sqrt(first[name] * last[name]))
     return [replace(balanced, **search_params)]
-
-
-def resized(search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-    """Search parameters with as many candidates for k hits as the given ones have for ``measured`` hits.
-
-    Example:
-        >>> resized({"nprobe": 16, "k_factor": 5.0}, measured=100, k=20)
-        {'nprobe': 16, 'k_factor': 25.0}
-    """
-    factor = search_params["k_factor"]
-    return {**search_params, "k_factor": max(1.0, float(factor or 1) * measured / k)}

@@ -149,40 +149,24 @@ TombstonesName: TypeAlias = Annotated[str, _name_of(r"t-s-[0-9]{12}-[0-9]{4}-[0-
 
 @dataclass(frozen=True)
 class TombstonesEntry:
-    """The deleted documents of a segment.
+    """The deleted documents of a segment."""
 
-    Attributes:
-        name: Name of the file in the folder of tombstones.
-        documents: Number of deleted documents.
-        bytes: Size of the file, which holds two copies.
-        sha256: SHA-256 of one copy.
-    """
-
-    name: TombstonesName
-    documents: Count
-    bytes: Count
-    sha256: str
+    name: TombstonesName  # name of the file in the folder of tombstones
+    documents: Count  # number of deleted documents
+    bytes: Count  # size of the file, which holds two copies
+    sha256: str  # SHA-256 of one copy
 
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """One segment of a generation.
+    """One segment of a generation."""
 
-    Attributes:
-        name: Name of its folder.
-        documents: Number of rows, including deleted ones.
-        vectors: Number of vectors, including those of deleted documents.
-        tokens: Token counts of its documents.
-        files: Entries of its files, by name.
-        deleted: The deleted documents; None if there are none.
-    """
-
-    name: SegmentName
-    documents: Annotated[int, Field(ge=0, lt=_MOST_DOCUMENTS)]
-    vectors: Count
-    tokens: TokenCounts
-    files: Mapping[FileName, FileEntry]
-    deleted: TombstonesEntry | None
+    name: SegmentName  # name of its folder
+    documents: Annotated[int, Field(ge=0, lt=_MOST_DOCUMENTS)]  # number of rows, including deleted ones
+    vectors: Count  # number of vectors, including those of deleted documents
+    tokens: TokenCounts  # token counts of its documents
+    files: Mapping[FileName, FileEntry]  # entries of its files, by name
+    deleted: TombstonesEntry | None  # the deleted documents; None if there are none
 
     @property
     def alive(self) -> int:
@@ -192,19 +176,12 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class CodecEntry:
-    """The codec of all segments.
+    """The codec of all segments."""
 
-    Attributes:
-        engine: Name of the engine.
-        name: Name of its folder.
-        parameters: Sizes and settings for reports.
-        files: Entries of its files, by name.
-    """
-
-    engine: str
-    name: CodecName
-    parameters: Mapping[str, str | int | float | bool | None]
-    files: Mapping[FileName, FileEntry]
+    engine: str  # name of the engine
+    name: CodecName  # name of its folder
+    parameters: Mapping[str, str | int | float | bool | None]  # sizes and settings for reports
+    files: Mapping[FileName, FileEntry]  # entries of its files, by name
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from quiver.retrieval.index.engines import (
     Preset,
     Sample,
     Setting,
-    changed_params,
     setting_names,
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, read_description, write_array
@@ -80,13 +79,7 @@ class _Description:
 
 
 class _TokenCodec:
-    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_tokens`.
-
-    Args:
-        coding: Coding of the vectors.
-        pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
-        vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
-    """
+    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_tokens`."""
 
     name = IVF_TOKENS
 
@@ -154,14 +147,6 @@ class _TokenCodec:
     def param_grid(self, k: int, *, documents: int) -> Sequence[TokenParams]:
         fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
         return param_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
-
-    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """Return the parameters unchanged, because they count candidates in total, not per hit."""
-        del measured, k
-        return search_params
-
-    def search_params_from(self, search_params: Mapping[str, Setting]) -> TokenParams:
-        return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:

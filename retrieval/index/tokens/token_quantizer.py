@@ -145,17 +145,11 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Coding:
-    """Encoding of token vectors as bytes.
+    """Encoding of token vectors as bytes."""
 
-    Attributes:
-        clustering: Centroids, and the assignment of vectors to them.
-        products: Codebooks of the product code, (d / 4, 16, 4).
-        pairs: Codebook of the pairs of the fine part, (4^bits, 2).
-    """
-
-    clustering: Clustering
-    products: NDArray[np.float32]
-    pairs: NDArray[np.float32]
+    clustering: Clustering  # centroids, and the assignment of vectors to them
+    products: NDArray[np.float32]  # codebooks of the product code, (d / 4, 16, 4)
+    pairs: NDArray[np.float32]  # codebook of the pairs of the fine part, (4^bits, 2)
 
     @property
     def dim(self) -> int:

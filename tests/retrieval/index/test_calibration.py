@@ -34,7 +34,7 @@ from quiver.retrieval.index import (
     open_index,
 )
 from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
-from quiver.retrieval.index.engines import Sample, train_codec
+from quiver.retrieval.index.engines import Sample, parse_params, train_codec
 from quiver.retrieval.index.recall_table import GridPoint, RecallTable, interval
 from quiver.retrieval.index.store.reading import Layout, read_manifest
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
@@ -545,7 +545,7 @@ def test_a_ladder_climbs_and_has_the_presets() -> None:
             for name in param_grid[0]:
                 search_params = [step[name] for step in param_grid[:-1]]
                 assert search_params == sorted(search_params), (engine, k, name)
-            assert all(asdict(codec.search_params_from(step)) == step for step in param_grid)
+            assert all(asdict(parse_params(codec, step)) == step for step in param_grid)
 
 
 def test_an_error_of_the_disk_at_any_commit_leaves_the_old_table_or_the_new(tmp_path: Path, faults: ModuleType) -> None:

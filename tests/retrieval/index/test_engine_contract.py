@@ -39,7 +39,7 @@ def mixed(count: int) -> list[Document]:
 WHERE = {
     "all": None,
     "half": Filter.parse(["even"]),
-    "few": Filter.parse(["n in 1,4,9"]),
+    "few": Filter.parse(["n IN (1, 4, 9)"]),
     "one": Filter(ids=frozenset(["d002"])),
     "none of it": Filter(ids=frozenset(["nobody"])),
     "none at all": Filter(ids=frozenset()),

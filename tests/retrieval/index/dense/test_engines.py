@@ -13,7 +13,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.refine import ScalarCoding
-from quiver.retrieval.index.engines import Sample, find_engine, open_codec
+from quiver.retrieval.index.engines import Sample, find_engine, open_codec, parse_params
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.models.encoding import comparable
 
@@ -92,7 +92,7 @@ def test_fewer_than_k_are_all_that_there_are(documents: Any, segments: Any, kind
 def test_where_the_lists_probed_hold_fewer_than_k_all_are_looked_at(dense: Any, documents: Any, segments: Any) -> None:
     for kind in ("ivf", "faiss-ivf", "faiss-rotated"):
         codec, segment = segments[kind]
-        effort = codec.search_params_from({"nprobe": 1, "k_factor": 1.0})
+        effort = parse_params(codec, {"nprobe": 1, "k_factor": 1.0})
         queries = documents.queries(5)
         found = segment.search(queries, 600, params=effort, ranks=documents.ranks)
         for query, each in zip(queries, found, strict=True):

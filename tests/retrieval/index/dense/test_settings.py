@@ -10,7 +10,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.settings import ListParams, ScanParams, coordinates, probes, sample_size, sizes
-from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, train_codec
+from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, parse_params, train_codec
 from quiver.retrieval.records import ModelCard
 
 CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)
@@ -111,24 +111,24 @@ def test_right_settings_pass() -> None:
 )
 def test_the_error_names_invalid_search_parameters(segments: Any, kind: str, search_params: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        segments[kind][0].search_params_from(search_params)
+        parse_params(segments[kind][0], search_params)
     assert str(caught.value).startswith(message)
 
 
 def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
     for kind in dense.ENGINES:
         codec = segments[kind][0]
-        assert codec.search_params_from({}) == codec.preset_params("balanced", k=10)
+        assert parse_params(codec, {}) == codec.preset_params("balanced", k=10)
         for preset in ("exact", "balanced", "fast"):
             effort = codec.preset_params(preset, k=3)
-            assert codec.search_params_from(asdict(effort)) == effort
+            assert parse_params(codec, asdict(effort)) == effort
         exact, balanced, fast = (codec.preset_params(preset, k=10) for preset in ("exact", "balanced", "fast"))
         assert exact.exhaustive
         assert not balanced.exhaustive
         assert fast.k_factor < balanced.k_factor
-    assert segments["pq"][0].search_params_from({"k_factor": 4}) == ScanParams(4.0)
-    assert segments["ivf"][0].search_params_from({"nprobe": 3.0, "exhaustive": True}) == ListParams(3, 15.0, True)
-    graph = segments["faiss-graph"][0].search_params_from({"efSearch": 40})
+    assert parse_params(segments["pq"][0], {"k_factor": 4}) == ScanParams(4.0)
+    assert parse_params(segments["ivf"][0], {"nprobe": 3.0, "exhaustive": True}) == ListParams(3, 15.0, True)
+    graph = parse_params(segments["faiss-graph"][0], {"efSearch": 40})
     assert (graph.nprobe, graph.efSearch) == (0, 40)
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample, open_codec, train_codec
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample, open_codec, parse_params, train_codec
 from quiver.retrieval.index.exact import largest_norm
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.records import MatrixRows, ModelCard
@@ -146,7 +146,7 @@ def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content:
 
 def test_an_exact_engine_refuses_settings_and_search_parameters() -> None:
     with pytest.raises(InputError, match=r"has no search parameter .nprobe.; it has none"):
-        codec_of("dense").search_params_from({"nprobe": 3})
+        parse_params(codec_of("dense"), {"nprobe": 3})
     card = ModelCard("m", "dense", "f" * 64, DIM, "dot", 9, 9)
     sample = Sample(np.zeros((0, DIM), np.float32))
     with pytest.raises(InputError, match=r"exact-dense has no setting .bits.; it has none"):

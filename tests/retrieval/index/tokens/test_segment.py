@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import AnyCodec, Sample
+from quiver.retrieval.index.engines import AnyCodec, Sample, parse_params
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.index.tokens.codec import check_settings, open_tokens, train
 from quiver.retrieval.index.tokens.segment import TokenSegment
@@ -96,7 +96,7 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
     segment = write(codec, tmp_path / "s", tokens)
     queries = tokens.queries(25)
     # Fewer candidates than documents: they come from the lists.
-    found = segment.search(queries, 10, params=codec.search_params_from({"candidates": 200}), ranks=tokens.ranks)
+    found = segment.search(queries, 10, params=parse_params(codec, {"candidates": 200}), ranks=tokens.ranks)
     shares = []
     for query, each in zip(queries, found, strict=True):
         shares.append(len(set(np.argsort(tokens.scores(query))[-10:].tolist()) & set(each.rows.tolist())) / 10)
@@ -323,13 +323,13 @@ def test_input_that_cannot_be_trained_on_is_refused(make_collection: Callable[..
 )
 def test_the_error_names_invalid_search_parameters(codec: AnyCodec, search_params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        codec.search_params_from(search_params)
+        parse_params(codec, search_params)
 
 
 def test_knobs_by_name(codec: AnyCodec) -> None:
     balanced = codec.preset_params("balanced", k=10)
-    assert codec.search_params_from({}) == balanced
-    assert codec.search_params_from({"nprobe": 3.0, "exhaustive": True}) == TokenParams(
+    assert parse_params(codec, {}) == balanced
+    assert parse_params(codec, {"nprobe": 3.0, "exhaustive": True}) == TokenParams(
         3, balanced.tokens_k, balanced.candidates, balanced.slack, True
     )
     fast, wide = codec.preset_params("fast", k=10), codec.preset_params("balanced", k=100)
