@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from quiver.cli import options
 from quiver.cli.groups import argument, command, option
-from quiver.cli.output import command_line, help_alone, print_json, print_table, say, say_error
+from quiver.cli.output import command_line, help_alone, print_json, print_table, print_values, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions
@@ -98,12 +98,12 @@ def _short_labels() -> Mapping[str, str]:
     return {key: label.replace("Recall", "R") for key, label in LABELS.items()}
 
 
-def _measures(results: Results) -> dict[str, float]:
-    return dict(results.collections[0].measures)
+def _quickstart_scores(result: QuickstartResult) -> dict[str, Mapping[str, float]]:
+    trained = result.trained.collections[0]
+    return {"untrained": result.untrained.collections[0].measures, "trained": trained.measures, "bm25": trained.baselines[0].measures}
 
 
 def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
-    bm25 = result.trained.collections[0].baselines[0]
     answers = {
         question: [{"id": answer.id, "score": answer.score, "right": answer.right} for answer in found]
         for question, found in result.answers.items()
@@ -112,9 +112,7 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
         "train_pairs": result.train_pairs,
         "test_queries": result.test_queries,
         "functions": result.functions,
-        "untrained": _measures(result.untrained),
-        "trained": _measures(result.trained),
-        "bm25": dict(bm25.measures),
+        **{name: dict(measures) for name, measures in _quickstart_scores(result).items()},
         "answers": answers,
         "seconds": result.seconds,
         "report": str(result.report),
@@ -126,10 +124,8 @@ def _print_quickstart(result: QuickstartResult) -> None:
     from quiver.eval.quickstart import QUESTIONS
     from quiver.eval.report.rows import points
 
-    bm25 = result.trained.collections[0].baselines[0]
-    systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
     labels = _short_labels()
-    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in systems]
+    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in _quickstart_scores(result).items()]
     held_out = f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions"
     print_table(f"{held_out}; scores in points (hundredths)", ("", *labels.values()), rows)
     for question in QUESTIONS:
@@ -517,24 +513,11 @@ def collections_show(name: str = argument("Collection, such as beir/scifact."), 
         print_json(described)
         return
     for entry, known in zip(entries, described, strict=True):
-        rows = [
-            ("name", entry.name),
-            ("split", f"{entry.split} (of {', '.join(entry.splits)})"),
-            ("queries", _count(entry.metadata.queries)),
-            ("documents", _count(entry.metadata.documents)),
-            ("counted in averages", _group(entry)),
-            ("the query's own document", "dropped" if entry.exclude_self else "kept"),
-            ("titles", "prepended to the texts" if entry.use_title else "left out"),
-            ("licence", entry.metadata.licence or "not stated"),
-            *((f"from {key}", f"{source.url} ({source.revision or 'no fixed revision'})") for key, source in entry.sources.items()),
-            ("download", _size(entry.metadata.bytes) or "size unknown"),
-            (
-                "cached",
-                f"{known['folder']}, {known['held']}" if known["folder"] else f"no; download with: quiver collections fetch {entry.key}",
-            ),
-            ("note", entry.note or "none"),
-        ]
-        print_table(entry.key, ("", "value"), rows)
+        sources = {f"from {key}": f"{each.url} ({each.revision or 'no fixed revision'})" for key, each in entry.sources.items()}
+        where = f"{known['folder']}, {known['held']}" if known["folder"] else f"no; download with: quiver collections fetch {entry.key}"
+        shown = {name: value for name, value in known.items() if name not in ("key", "sources", "folder", "held", "splits", "bytes", "revision", "url")}
+        size = _size(entry.metadata.bytes) or "unknown"
+        print_values(entry.key, shown | {"splits": ", ".join(entry.splits), **sources, "download": size, "cached": where})
 
 
 @collections_app.command("fetch")
@@ -661,10 +644,6 @@ def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
         "held": None if present is None else present[1].revision,
         "note": entry.note,
     }
-
-
-def _group(entry: Entry) -> str:
-    return "by itself" if entry.metadata.group is None else f"as one of the {entry.metadata.group_size} parts of {entry.metadata.group}"
 
 
 def _count(number: int | None) -> str:

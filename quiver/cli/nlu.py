@@ -11,7 +11,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.groups import argument, command, group, option
-from quiver.cli.output import command_line, help_alone, print_json, print_table, say
+from quiver.cli.output import help_alone, print_json, print_table, say
 from quiver.cli.train import report_stopped
 from quiver.encoder.errors import InputError
 from quiver.retrieval.records import Dtype
@@ -45,9 +45,7 @@ def glue(
     overrides: tuple[str, ...] = options.OVERRIDES,
     *,
     out: Path = option(..., "Folder to write: a folder per task, results.json, report.md, report.html.", "-o"),
-    training: options.Training,
-    resume: bool = options.RESUME,
-    overwrite: bool = options.OVERWRITE,
+    training: options.ResumableTraining,
     task: tuple[Task, ...] = option((), "Task to train. Repeatable. Default: all tasks."),
     output: options.Output,
 ) -> None:
@@ -63,19 +61,11 @@ def glue(
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
+    chosen = [name for name in TASKS if name in {each.value for each in task}]
     try:
-        results = train_glue(
-            load_glue_recipe(recipe, training.overrides(overrides)),
-            out,
-            tasks=[name for name in TASKS if name in {each.value for each in task}],
-            resume=resume,
-            overwrite=overwrite,
-            progress=output.progress,
-            command=command_line(),
-            device=training.device,
-        )
+        results = train_glue(load_glue_recipe(recipe, training.overrides(overrides)), out, tasks=chosen, **training.arguments(output))
     except RunStoppedError as stopped:
-        report_stopped(stopped, resume=resume)
+        report_stopped(stopped, resume=training.resume)
     report = write_glue_report(results, out)
     if output.json:
         print_json(asdict(results))
@@ -105,9 +95,7 @@ def qa_train(
     overrides: tuple[str, ...] = options.OVERRIDES,
     *,
     out: Path = option(..., "Folder to write: model/, run.json, results.json, predictions.json, ...", "-o"),
-    training: options.Training,
-    resume: bool = options.RESUME,
-    overwrite: bool = options.OVERWRITE,
+    training: options.ResumableTraining,
     output: options.Output,
 ) -> None:
     """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
@@ -122,17 +110,9 @@ def qa_train(
     from quiver.eval.nlu.recipes import load_qa_recipe
 
     try:
-        results = train_qa(
-            load_qa_recipe(recipe, training.overrides(overrides)),
-            out,
-            resume=resume,
-            overwrite=overwrite,
-            progress=output.progress,
-            command=command_line(),
-            device=training.device,
-        )
+        results = train_qa(load_qa_recipe(recipe, training.overrides(overrides)), out, **training.arguments(output))
     except RunStoppedError as stopped:
-        report_stopped(stopped, resume=resume)
+        report_stopped(stopped, resume=training.resume)
     if output.json:
         print_json({"model": str(out / MODEL), **asdict(results)})
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quiver.cli.groups import GROUPS, argument, group, option
+from quiver.cli.output import command_line
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.records import Dtype as WeightsDtype
@@ -371,7 +372,7 @@ class Combination:
 @dataclass(frozen=True)
 @group
 class Training:
-    """How a model is trained."""
+    """How a model is trained, by a recipe."""
 
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
@@ -383,6 +384,20 @@ class Training:
     def overrides(self, given: Sequence[str]) -> list[str]:
         """Overrides of a recipe, and the dtype of the option."""
         return [*given, *([] if self.dtype is None else [f"training.dtype={self.dtype}"])]
+
+
+@dataclass(frozen=True)
+@group
+class ResumableTraining(Training):
+    """Training into a folder that is resumed or replaced."""
+
+    resume: bool = RESUME
+    overwrite: bool = OVERWRITE
+
+    def arguments(self, output: Output) -> dict[str, Any]:
+        """What functions that train take, by name."""
+        shared = {"progress": output.progress, "command": command_line(), "device": self.device}
+        return {"resume": self.resume, "overwrite": self.overwrite, **shared}
 
 
 def parse_devices(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 # A number, also with an interval or a score in parentheses; a dash where there is none.
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
-
-_MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
-_FOLDED = 12  # narrowest width of a text column: only where it does not fit is a table printed in parts
-_WHOLE = 24  # narrowest width of a text column in a table that is printed in parts
+_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
+_NARROWEST = 12  # width of a text column
 
 
 def read_ids(path: Path) -> list[str]:
@@ -59,85 +57,59 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on standard output. Numeric columns are right-aligned and never truncated; text is folded.
+    """Print a table on standard output. Numbers are right-aligned and never broken; text is folded.
 
     A table that is wider than the terminal is printed in several parts, each with the leading text columns.
     """
-    # Titles and cells are Text: in plain strings rich would interpret [bold] and :smile: as markup.
-    columns = [(name, [row[column] for row in rows]) for column, name in enumerate(header)]
-    numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
-    console = Console()
-    folded, whole = (_least_widths(columns, numbers, narrowest) for narrowest in (_FOLDED, _WHOLE))
-    # Names are folded hard only where that keeps the table in one piece.
-    least = folded if len(_parts(folded, numbers, console.width)) == 1 else whole
-    for part_number, part in enumerate(_parts(least, numbers, console.width)):
-        widths = _fitted([columns[number] for number in part], [least[number] for number in part], console.width)
-        table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
-        for number, width in zip(part, widths, strict=True):
-            justify: Literal["right", "left"] = "right" if numbers[number] else "left"
-            table.add_column(Text(columns[number][0]), justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
+    console, cells = Console(), list(zip(header, *rows, strict=True))
+    longest = [max(map(cell_len, column)) for column in cells]
+    numbers = [all(_NUMBER.fullmatch(cell) for cell in column[1:]) for column in cells]
+    narrowest = min(_NARROWEST, console.width // 4)
+    least = [
+        whole if number else max(cell_len(column[0]), min(whole, narrowest))
+        for column, whole, number in zip(cells, longest, numbers, strict=True)
+    ]
+    for position, part in enumerate(_split_columns(least, numbers, console.width)):
+        # A word, such as a path, is broken only where the columns right of it cannot be narrower; what is left goes to the longest texts.
+        room, widths = console.width - 1 - sum(least[column] + 3 for column in part), {column: least[column] for column in part}
+        for column in part:
+            word = max((cell_len(word) for cell in cells[column] for word in cell.split()), default=0)
+            if 0 < word - widths[column] <= room:
+                room, widths[column] = room - word + widths[column], word
+        for column in sorted(part, key=lambda each: longest[each]):
+            more = max(0, min(longest[column] - widths[column], room))
+            room, widths[column] = room - more, widths[column] + more
+        # Titles and cells are Text: in plain strings rich would interpret [bold] and :smile: as markup.
+        table = Table(title=Text(title, style="table.title") if position == 0 else None, title_justify="left")
+        for column in part:
+            justify: Literal["right", "left"] = "right" if numbers[column] else "left"
+            table.add_column(Text(header[column]), justify=justify, no_wrap=numbers[column], overflow="fold", width=widths[column])
         for row in rows:
-            table.add_row(*(Text(_broken(row[number], width)) for number, width in zip(part, widths, strict=True)))
+            table.add_row(*(Text(row[column]) for column in part))
         console.print(table)
 
 
-def _broken(cell: str, width: int) -> str:
-    """Break words that are longer than ``width`` behind a hyphen or other mark in the second half of a line, where there is one."""
-
-    def pieces(word: re.Match[str]) -> str:
-        rest, lines = word[0], []
-        while len(rest) > width:
-            end = max(rest.rfind(mark, width // 2, width) for mark in "-/_.") + 1 or width
-            lines.append(rest[:end])
-            rest = rest[end:]
-        return "\n".join([*lines, rest])
-
-    return re.sub(r"\S+", pieces, cell)
-
-
-def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], narrowest: int) -> list[int]:
-    """Least width of each column: all of a number, of a text the header and ``narrowest`` characters, more of a label beside one value."""
-    longest = [max(map(len, (name, *cells))) for name, cells in columns]
-    texts = [_WHOLE, narrowest] if len(columns) == 2 else [narrowest] * len(columns)
-    return [
-        whole if number else max(len(name), min(whole, text))
-        for (name, _), whole, number, text in zip(columns, longest, numbers, texts, strict=True)
-    ]
-
-
-def _fitted(columns: Sequence[tuple[str, Sequence[str]]], least: Sequence[int], room: int) -> list[int]:
-    """Widths of columns: from the left, room for the longest word, such as a path; then for the longest text, up to its length.
-
-    rich would make the table wider than the terminal where columns have least widths.
-    """
-    left, found = room - 1 - sum(width + 3 for width in least), list(least)
-    words = [max((cell_len(word) for cell in cells for word in cell.split()), default=0) for _, cells in columns]
-    longest = [max(map(cell_len, (name, *cells))) for name, cells in columns]
-    for number, word in enumerate(words):
-        if 0 < word - found[number] <= left:
-            left -= word - found[number]
-            found[number] = word
-    for _ in range(left):
-        narrow = max(range(len(found)), key=lambda number: longest[number] - found[number])
-        found[narrow] += longest[narrow] > found[narrow]
-    return found
-
-
-def _parts(widths: Sequence[int], numbers: Sequence[bool], room: int) -> list[list[int]]:
-    """Split a table that is too wide for the terminal: column numbers of each part."""
-    labels = 0
-    while labels < len(widths) - 1 and labels < _MAX_LABELS and not numbers[labels]:
-        labels += 1
-    head, wide = list(range(labels)), [width + 3 for width in widths]
-    room -= 1 + sum(wide[:labels])
-    parts, left = [list(head)], room
-    for number in range(labels, len(widths)):
-        if wide[number] > left and len(parts[-1]) > labels:
-            parts.append(list(head))
-            left = room
-        parts[-1].append(number)
-        left -= wide[number]
+def _split_columns(widths: Sequence[int], numbers: Sequence[bool], room: int) -> list[list[int]]:
+    """Columns of each part of a table: all, if they fit."""
+    labels = next((count for count, number in enumerate(numbers[:_LABELS]) if number), min(_LABELS, len(widths) - 1))
+    parts = [list(range(labels))]
+    for column in range(labels, len(widths)):
+        if 1 + sum(widths[each] + 3 for each in [*parts[-1], column]) > room and len(parts[-1]) > labels:
+            parts.append(list(range(labels)))
+        parts[-1].append(column)
     return parts
+
+
+def print_values(title: str, values: Mapping[str, object]) -> None:
+    """Print names and values as a table of two columns; None is left out, and a mapping in it is printed by its own names."""
+    rows = list[tuple[str, str]]()
+    for name, value in values.items():
+        inner = {f"{name} {key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        for key, each in inner.items():
+            number = isinstance(each, int | float) and not isinstance(each, bool)
+            shown = f"{each:,.4f}" if isinstance(each, float) else f"{each:,}" if number else str(each)
+            rows += [] if each is None else [(key.replace("_", " "), shown)]
+    print_table(title, ("", "value"), rows)
 
 
 def help_alone(context: typer.Context) -> None:

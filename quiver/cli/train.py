@@ -13,7 +13,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.groups import argument, command, option
-from quiver.cli.output import command_line, print_json, print_table, say, say_error
+from quiver.cli.output import command_line, print_json, print_table, print_values, say, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
@@ -46,9 +46,7 @@ def train(
     overrides: tuple[str, ...] = options.OVERRIDES,
     *,
     out: Path | None = options.RUN_OUT,
-    training: options.Training,
-    resume: bool = options.RESUME,
-    overwrite: bool = options.OVERWRITE,
+    training: options.ResumableTraining,
     dry_run: bool = options.DRY_RUN,
     output: options.Output,
 ) -> None:
@@ -70,23 +68,15 @@ def train(
 
     resolved = load_recipe(recipe, training.overrides(overrides))
     if dry_run:
-        _check_dry_run(out, resume=resume, overwrite=overwrite)
+        _check_dry_run(out, resume=training.resume, overwrite=training.overwrite)
         _dry_run(resolved, training.device, output)
         return
     if out is None:
         raise InputError(_NO_OUT)
     try:
-        record = run_recipe(
-            resolved,
-            out,
-            resume=resume,
-            overwrite=overwrite,
-            progress=output.progress,
-            command=command_line(),
-            device=training.device,
-        )
+        record = run_recipe(resolved, out, **training.arguments(output))
     except RunStoppedError as stopped:
-        report_stopped(stopped, resume=resume)
+        report_stopped(stopped, resume=training.resume)
     if is_main_process():
         print_json(record) if output.json else _print_run(record, out)
 
@@ -106,18 +96,18 @@ def _dry_run(recipe: Recipe, device: str | None, output: options.Output) -> None
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
     notes = [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
-    rows = [
-        ("rows", _describe_rows(vars(found), notes)),
-        ("documents per row", f"{found.documents_per_row:,}"),
-        ("rows per update", f"{found.batch['effective']:,}"),
-        ("negatives per query", f"{found.batch['negatives_per_query']:,}"),
-        ("updates", f"{found.updates:,}"),
-        ("tokens", f"{about}{found.tokens:,} in {found.texts:,} texts"),
-        ("truncated texts", f"{about}{found.truncated:.1%}"),
-        *_dry_run_rows(found),
-        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batch{'es' * (found.measured_batches > 1)}"),
-    ]
-    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+    values = {
+        "rows": _describe_rows(vars(found), notes),
+        "documents per row": found.documents_per_row,
+        "rows per update": found.batch["effective"],
+        "negatives per query": found.batch["negatives_per_query"],
+        "updates": found.updates,
+        "tokens": f"{about}{found.tokens:,} in {found.texts:,} texts",
+        "truncated texts": f"{about}{found.truncated:.1%}",
+        **_dry_run_values(found),
+        "tokens/s": f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batch{'es' * (found.measured_batches > 1)}",
+    }
+    print_values(f"{recipe.name}: dry run, nothing was written", values)
 
 
 def _describe_rows(data: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
@@ -145,13 +135,13 @@ def _dry_run_json(found: DryRun | PretrainingDryRun) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds}
 
 
-def _dry_run_rows(found: DryRun | PretrainingDryRun) -> list[tuple[str, str]]:
+def _dry_run_values(found: DryRun | PretrainingDryRun) -> dict[str, str | None]:
     """Weights, peak memory and duration."""
-    return [
-        ("trained weights", f"{found.parameters:,} on {found.device}, {found.dtype}"),
-        *([("peak memory", f"{found.peak_memory / 1e9:.2f} GB")] if found.peak_memory is not None else []),
-        ("duration", f"{_duration(found.seconds)}, evaluation and saving not counted"),
-    ]
+    return {
+        "trained weights": f"{found.parameters:,} on {found.device}, {found.dtype}",
+        "peak memory": None if found.peak_memory is None else f"{found.peak_memory / 1e9:.2f} GB",
+        "duration": f"{_duration(found.seconds)}, evaluation and saving not counted",
+    }
 
 
 def _duration(seconds: float) -> str:
@@ -163,17 +153,17 @@ def _print_run(record: dict[str, Any], out: Path) -> None:
     from quiver.encoder.training.run_folder import REPORTS
 
     result, data, batch = record["result"], record["data"], record["batch"]
-    rows = [
-        ("rows", _describe_rows(data)),
-        ("rows per update", f"{batch['effective']:,}"),
-        ("negatives per query", f"{batch['negatives_per_query']:,}"),
-        ("updates", f"{result['steps']:,}"),
-        ("last loss", f"{result['losses'][-1][1]:.4f}"),
-        *([("last nDCG@10", f"{100 * result['development'][-1]['ndcg@10']:.2f}")] if result["development"] else []),
-        ("truncated texts", f"{result['texts_truncated'] / result['texts']:.1%}"),
-        ("seconds", f"{result['seconds']:.0f}"),
-    ]
-    print_table(str(out), ("", "value"), rows)
+    values = {
+        "rows": _describe_rows(data),
+        "rows per update": batch["effective"],
+        "negatives per query": batch["negatives_per_query"],
+        "updates": result["steps"],
+        "last loss": result["losses"][-1][1],
+        "last nDCG@10": f"{100 * result['development'][-1]['ndcg@10']:.2f}" if result["development"] else None,
+        "truncated texts": f"{result['texts_truncated'] / result['texts']:.1%}",
+        "seconds": round(result["seconds"]),
+    }
+    print_values(str(out), values)
     say(f"model: {out / 'model'}")
     say(f"report: {next(path for name in reversed(REPORTS) if (path := out / name).exists())}")
 
@@ -242,15 +232,15 @@ def _dry_run_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
         print_json({**_dry_run_json(found), "phases": [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]})
         return
     more = "" if found.exact else "more than "
-    rows = [
-        ("documents", f"{more}{found.documents:,}, {found.held_out:,} held out"),
-        ("tokens of the corpus", f"{more}{found.corpus_tokens:,}"),
-        ("vocabulary", f"{found.vocabulary:,}"),
-        ("tokens of the run", f"{sum(phase.tokens for phase in found.phases):,}"),
-        ("updates", f"about {found.updates:,}"),
-        *_dry_run_rows(found),
-    ]
-    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+    values = {
+        "documents": f"{more}{found.documents:,}, {found.held_out:,} held out",
+        "tokens of the corpus": f"{more}{found.corpus_tokens:,}",
+        "vocabulary": found.vocabulary,
+        "tokens of the run": sum(phase.tokens for phase in found.phases),
+        "updates": f"about {found.updates:,}",
+        **_dry_run_values(found),
+    }
+    print_values(f"{recipe.name}: dry run, nothing was written", values)
     phases = [
         (
             phase.name,
@@ -269,16 +259,16 @@ def _dry_run_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
 
 def _print_pretraining(record: dict[str, Any], out: Path, report: Path) -> None:
     result, held_out = record["result"], record["result"]["curves"]["held_out_loss"]
-    rows = [
-        ("parameters", f"{record['model']['parameters']:,}"),
-        ("updates", f"{result['steps']:,}"),
-        ("tokens", f"{result['tokens']:,}"),
-        ("packing", f"{result['packing']:.2%}"),
-        ("last loss", f"{result['curves']['loss'][-1][1]:.4f}"),
-        *([("held-out loss", f"{held_out[-1][1]:.4f}")] if held_out else []),
-        ("seconds", f"{result['seconds']:.0f}"),
-    ]
-    print_table(str(out), ("", "value"), rows)
+    values = {
+        "parameters": record["model"]["parameters"],
+        "updates": result["steps"],
+        "tokens": result["tokens"],
+        "packing": f"{result['packing']:.2%}",
+        "last loss": result["curves"]["loss"][-1][1],
+        "held-out loss": held_out[-1][1] if held_out else None,
+        "seconds": round(result["seconds"]),
+    }
+    print_values(str(out), values)
     say(f"model: {out / 'model'}")
     say(f"report: {report}")
 
@@ -566,21 +556,8 @@ def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool
     from quiver.retrieval.training.mining.negatives import ROWS, SUSPECTS
 
     result = record["result"]
-    rows = [
-        ("queries", f"{result['queries']:,}"),
-        ("rows (one per positive)", f"{result['rows']:,}"),
-        ("positives within the ranks", f"{result['positives_within_ranks']:,}"),
-        ("documents", f"{record['data']['documents']:,}"),
-        ("candidates within the ranks", f"{result['candidates']:,}"),
-        *((f"dropped by {name}", f"{count:,}") for name, count in result["dropped"].items()),
-        ("negatives", f"{result['negatives']:,}"),
-        (f"rows with fewer than {negatives} negatives", f"{result['rows_short']:,}"),
-        ("rows without negatives", f"{result['rows_without_negatives']:,}"),
-        ("mean score of positives", f"{result['mean_scores']['positive']:.4f}"),
-        ("mean score of negatives", f"{result['mean_scores']['negative']:.4f}"),
-        ("seconds", f"{record['seconds']:,.0f}"),
-    ]
-    print_table(str(out), ("", "value"), rows)
+    shown = {name: value for name, value in result.items() if name != "suspects"}
+    print_values(str(out), shown | {"documents": record["data"]["documents"], "seconds": round(record["seconds"])})
     say(f"suspected false negatives: {out / SUSPECTS}, {result['suspects']:,}")
     say(f"rows: {out / ROWS}; in a recipe:\n")
     fields: Mapping[str, str] = {"format": "ids", "query_field": "query_id", "document_fields": "[document_ids]"} if ids else {}
@@ -633,6 +610,7 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse_options
+    from quiver.retrieval.training.mining.negatives import ROWS
     from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_teacher, check_weights, load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
@@ -669,21 +647,5 @@ def teacher_scores(
     if output.json:
         print_json(record)
         return
-    _print_scores(record, out)
-
-
-def _print_scores(record: dict[str, Any], out: Path) -> None:
-    from quiver.retrieval.training.mining.negatives import ROWS
-
-    result = record["result"]
-    rows = [
-        ("rows", f"{result['rows']:,}"),
-        ("pairs", f"{result['pairs']:,}"),
-        ("rows whose positive has the highest score", f"{result['positive_first']:,}"),
-        ("mean score of positives", f"{result['mean_scores']['positive']:.4f}"),
-        ("mean score of the other documents", f"{result['mean_scores']['others']:.4f}"),
-        ("lowest and highest score", f"{result['lowest']:.4f} {result['highest']:.4f}"),
-        ("seconds", f"{record['seconds']:,.0f}"),
-    ]
-    print_table(str(out), ("", "value"), rows)
+    print_values(str(out), record["result"] | {"seconds": round(record["seconds"])})
     say(f"rows: {out / ROWS} (in a recipe: data.score_fields: [scores])")

@@ -517,16 +517,6 @@ def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:
     assert "the text of the hit" in lines[1]
 
 
-def test_names_that_do_not_fit_are_broken_at_hyphens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    measures = [f"measure{number}" for number in range(1, 6)]
-    names = ["words-by-file", "results/of/all/words", "withoutanymarks"]
-    print_table("three systems", ("", *measures, "M"), [(name, *["0.1234"] * 6) for name in names])
-    shown = capsys.readouterr().out
-    first = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
-    assert first == ["words-by-", "file", "results/of/", "all/words", "withoutanyma", "rks"]
-
-
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
     shown = capsys.readouterr().out
