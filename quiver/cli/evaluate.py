@@ -515,7 +515,8 @@ def collections_show(name: str = argument("Collection, such as beir/scifact."), 
     for entry, known in zip(entries, described, strict=True):
         sources = {f"from {key}": f"{each.url} ({each.revision or 'no fixed revision'})" for key, each in entry.sources.items()}
         where = f"{known['folder']}, {known['held']}" if known["folder"] else f"no; download with: quiver collections fetch {entry.key}"
-        shown = {name: value for name, value in known.items() if name not in ("key", "sources", "folder", "held", "splits", "bytes", "revision", "url")}
+        apart = {"key", "sources", "folder", "held", "splits", "bytes", "revision", "url"}
+        shown = {name: value for name, value in known.items() if name not in apart}
         size = _size(entry.metadata.bytes) or "unknown"
         print_values(entry.key, shown | {"splits": ", ".join(entry.splits), **sources, "download": size, "cached": where})
 
