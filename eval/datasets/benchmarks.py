@@ -33,7 +33,6 @@ from quiver.retrieval.data.corpus import (
     QUERY_TEXTS,
     Collection,
     DuplicateJudgements,
-    EntryPosition,
     Judgement,
     assemble,
     check_names,
@@ -53,6 +52,7 @@ from quiver.retrieval.data.corpus import (
     telling_name,
     with_numbers,
 )
+from quiver.retrieval.data.entries import EntryPosition
 from quiver.retrieval.data.tables import read_rows, rows_of_frame
 from quiver.retrieval.records import Run
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quiver.eval.datasets.sources import HubTable, HubTables, Source, ZipArchive
-from quiver.retrieval.data.corpus import FieldNames
+from quiver.retrieval.data.entries import FieldNames
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,17 @@ from quiver.encoder.errors import InputError, download_errors, first_line
 from quiver.encoder.files import read_json_lines
 from quiver.encoder.progress import Advance, progress_bar, shows_bars
 from quiver.retrieval.data.corpus import (
-    BEIR_FIELDS,
     Collection,
     DuplicateJudgements,
-    EntryPosition,
-    FieldNames,
     Judgement,
     assemble,
-    key_of,
     load_collection,
     merged_judgements,
     read_judgements,
-    to_document,
     to_judgement,
     to_query,
 )
+from quiver.retrieval.data.entries import BEIR_FIELDS, EntryPosition, FieldNames, key_of, to_document
 from quiver.retrieval.records import Document, Query
 
 logger = logging.getLogger(__name__)

@@ -14,26 +14,39 @@ Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cel
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
 import re
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import atomic_file, decoded_lines, read_json_lines, read_lines, write_json_lines
-from quiver.retrieval.records import Document, Metadata, Query, Run, Value
+from quiver.retrieval.data.entries import (
+    BEIR_FIELDS,
+    EntryPosition,
+    FieldNames,
+    check_id,
+    id_of_row,
+    is_missing,
+    key_of,
+    show_value,
+    text_of_row,
+    to_document,
+    to_metadata,
+    unique,
+)
+from quiver.retrieval.data.tables import is_table, read_rows, tables_of
+from quiver.retrieval.records import Document, Query, Run
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +54,6 @@ logger = logging.getLogger(__name__)
 # Tables with gaps have 1.0 for 1, or 1,0 in countries with a decimal comma; 1,000 may be a thousand.
 _GRADE = re.compile(r"([+-]?[0-9]{1,9})(?:\.0*|,00?)?")
 _MAX_GRADE = 10**9
-_MAX_INTEGER = 2**53  # beyond it, floats skip integers
 
 # White space between the columns of TREC files: an id may hold any other, such as the no-break spaces of file names.
 _COLUMN_ENDS = re.compile(r"[ \t]+")
@@ -49,29 +61,6 @@ _NOT_IN_RUNS = re.compile(r"[\t\r\n]")
 
 DuplicateJudgements = Literal["error", "max", "sum"]
 """What several judgements of one document for a query give: an error if their grades differ, the highest grade, or the sum of all."""
-
-Identified = TypeVar("Identified", Document, Query)
-
-
-class EntryPosition(NamedTuple):
-    """Position of an entry: its file and line (in a table: row), from 1."""
-
-    file: Path
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
-
-    def seen_from(self, other: EntryPosition) -> str:
-        """Describe this position for an error that begins with another position.
-
-        Example:
-            >>> EntryPosition(Path("c.jsonl"), 3).seen_from(EntryPosition(Path("c.jsonl"), 9))
-            'on line 3'
-        """
-        if self.file != other.file:
-            return f"in {self}"
-        return f"{'in row' if self.file.suffix in ('.parquet', '.arrow') else 'on line'} {self.number}"
 
 
 class Judgement(NamedTuple):
@@ -83,149 +72,13 @@ class Judgement(NamedTuple):
     grade: int
 
 
-class FieldNames(NamedTuple):
-    """Names of the fields of documents or queries in a file.
-
-    Attributes:
-        id: Names of the id, in order of preference.
-        text: Name of the text.
-        title: Name of the optional title.
-    """
-
-    id: tuple[str, ...] = ("_id", "id")
-    text: str = "text"
-    title: str = "title"
-
-
-BEIR_FIELDS = FieldNames()
-"""Field names of BEIR files."""
-
-
-def to_document(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Document:
-    """Make a document of a row, without metadata. The text may be empty, the id may be an integer.
-
-    Raises:
-        InputError: A field is missing or has the wrong type, or the id is blank.
-    """
-    key = _id(position, row, columns)
-    title = row.get(columns.title)
-    if title is not None and not isinstance(title, str):
-        raise InputError(f"{position}: '{columns.title}' must be a string, got {_shown(title)}")
-    return Document(key, _text(position, row, columns), check_utf8(title or "", f"{position}: '{columns.title}'"))
-
-
-def to_metadata(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Metadata | None:
-    """Make the metadata of a row: all fields that are not part of the document, see `flat_metadata`; None if there are none.
-
-    The fields of BEIR's object ``metadata`` are treated as fields of the row; the row's own take precedence. A ``metadata`` that is not an
-    object is a field of that name.
-
-    Raises:
-        InputError: A value cannot be metadata; names the field.
-
-    Example:
-        >>> to_metadata(EntryPosition(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
-        {'tags': ['b', 'c'], 'year': 2019}
-    """
-    inner = row.get("metadata")
-    fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
-    key = next((name for name in columns.id if name in row), "")  # another one, such as an ``id`` beside ``_id``, is a field
-    own = {key, columns.text, columns.title, "metadata"}
-    fields |= {name: value for name, value in row.items() if name not in own}
-    return flat_metadata(fields, where=str(position))
-
-
-def checked_document(document: Document) -> Document:
-    """Apply the rules for files to a document from Python code: an integer id becomes a string, metadata are flattened.
-
-    Raises:
-        InputError: The id is blank or neither a string nor an integer, or a value cannot be metadata.
-
-    Example:
-        >>> checked_document(Document(7, "x", metadata={"author": {"name": "Bo"}, "year": None}))
-        Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
-    """
-    key = as_id(document.id)
-    if not key.isascii():
-        check_utf8(key, f"the id {key!a} of a document")
-    if not key.strip():
-        raise InputError("the id of a document is blank")
-    for name, text in (("title", document.title), ("text", document.text)):
-        if isinstance(text, str):
-            check_utf8(text, f"document {key!r}: the {name}")
-    given: object = document.metadata
-    if given is not None and not isinstance(given, Mapping):
-        raise InputError(f"document {key!r}: the metadata must be a mapping from field to value, got {_shown(given)}")
-    return document._replace(id=key, metadata=flat_metadata(given or {}, where=f"document {key!r}"))
-
-
-def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
-    """Flatten metadata to what an index stores: field -> string, finite number, boolean, or list of these.
-
-    Fields of a nested object are named ``object.field``; those of objects in a list become lists. Null and NaN mean a missing value.
-
-    Args:
-        fields: Metadata of one document.
-        where: Position of the document, for errors.
-
-    Returns:
-        The fields; None if there are none.
-
-    Raises:
-        InputError: A value has another type, a field's name is not a string, or two fields get the same name.
-
-    Example:
-        >>> flat_metadata({"venue": {"name": "ACL", "year": 2020}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None}, where="d1")
-        {'venue.name': 'ACL', 'venue.year': 2020, 'authors.name': ['A', 'B']}
-    """
-    found: dict[str, Value | list[Value]] = {}
-    lists: dict[str, list[Value]] = {}
-    paths: dict[str, tuple[str, ...]] = {}
-    left: list[tuple[tuple[Any, ...], object, bool]] = [((name,), value, False) for name, value in reversed(list(fields.items()))]
-    while left:
-        path, value, listed = left.pop()
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if not isinstance(path[-1], str):
-            raise InputError(f"{where}: names of metadata fields must be strings, got {path[-1]!r}")
-        name = check_utf8(".".join(path), f"{where}: the name {path[-1]!r}")
-        if isinstance(value, Mapping):
-            left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
-        elif not _is_missing(value):
-            if paths.setdefault(name, path) != path:
-                raise InputError(f"{where}: two metadata fields have the name {name!r}: one with a dot and one in an object; rename one")
-            if isinstance(value, list | tuple):
-                left += [(path, each, True) for each in reversed(value)]
-                found.update({} if value else {name: lists.setdefault(name, [])})
-            elif listed:
-                found[name] = lists.setdefault(name, [])
-                lists[name].append(_value(value, name, where))
-            else:
-                found[name] = _value(value, name, where)
-    return cast(Metadata, found) or None
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float | np.floating) and math.isnan(value))
-
-
-def _value(value: object, name: str, where: str) -> Value:
-    plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, str):
-        return check_utf8(plain, f"{where}: metadata field {name!r}")
-    if isinstance(plain, int) or (isinstance(plain, float) and math.isfinite(plain)):
-        return plain
-    kinds = "strings, finite numbers, booleans, or lists or objects of these"
-    raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
-
-
 def to_query(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Query:
     """Make a query of a row, as `to_document` does.
 
     Raises:
         InputError: A field is missing or has the wrong type, or the id is blank.
     """
-    return Query(check_id(position, _id(position, row, columns)), _text(position, row, columns))
+    return Query(check_id(position, id_of_row(position, row, columns)), text_of_row(position, row, columns))
 
 
 def to_judgement(position: EntryPosition, query: str, document: str, grade: object) -> Judgement:
@@ -242,106 +95,11 @@ def to_judgement(position: EntryPosition, query: str, document: str, grade: obje
     else:
         whole = None
     if whole is None:
-        raise InputError(f"{position}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
+        raise InputError(f"{position}: the grade must be an integer of at most 9 digits, got {show_value(grade)}")
     for what, key in (("query", query), ("document", document)):
         if not check_utf8(key, f"{position}: the {what} id").strip():
             raise InputError(f"{position}: the {what} id is blank")
     return Judgement(position, query, document, whole)
-
-
-def check_id(position: EntryPosition, key: str) -> str:
-    """Return the id unchanged.
-
-    Raises:
-        InputError: The id is blank, or contains half of a surrogate pair.
-    """
-    if not check_utf8(key, f"{position}: the id").strip():
-        raise InputError(f"{position}: the id is blank")
-    return key
-
-
-def key_of(value: object) -> str | None:
-    """Return a string or integer id as a string; None for other types.
-
-    A float without a fraction is an integer: pandas makes floats of the integers of a column with gaps.
-
-    Example:
-        >>> key_of(7), key_of(7.0), key_of("7.0"), key_of(7.5)
-        ('7', '7', '7.0', None)
-    """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float | np.floating):
-        return str(int(value)) if abs(value) < _MAX_INTEGER and value == int(value) else None
-    return value if isinstance(value, str) else None
-
-
-def as_id(value: object) -> str:
-    """Return a string or integer id from Python code as a string.
-
-    Raises:
-        InputError: The id is neither a string nor an integer.
-    """
-    key = key_of(value)
-    if key is None:
-        raise InputError(f"the id of a document must be a string or an integer, got {value!r}")
-    return key
-
-
-def unique(
-    read: Callable[[], Iterable[tuple[EntryPosition, Identified]]], *, hashed: Callable[[str], int] = hash
-) -> Iterator[tuple[EntryPosition, Identified]]:
-    """Yield entries, and check at the end that all ids are unique.
-
-    Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time
-    and compared.
-
-    Args:
-        read: Function that starts a pass over the entries.
-        hashed: A hash function of at most 64 bits.
-
-    Raises:
-        InputError: At the end, if an id is repeated; names the positions of both.
-    """
-    hashes = array("q")
-    for position, entry in read():
-        hashes.append(hashed(entry.id))
-        yield position, entry
-    ordered = np.sort(np.frombuffer(hashes, np.int64)) if hashes else np.empty(0, np.int64)
-    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    seen: dict[str, EntryPosition] = {}
-    for position, entry in read() if suspects else ():
-        if hashed(entry.id) in suspects:
-            if entry.id in seen:  # positions may be equal: of minified JSON, all documents are on one line
-                raise InputError(f"{position}: id '{entry.id}' is already used {seen[entry.id].seen_from(position)}; ids must be unique")
-            seen[entry.id] = position
-
-
-def _id(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:
-    value = next((row[name] for name in columns.id if name in row), None)
-    key = key_of(value)
-    if key is None:
-        first, *others = (f"'{name}'" for name in columns.id)
-        raise InputError(f"{position}: {first}{f' (or {others[0]})' if others else ''} must be a string or an integer, got {_shown(value)}")
-    return check_id(position, key)
-
-
-def _text(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:
-    text = row.get(columns.text)
-    if not isinstance(text, str):
-        remedy = "; leave the row out, or give it an empty text" if text is None else ""
-        raise InputError(f"{position}: '{columns.text}' must be a string, got {_shown(text)}{remedy}")
-    return check_utf8(text, f"{position}: '{columns.text}'")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "nothing"
-    known = isinstance(value, str | int | float | list | tuple | Mapping)
-    text = json.dumps(value, default=str) if known else f"a {type(value).__name__}, {value}"
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -854,15 +612,11 @@ def _trec_columns(line: str) -> list[str]:
 
 
 def _is_table(path: Path) -> bool:
-    from quiver.retrieval.data.tables import is_table  # imports this module
-
     return is_table(path) or any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
     """The rows of a table, by the names that its fields are read by."""
-    from quiver.retrieval.data.tables import read_rows, tables_of  # imports this module
-
     for file in tables_of(path):
         for position, row in read_rows(file):
             yield position, renamed(row, rename)
@@ -905,9 +659,9 @@ def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str
 
 def _judged_id(position: EntryPosition, what: str, value: object) -> str:
     """An id of a judgement; empty if there is none."""
-    key = "" if _is_missing(value) else key_of(value)
+    key = "" if is_missing(value) else key_of(value)
     if key is None:
-        raise InputError(f"{position}: the {what} id must be a string or an integer, got {_shown(value)}")
+        raise InputError(f"{position}: the {what} id must be a string or an integer, got {show_value(value)}")
     return key
 
 
@@ -984,7 +738,7 @@ def table_queries(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, o
             if not judged or query not in seen:  # a row of a table with judgements is one judgement
                 yield position, query
             seen |= {query} if judged else set()
-        elif (text := _text(position, row, fields)) not in numbers:
+        elif (text := text_of_row(position, row, fields)) not in numbers:
             numbers[text] = len(numbers) + 1
             yield position, Query(str(numbers[text]), text)
     if fields is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import is_special
-from quiver.retrieval.data.corpus import EntryPosition
+from quiver.retrieval.data.entries import EntryPosition
 from quiver.retrieval.data.formats import NO_TEXT, READERS, FileText, UnreadableFileError, read_file
 from quiver.retrieval.data.passages import Kind, PassageRules, TokenSpans, cut, title_of
 from quiver.retrieval.data.tables import is_table

@@ -29,7 +29,7 @@ from xml.parsers.expat import ExpatError
 
 from quiver.encoder.decoding import decode
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import flat_metadata
+from quiver.retrieval.data.entries import flat_metadata
 from quiver.retrieval.data.html import ConvertedPage, convert_html
 from quiver.retrieval.data.passages import line_starts
 from quiver.retrieval.records import Metadata

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from quiver.encoder.errors import InputError, download_errors, first_line, import_for
 from quiver.encoder.files import expand_home
-from quiver.retrieval.data.corpus import EntryPosition
+from quiver.retrieval.data.entries import EntryPosition
 from quiver.retrieval.data.tables import Columns, Row, table_of
 from quiver.retrieval.records import Document
 

@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import check_regular, expand_home, is_special, naming
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
+from quiver.retrieval.data.corpus import find_jsonl
+from quiver.retrieval.data.entries import EntryPosition, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
 from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages

@@ -39,7 +39,7 @@ from quiver.encoder.files import (
     warn_once,
 )
 from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
-from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
+from quiver.retrieval.data.entries import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
 
 Row: TypeAlias = Mapping[str, object]

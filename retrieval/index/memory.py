@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
-from quiver.retrieval.data.corpus import checked_document
+from quiver.retrieval.data.entries import checked_document, unique
 from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DocumentTable, FieldCheck, IdTable
 from quiver.retrieval.index.engines import (
@@ -231,8 +231,5 @@ def check_new_ids(ids: Sequence[str], count: int) -> None:
         raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
     if not count:
         raise InputError("an index needs at least one document, got none")
-    seen: set[str] = set()
-    for key in ids:
-        if key in seen:
-            raise InputError(f"document id '{key}' occurs twice; ids must be unique")
-        seen.add(key)
+    for _ in unique(lambda: ((None, Document(key, "")) for key in ids)):
+        pass

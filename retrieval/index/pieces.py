@@ -40,8 +40,8 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.data.column_types import OnTypeError
-from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.embedding_store import Encoding, encode_here, stack_vectors
+from quiver.retrieval.data.entries import checked_document, unique
 from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES, FieldCheck, keeps_field
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
@@ -192,45 +192,23 @@ def survey(
     """
     given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     if spooled or isinstance(given, Iterator):
-        return _surveyed(_write(map(checked_document, given), spool, disk), look, fields or FieldCheck())
-    return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look, fields or FieldCheck())
+        return _read_once(_write(map(checked_document, given), spool, disk), look, fields or FieldCheck())
+    return _read_once(lambda first: map(checked_document, islice(given, first, None)), look, fields or FieldCheck())
 
 
-def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None, fields: FieldCheck) -> Source:
-    digest, hashes, lengths, stream = hashlib.sha256(), array("Q"), array("I"), read_from(0)
+def _read_once(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None, fields: FieldCheck) -> Source:
+    digest, lengths = hashlib.sha256(), array("I")
+    stream = (document for _, document in unique(lambda: ((None, document) for document in read_from(0))))
     while chunk := list(islice(stream, _CHUNK)):
         for document in chunk:
             digest.update(_line(document))
             lengths.append(len(document.text))
             fields.add(document)
-        hashes.frombytes(id_hashes([document.id for document in chunk]).tobytes())
         if look is not None:
             look(chunk)
-    count = len(hashes)
-    if not count:
+    if not lengths:
         raise InputError("there are no documents to index")
-    ordered = np.frombuffer(hashes, np.uint64)
-    ordered.sort()  # in place, to save memory
-    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if suspects:
-        _check_unique(read_from(0), suspects)
-    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32), fields.types())
-
-
-def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each id, the same on every machine."""
-    digests = [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in ids]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False)
-
-
-def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
-    seen: set[str] = set()
-    while chunk := list(islice(documents, _CHUNK)):
-        for document, hashed in zip(chunk, id_hashes([document.id for document in chunk]).tolist(), strict=True):
-            if hashed in suspects:
-                if document.id in seen:
-                    raise InputError(f"document id '{document.id}' occurs twice; ids must be unique")
-                seen.add(document.id)
+    return Source(read_from, len(lengths), digest.hexdigest(), np.frombuffer(lengths, np.uint32), fields.types())
 
 
 def _line(document: Document) -> bytes:

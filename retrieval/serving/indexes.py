@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError, describe_failure, full_disk
 from quiver.retrieval.cache import WORDS, folder_if_known
-from quiver.retrieval.data.corpus import checked_document
+from quiver.retrieval.data.entries import checked_document
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import Document

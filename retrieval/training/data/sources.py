@@ -27,7 +27,7 @@ from pyarrow import parquet
 from quiver.encoder.errors import InputError, check_utf8, download_errors, first_line, import_for
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import Advance
-from quiver.retrieval.data.corpus import key_of
+from quiver.retrieval.data.entries import key_of
 from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
 from quiver.retrieval.data.tables import is_delimited, is_table, read_rows
 from quiver.retrieval.training.recipe import DataSection

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import EntryPosition, FieldNames, to_document, to_judgement, to_query, unique
+from quiver.retrieval.data.corpus import to_judgement, to_query
+from quiver.retrieval.data.entries import EntryPosition, FieldNames, to_document, unique
 from quiver.retrieval.records import Document, Query
 
 FILE = Path("c.jsonl")
