@@ -184,7 +184,7 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
     parsed = [parse_measure(name) for name in measures]
     per_query = {}
     for query, grades in qrels.items():
-        found = _found(query, grades, run.get(query, {}))
+        found = _rank_relevant(query, grades, run.get(query, {}))
         per_query[query] = {measure.name: measure.value(found) for measure in parsed}
     # fsum makes the mean independent of the order of the queries.
     means = {m.name: math.fsum(values[m.name] for values in per_query.values()) / len(per_query) for m in parsed}
@@ -218,7 +218,7 @@ def judged_at(qrels: Qrels, run: Run, k: int = 10) -> float:
 
 
 def _judged_share(query: str, grades: Mapping[str, int], scores: Mapping[str, float], k: int) -> float:
-    values = _values(query, scores)
+    values = _float32_scores(query, scores)
     if not values.size:
         return 0.0
     if len(values) <= k:
@@ -235,10 +235,10 @@ def _check_judged(qrels: Qrels) -> None:
         raise InputError("the qrels are empty: there is no judged query")
 
 
-def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:
+def _rank_relevant(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:
     """Ranks of the relevant documents, by looking up their scores in the sorted scores; the ids are not sorted."""
     relevant = {document: grade for document, grade in grades.items() if grade >= 1}
-    values = _values(query, scores)
+    values = _float32_scores(query, scores)
     hits = [document for document in relevant if document in scores]
     own = _as_float32([scores[document] for document in hits])
     ascending = np.sort(values)
@@ -251,7 +251,7 @@ def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -
     return Found([rank for rank, _ in placed], gains, sorted(relevant.values(), reverse=True))
 
 
-def _values(query: str, scores: Mapping[str, float]) -> NDArray[np.float32]:
+def _float32_scores(query: str, scores: Mapping[str, float]) -> NDArray[np.float32]:
     """Scores as float32, in the order of the mapping."""
     values = _as_float32(scores.values())
     if np.isnan(values).any():
@@ -430,7 +430,7 @@ def bootstrap_interval(values: ArrayLike, *, level: float = LEVEL, resamples: in
         >>> bootstrap_interval([0.5, 0.5, 0.5])
         Interval(low=0.5, high=0.5, level=0.95, resamples=10000)
     """
-    (interval,) = _intervals([[_finite(values)]], [1.0], level=level, resamples=resamples, seed=seed)
+    (interval,) = _intervals([[_check_finite(values)]], [1.0], level=level, resamples=resamples, seed=seed)
     return interval
 
 
@@ -501,7 +501,7 @@ def sign_flips(tests: Sequence[ArrayLike], *, permutations: int = PERMUTATIONS, 
         raise ValueError(f"permutations must be >= 1, got {permutations}")
     p_values, sampled = [1.0] * len(tests), []
     for position, differences in enumerate(tests):
-        given = _finite(differences)
+        given = _check_finite(differences)
         # The random signs make the sign of a difference irrelevant. With sorted absolute values, p depends neither on the order of the
         # queries nor on which system comes first.
         sizes = np.sort(np.abs(given[given != 0]))
@@ -657,11 +657,13 @@ def compare_pairs(
         raise ValueError("two systems can only be compared on the same queries")
     if not all(queries.values()):
         raise ValueError("there is nothing to compare: a part has no queries")
-    shares = _weights(weights, len(queries))
+    shares = _check_weights(weights, len(queries))
     ids = [(part, query) for part, each in queries.items() for query in each]
-    sides = [[[_finite([scores[part][query] for query in each]) for part, each in queries.items()] for scores in pair] for pair in pairs]
+    sides = [
+        [[_check_finite([scores[part][query] for query in each]) for part, each in queries.items()] for scores in pair] for pair in pairs
+    ]
     differences = [_differences(first, second) for first, second in sides]
-    p_values = sign_flips([_scaled(shares, each) for each in differences], seed=seed)
+    p_values = sign_flips([_scale_differences(shares, each) for each in differences], seed=seed)
     compared = []
     for (first, second), each, interval, p in zip(sides, differences, _intervals(differences, shares, seed=seed), p_values, strict=True):
         means, changes = [_mean_of_means(side, shares) for side in (first, second)], np.concatenate(each)
@@ -705,7 +707,9 @@ def paired_tests(
         [(0.375, 0.5)]
     """
     scaled = [
-        _scaled(_weights(weights, len(first)), _differences(list(map(_finite, first)), list(map(_finite, second))))
+        _scale_differences(
+            _check_weights(weights, len(first)), _differences(list(map(_check_finite, first)), list(map(_check_finite, second)))
+        )
         for first, second in pairs
     ]
     return [(math.fsum(each.tolist()), p) for each, p in zip(scaled, sign_flips(scaled, seed=seed), strict=True)]
@@ -720,7 +724,7 @@ def _differences(first: Sequence[NDArray[np.float64]], second: Sequence[NDArray[
     return [np.where(np.abs(each) <= TIE, 0.0, each) for each in differences]
 
 
-def _scaled(shares: Sequence[float], differences: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _scale_differences(shares: Sequence[float], differences: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Differences as parts of the difference of the weighted means: they sum up to it."""
     return np.concatenate([share / len(values) * values for share, values in zip(shares, differences, strict=True)])
 
@@ -729,7 +733,7 @@ def _mean_of_means(parts: Sequence[NDArray[np.float64]], weights: Sequence[float
     return math.fsum(weight * (math.fsum(part.tolist()) / len(part)) for weight, part in zip(weights, parts, strict=True))
 
 
-def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:
+def _check_weights(weights: Sequence[float] | None, parts: int) -> list[float]:
     if parts == 0:
         raise ValueError("no parts given")
     if weights is None:
@@ -739,7 +743,7 @@ def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:
     return list(weights)
 
 
-def _finite(values: ArrayLike) -> NDArray[np.float64]:
+def _check_finite(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"values must hold one number per query, at least one; got shape {array.shape}")

@@ -159,7 +159,7 @@ def quickstart(
         with _making_room(out):
             write_collection(splits, collection)
             model.save_pretrained(out / "untrained" / "model")
-            _train(recipe, rows, model, out / "trained", progress=progress, command=command)
+            _train_model(recipe, rows, model, out / "trained", progress=progress, command=command)
 
             clock.start("evaluation", "scoring the untrained model, the trained one and BM25")
             results = {
@@ -178,7 +178,7 @@ def quickstart(
             clock.start("search", f"indexing all functions and asking {len(QUESTIONS)} questions")
             trained = load_model(out / "trained" / "model")
             index = build_index(collection, trained, out / "index", progress=progress)
-            answers = _ask(index, trained)
+            answers = _ask_questions(index, trained)
     seconds = clock.stop()
     return QuickstartResult(
         train_pairs=len(train),
@@ -193,7 +193,7 @@ def quickstart(
     )
 
 
-def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: Path, *, progress: bool, command: str | None) -> None:
+def _train_model(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: Path, *, progress: bool, command: str | None) -> None:
     try:
         train_and_save(recipe, rows, model, out, progress=progress, command=command)
     except RunStoppedError as stopped:
@@ -226,7 +226,7 @@ def _making_room(out: Path) -> Iterator[None]:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     with ExitStack() as undo:  # undone in reverse: remove the new files, put back the old ones, remove their folder
         if created:
-            undo.callback(_remove_empty, out)
+            undo.callback(_remove_if_empty, out)
         undo.callback(old.rmdir)
         for name in MADE:
             if (out / name).exists():
@@ -235,18 +235,18 @@ def _making_room(out: Path) -> Iterator[None]:
         if not (out / MARKER).exists():
             undo.callback((out / MARKER).unlink, missing_ok=True)
             (out / MARKER).write_text("Written by quiver quickstart. A later run may replace: " + ", ".join(MADE) + ".\n", encoding="utf-8")
-        undo.callback(_remove, out)
+        undo.callback(_remove_own, out)
         yield
         undo.pop_all()
     shutil.rmtree(old)
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove_if_empty(folder: Path) -> None:
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
-def _remove(out: Path) -> None:
+def _remove_own(out: Path) -> None:
     for name in MADE:
         if (out / name).is_dir():
             shutil.rmtree(out / name)
@@ -254,7 +254,7 @@ def _remove(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
+def _ask_questions(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
     hits = IndexSearcher(index, model).search([Query(question.text, question.text) for question in QUESTIONS], ANSWERS)
     found = hits.to_run([question.text for question in QUESTIONS])
     return {
@@ -274,18 +274,18 @@ def next_commands(out: Path) -> dict[str, str]:
     has_service = all(importlib.util.find_spec(name) is not None for name in SERVICE)
     first = "" if has_service else ", after: pip install 'quiver-retrieval[serve]'"
     commands = {
-        "search, together with BM25": f"search {_quoted(out / 'index')} 'read a zip archive' -k 5 --fuse bm25 --explain",
-        f"open a search page in the browser{first}": f"serve {_quoted(out / 'index')}",
-        "test the difference to BM25": f"report compare bm25 {_quoted(out / 'results' / 'trained')}",
+        "search, together with BM25": f"search {_quote_path(out / 'index')} 'read a zip archive' -k 5 --fuse bm25 --explain",
+        f"open a search page in the browser{first}": f"serve {_quote_path(out / 'index')}",
+        "test the difference to BM25": f"report compare bm25 {_quote_path(out / 'results' / 'trained')}",
         "index a folder of files: here Python's json, then yours": (
-            f"index build {_quoted(files)} --model {_quoted(out / 'trained' / 'model')} --out {_quoted(out / 'files')}"
+            f"index build {_quote_path(files)} --model {_quote_path(out / 'trained' / 'model')} --out {_quote_path(out / 'files')}"
         ),
         "see what a longer training would take": "train quickstart training.epochs=4 --dry-run",
     }
     return {what: f"quiver {command}" for what, command in commands.items()}
 
 
-def _quoted(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     return shlex.quote(str(path))
 
 

@@ -589,7 +589,7 @@ class Results:
         """
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
-        measure, compared = _measure_named(measure), with_common_names([self, *others])
+        measure, compared = _parse_label(measure), with_common_names([self, *others])
         keys = list(dict.fromkeys(each.key for results in compared for each in results.collections))
         scored = [{each.key: each for each in results.collections} for results in compared]
         if not any(scored[0].keys() & by_key.keys() for by_key in scored[1:]):
@@ -628,7 +628,7 @@ class Results:
         from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
 
         check_matplotlib()
-        measure, bars = _measure_named(measure), []
+        measure, bars = _parse_label(measure), []
         for each in self.collections:
             systems = [
                 (self.system.label, each.measures, each.interval),
@@ -756,7 +756,7 @@ def _have_equal_measures(one: Mapping[str, float], other: Mapping[str, float]) -
     return one.keys() == other.keys() and all(math.isclose(one[name], other[name], abs_tol=1e-9) for name in one)
 
 
-def _detail(field: str, value: object) -> str:
+def _describe_field(field: str, value: object) -> str:
     if field == "group_by":
         return f"grouped by {value}" if value else "not grouped"
     return f"{field.replace('_', ' ')} {value}"
@@ -769,7 +769,7 @@ def _differing_fields(system: System, others: Sequence[System]) -> list[str]:
         if len(values) > 1 and field.name != "name":
             value = getattr(system, field.name)
             hashed = field.name == "fingerprint" and value is not None
-            details.append(value[:FINGERPRINT_WIDTH] if hashed else _detail(field.name, value))
+            details.append(value[:FINGERPRINT_WIDTH] if hashed else _describe_field(field.name, value))
     return details
 
 
@@ -780,7 +780,7 @@ def _index_suffix(result: Results, results: Sequence[Results]) -> str:
     return f" [{'; '.join(dict.fromkeys(index_name(collection.index) for collection in result.collections))}]"
 
 
-def _measure_named(label: str) -> str:
+def _parse_label(label: str) -> str:
     """The measure that a table calls so, such as ``R@10``."""
     return re.sub(r"^r@", "recall@", label.lower())
 
@@ -839,7 +839,7 @@ def read_results(folder: str | Path) -> Results:
     if headline != results.headline:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
     for collection in results.collections:
-        for reference in _references(collection):
+        for reference in _list_references(collection):
             _check_file(Path(folder), reference)
     return results
 
@@ -877,7 +877,7 @@ class Stage:
             return None
         try:
             result = parse_record(CollectionResult, json.loads(content), source=f"{self.folder}: {key}")
-            for reference in _references(result):
+            for reference in _list_references(result):
                 _check_file(self.folder, reference)
         except InputError as error:
             logger.warning("cannot reuse the finished result of %s (%s); scoring it again", key, error)
@@ -964,10 +964,10 @@ def _named_files(folder: Path) -> list[Path]:
         results = read_results(folder)
     except InputError:
         return []
-    return [folder / reference.file for collection in results.collections for reference in _references(collection)]
+    return [folder / reference.file for collection in results.collections for reference in _list_references(collection)]
 
 
-def _references(collection: CollectionResult) -> Iterator[FileReference]:
+def _list_references(collection: CollectionResult) -> Iterator[FileReference]:
     files = [collection.run, collection.per_query, collection.query_texts]
     files += [file for baseline in collection.baselines for file in (baseline.run, baseline.per_query)]
     yield from (reference for reference in files if reference is not None)

@@ -102,7 +102,7 @@ def shortest(entries: Sequence[Entry]) -> list[str]:
 
 def near(name: str) -> str:
     """Names similar to an unknown name, as text for an error message."""
-    wanted, names = name.strip("/").lower(), _names()
+    wanted, names = name.strip("/").lower(), _list_names()
     ends = [key for key in names if key.rpartition("/")[2] == wanted.rpartition("/")[2]]
     found = dict.fromkeys([*ends, *difflib.get_close_matches(wanted, names, n=3)])
     return f"did you mean {' or '.join(found)}?" if found else "run quiver collections list to see all names"
@@ -125,7 +125,7 @@ def missing(entries: Sequence[Entry], cache: Cache) -> list[Entry]:
     return [entry for entry in entries if held(entry, cache) is None]
 
 
-def _names() -> list[str]:
+def _list_names() -> list[str]:
     """All keys, and all groups and families of keys."""
     groups = {"/".join(key.split("/")[:depth]) for key in registry() for depth in range(1, key.count("/") + 1)}
     return [*registry(), *sorted(groups)]
@@ -309,7 +309,7 @@ class Benchmark:
         split = split if qrels is None else stem(qrels)
         # Use the path as given: a link called arguana may point to a folder with any name, and the policy belongs to the collection.
         own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the link
-        entry = _beir_entry(own)
+        entry = _find_beir_entry(own)
         if entry is None:
             split = "test" if split is None else split
             return cls(name or telling_name(own), split, policy or Policy(), Metadata(), LocalFolder(folder, split, *files))
@@ -386,10 +386,10 @@ def resolve(
     for entry in absent:
         if held(entry, here) is None:  # one archive may hold several collections
             here.fetch(entry.source, progress=progress)
-    return [_published(entry, split or entry.split, here) for entry in entries]
+    return [_open_published(entry, split or entry.split, here) for entry in entries]
 
 
-def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
+def _open_published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     found = held(entry, cache)
     if found is None:
         raise InputError(f"{entry.key}: disappeared from {cache.root} while it was being read; download it again")
@@ -400,7 +400,7 @@ def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     return Benchmark(entry.name, split, _policy_of(entry), metadata, CachedCollection(cache, source, entry.name, split))
 
 
-def _beir_entry(folder: Path) -> Entry | None:
+def _find_beir_entry(folder: Path) -> Entry | None:
     """The BEIR collection that a folder is named after, by its own name or (forums of CQADupStack) its parent's name and its own."""
     *_, group, own = ("", *folder.parts)
     names = (f"beir/{own}", f"beir/{group}/{own}")

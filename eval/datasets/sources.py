@@ -101,10 +101,10 @@ def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[
             continue
         for position, row in read_rows([file], (*QUERY_COLUMNS, *DOCUMENT_COLUMNS, GRADE_COLUMN)):
             grade = row.get(GRADE_COLUMN) if graded else 1
-            yield to_judgement(position, _key(position, row, QUERY_COLUMNS), _key(position, row, DOCUMENT_COLUMNS), grade)
+            yield to_judgement(position, _read_key(position, row, QUERY_COLUMNS), _read_key(position, row, DOCUMENT_COLUMNS), grade)
 
 
-def _key(position: EntryPosition, row: Mapping[str, object], names: Sequence[str]) -> str:
+def _read_key(position: EntryPosition, row: Mapping[str, object], names: Sequence[str]) -> str:
     key = key_of(next((row[name] for name in names if name in row), None))
     if key is None:
         raise InputError(f"{position}: '{names[0]}' (or '{names[1]}') must be a string or an integer")
@@ -146,19 +146,19 @@ def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
             wrong (then the received bytes are deleted).
     """
     part = target.with_name(f"{target.name}.part")
-    advance(_size(part))
+    advance(_part_size(part))
     try:
         for attempt in range(1, ATTEMPTS + 1):
             if _receive(url, part, advance):
                 break
-            logger.info("%s: the connection broke at %d bytes (attempt %d)", url, _size(part), attempt)
+            logger.info("%s: the connection broke at %d bytes (attempt %d)", url, _part_size(part), attempt)
         else:
             raise InputError(
-                f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; run the same command again to resume"
+                f"{url}: the connection broke {ATTEMPTS} times, last at {_part_size(part):,} bytes; run the same command again to resume"
             )
     except OSError as error:
         raise reason(error, url, part.parent) from error
-    found = _md5(part)
+    found = _file_md5(part)
     if found != md5:
         part.unlink()
         raise InputError(f"{url}: corrupt download: md5 is {found}, expected {md5}. The file was deleted; download it again")
@@ -209,7 +209,7 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
 
 def _receive(url: str, part: Path, advance: Advance) -> bool:
     """Receive bytes over one connection; return whether the file is complete afterwards."""
-    have = _size(part)
+    have = _part_size(part)
     headers = {"User-Agent": f"quiver/{installed_version('quiver-retrieval') or '0'}"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -229,10 +229,10 @@ def _receive(url: str, part: Path, advance: Advance) -> bool:
         raise
     except (http.client.HTTPException, ConnectionError, TimeoutError):
         return False
-    return total is None or _size(part) >= total
+    return total is None or _part_size(part) >= total
 
 
-def _size(path: Path) -> int:
+def _part_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
@@ -250,7 +250,7 @@ def _member_path(archive: Path, member: zipfile.ZipInfo) -> Path:
     return Path(*name.parts)
 
 
-def _md5(path: Path) -> str:
+def _file_md5(path: Path) -> str:
     digest = hashlib.md5(usedforsecurity=False)  # the publishers provide md5 checksums
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -311,17 +311,17 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
         names: All files of the repository, as paths relative to its root.
         required: Raise an error if the table has no files.
     """
-    patterns = [_declared(table, card), *([pattern] for pattern in _with_other_names(table))]
+    patterns = [_find_declared(table, card), *([pattern] for pattern in _with_other_names(table))]
     found = next(filter(None, ([name for name in sorted(names) if _matches_any(name, each)] for each in patterns)), [])
     if required and not found:
         wanted = f"{' or '.join(table.configs or table.files)}, split {table.split}"
-        raise InputError(f"{table.repository}: no files for {wanted}; files in the repository: {_shown(names)}")
+        raise InputError(f"{table.repository}: no files for {wanted}; files in the repository: {_list_some(names)}")
     if unread := [name for name in found if not name.endswith(_READABLE)]:
         raise InputError(f"{table.repository}: unsupported file {unread[0]}; supported formats: {', '.join(_READABLE)}")
     return found
 
 
-def _declared(table: HubTable, card: str) -> list[str]:
+def _find_declared(table: HubTable, card: str) -> list[str]:
     """File patterns that the card gives for a table; empty if it gives none."""
     match = _FRONT_MATTER.match(card)
     try:
@@ -329,13 +329,13 @@ def _declared(table: HubTable, card: str) -> list[str]:
     except yaml.YAMLError as error:
         raise InputError(f"{table.repository}: the front matter of {CARD} is not YAML") from error
     configs = front.get("configs") if isinstance(front, dict) else None
-    declared = {config.get("config_name"): config.get("data_files") for config in _mappings(configs)}
+    declared = {config.get("config_name"): config.get("data_files") for config in _keep_mappings(configs)}
     files = next((declared[name] for name in table.configs if declared.get(name)), None)
     if isinstance(files, str):
         return [files]
     if isinstance(files, list) and all(isinstance(each, str) for each in files):
         return files
-    splits = {entry.get("split"): entry.get("path") for entry in _mappings(files)}
+    splits = {entry.get("split"): entry.get("path") for entry in _keep_mappings(files)}
     path = splits.get(table.split, splits.get(_OTHER_NAMES.get(table.split)))
     if path is None and table.any_split and len(splits) == 1:
         path = next(iter(splits.values()))
@@ -350,7 +350,7 @@ def _with_other_names(table: HubTable) -> Iterable[str]:
         yield from (pattern.replace(table.split, other) for pattern in table.files)
 
 
-def _mappings(value: object) -> list[Mapping[str, object]]:
+def _keep_mappings(value: object) -> list[Mapping[str, object]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
@@ -368,7 +368,7 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch("".join(wild.get(part, re.escape(part)) for part in parts), name) is not None
 
 
-def _shown(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     shown = sorted(names)[:8]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or "(none)"
 
@@ -386,9 +386,9 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     errors = download_errors()
     shown = f"{repository}@{revision[:12]}" if revision else repository
     try:
-        with _bars(progress and shows_bars()):
+        with _switch_bars(progress and shows_bars()):
             info = HfApi(endpoint=endpoint).dataset_info(repository, revision=revision, files_metadata=True)
-            sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _inside(file.rfilename)}
+            sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_inside(file.rfilename)}
             card = ""
             if CARD in sizes:
                 path = hf_hub_download(repository, CARD, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint)
@@ -401,11 +401,11 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
         raise reason(error, shown, folder) from error
     if info.sha is None:
         raise InputError(f"{repository}: the Hugging Face Hub returned no commit; download it again")
-    _prune(folder, {CARD, *wanted})
+    _prune_folder(folder, {CARD, *wanted})
     return info.sha
 
 
-def _prune(folder: Path, wanted: Container[str]) -> None:
+def _prune_folder(folder: Path, wanted: Container[str]) -> None:
     """Delete the client's bookkeeping files, and files that an earlier call left from another commit."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     for path in folder.rglob("*"):
@@ -413,13 +413,13 @@ def _prune(folder: Path, wanted: Container[str]) -> None:
             path.unlink()
 
 
-def _inside(name: str) -> bool:
+def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and ":" not in name
 
 
 @contextmanager
-def _bars(shown: bool) -> Iterator[None]:
+def _switch_bars(shown: bool) -> Iterator[None]:
     """Switch the client's progress bars off if ``shown`` is false; the switch is global, so its state is restored on exit."""
     bars = importlib.import_module("huggingface_hub.utils")
     if shown or bars.are_progress_bars_disabled():
@@ -564,10 +564,10 @@ class HubTables:
 def _local_files(folder: Path, table: HubTable) -> list[Path]:
     root = folder / _folder(table.repository)
     card = (root / CARD).read_text(encoding="utf-8", errors="replace") if (root / CARD).is_file() else ""
-    return [root / name for name in table_files(table, card, list(_names(root)))]
+    return [root / name for name in table_files(table, card, list(_list_files(root)))]
 
 
-def _names(root: Path) -> Iterator[str]:
+def _list_files(root: Path) -> Iterator[str]:
     return (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 

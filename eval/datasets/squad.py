@@ -80,7 +80,7 @@ def read_squad(path: Path) -> Squad:
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
     for paragraph in read_paragraphs(path):
-        questions, context = _answerable(paragraph), paragraph.context
+        questions, context = _list_answerable(paragraph), paragraph.context
         if not questions:
             continue
         key = first.setdefault(context, f"{next(iter(questions)).rpartition('-')[0] or next(iter(questions))}p{paragraph.number}")
@@ -98,13 +98,15 @@ def read_squad(path: Path) -> Squad:
 
 def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[str]:
     """Write the collection as a BEIR folder."""
-    splits = {ALL: [(query, document, 1) for query, document in squad.answers.items()]} if qrels is None else _judged(squad, qrels)
+    splits = (
+        {ALL: [(query, document, 1) for query, document in squad.answers.items()]} if qrels is None else _read_judged_splits(squad, qrels)
+    )
     documents = (Document(key, text) for key, text in squad.documents.items())
     write_beir(out, documents, (Query(key, text) for key, text in squad.queries.items()), splits)
     return list(splits)
 
 
-def _answerable(paragraph: RawParagraph) -> dict[str, str]:
+def _list_answerable(paragraph: RawParagraph) -> dict[str, str]:
     """The answerable questions of a paragraph: id -> text."""
     found = [one for one in paragraph.questions if not is_impossible(one)]
     questions = {text_under(one, "id", paragraph.where): text_under(one, "question", paragraph.where) for one in found}
@@ -113,7 +115,7 @@ def _answerable(paragraph: RawParagraph) -> dict[str, str]:
     return questions
 
 
-def _judged(squad: Squad, qrels: Path) -> dict[str, list[tuple[str, str, int]]]:
+def _read_judged_splits(squad: Squad, qrels: Path) -> dict[str, list[tuple[str, str, int]]]:
     files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
     if not files:
         raise InputError(f"{qrels}: not a folder with <split>.tsv files")

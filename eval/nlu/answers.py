@@ -207,18 +207,20 @@ def answer_questions(
         with torch.inference_mode(), progress_bar("answer", len(windows), enabled=progress) as advance:
             for batch in pack([window.ids for window in windows], max_tokens=max(batch_tokens, settings.max_length)):
                 members = [windows[row] for row in batch.rows]
-                for window, (span, none) in zip(members, _spans(model, batch, members, settings), strict=True):
-                    new = _prediction(questions[window.question].context, window, span, none)
+                for window, (span, none) in zip(members, _find_spans(model, batch, members, settings), strict=True):
+                    new = _read_prediction(questions[window.question].context, window, span, none)
                     seen = best.get(window.question)
-                    best[window.question] = new if seen is None else _merged(seen, new)
+                    best[window.question] = new if seen is None else _merge_predictions(seen, new)
                 advance(len(members))
     finally:
         model.train(was_training)
     margin = no_answer_margin if may_have_none else torch.inf
-    return [_decided(best[position], margin) for position in range(len(questions))]
+    return [_apply_margin(best[position], margin) for position in range(len(questions))]
 
 
-def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], settings: WindowSettings) -> Iterator[tuple[Span | None, float]]:
+def _find_spans(
+    model: SpanQA, batch: PackedBatch, windows: Sequence[Window], settings: WindowSettings
+) -> Iterator[tuple[Span | None, float]]:
     """The best span and the no-answer score of each window in a batch."""
     start, end = (part.float().cpu() for part in model(batch))
     allowed = [(window.first, window.stop) for window in windows]
@@ -227,20 +229,20 @@ def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], setting
         yield (found[0] if found else None), float(start[offset + NOWHERE] + end[offset + NOWHERE])
 
 
-def _prediction(context: str, window: Window, span: Span | None, none: float) -> Prediction:
+def _read_prediction(context: str, window: Window, span: Span | None, none: float) -> Prediction:
     if span is None:  # the tokenizer leaves no token of the paragraph
         return Prediction(NO_ANSWER, -torch.inf, none, 1)
     low, high = window.characters(span.start, span.end)
     return Prediction(context[low:high].strip(), span.score, none, 1)
 
 
-def _merged(seen: Prediction, new: Prediction) -> Prediction:
+def _merge_predictions(seen: Prediction, new: Prediction) -> Prediction:
     """Merge predictions from different windows of a question: the better span, the lower no-answer score."""
     better = max(seen, new, key=lambda one: one.score)
     return Prediction(better.text, better.score, min(seen.no_answer, new.no_answer), seen.windows + new.windows)
 
 
-def _decided(prediction: Prediction, margin: float) -> Prediction:
+def _apply_margin(prediction: Prediction, margin: float) -> Prediction:
     if prediction.no_answer - prediction.score <= margin:
         return prediction
     return Prediction(NO_ANSWER, prediction.score, prediction.no_answer, prediction.windows)
@@ -300,7 +302,7 @@ def score_predictions(
         overall,
         mean_scores(parts[True]) if mixed else None,
         mean_scores(parts[False]),
-        tuple(_by_length(questions, scores, tokenizer)),
+        tuple(_score_by_length(questions, scores, tokenizer)),
         sum(prediction.windows for prediction in predictions),
     )
 
@@ -310,7 +312,7 @@ def answer_texts(questions: Sequence[Question], predictions: Sequence[Prediction
     return {question.id: prediction.text for question, prediction in zip(questions, predictions, strict=True)}
 
 
-def _by_length(questions: Sequence[Question], scores: Mapping[str, AnswerScore], tokenizer: Tokenizer) -> list[LengthScores]:
+def _score_by_length(questions: Sequence[Question], scores: Mapping[str, AnswerScore], tokenizer: Tokenizer) -> list[LengthScores]:
     template = tokenizer.pair_template()
     special = len(template.before) + len(template.between) + len(template.behind)
     contexts = {context: len(tokenizer.pieces(context).ids) for context in {question.context for question in questions}}

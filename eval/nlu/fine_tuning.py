@@ -387,14 +387,14 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
-    with current_device(_device(request)), preserve_rng_state(), keep_freed_memory(), exact_float32(), lock_run(out):
+    with current_device(_pick_device(request)), preserve_rng_state(), keep_freed_memory(), exact_float32(), lock_run(out):
         if request.resume:
             refuse_nothing_to_resume(out)
-            refuse_other_run(out, _identity(request, {}))
+            refuse_other_run(out, _identify_run(request, {}))
         else:
             refuse_existing(out, overwrite=request.overwrite)
         prepared = prepare()
-        now = _identity(request, prepared.inputs)
+        now = _identify_run(request, prepared.inputs)
         room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
         try:
             with room:
@@ -405,11 +405,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
                     (out / name).unlink(missing_ok=True)
 
 
-def _identity(request: Request, inputs: Mapping[str, Any]) -> RunIdentity:
-    return RunIdentity(request.recipe, inputs, describe_session(request.command, _device(request)))
+def _identify_run(request: Request, inputs: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(request.recipe, inputs, describe_session(request.command, _pick_device(request)))
 
 
-def _device(request: Request) -> str:
+def _pick_device(request: Request) -> str:
     return check_device(request.device or default_device())
 
 
@@ -423,9 +423,9 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
         RunLog(out / LOG).cut(step)
         logger.info("%s: resuming from update %d", out, step)
     now.write(out)
-    session = Session(prepared.task, prepared.schedule, out, checkpoints, _device(request), request.progress)
+    session = Session(prepared.task, prepared.schedule, out, checkpoints, _pick_device(request), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)
-    model = last if progress.best_step in (None, progress.step) else _best(session, progress)
+    model = last if progress.best_step in (None, progress.step) else _load_best(session, progress)
     shutil.rmtree(unfinished_model(out), ignore_errors=True)
     prepared.task.save(model, unfinished_model(out))
     with autocast(prepared.schedule.training.dtype, torch.device(session.device)):
@@ -433,14 +433,14 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
     parts = {
         "counts": prepared.counts,
         "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
-        "result": _result(session, progress),
+        "result": _summarize_run(session, progress),
         "scores": asdict(scores),
     }
     finish_run(out, now.record(RUN_SCHEMA, parts))
     return scores
 
 
-def _best(session: Session[Model, Example], progress: Progress) -> Model:
+def _load_best(session: Session[Model, Example], progress: Progress) -> Model:
     """Load the best model from its checkpoint."""
     best = progress.best_step or 0
     if not session.checkpoints.sound([best]):
@@ -449,7 +449,7 @@ def _best(session: Session[Model, Example], progress: Progress) -> Model:
     return model
 
 
-def _result(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
+def _summarize_run(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
     """Summary of the run, from its log and its final progress."""
     log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")

@@ -49,7 +49,7 @@ def train_glue(
     """Train and score a model on each task of a recipe."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
-    chosen = _chosen(recipe, out, tasks)
+    chosen = _choose_tasks(recipe, out, tasks)
     for task in chosen:
         if not resume:
             refuse_existing(out / task, overwrite=overwrite)
@@ -62,14 +62,14 @@ def train_glue(
         goes_on = resume and (out / task / BEGUN).is_file()
         settled = with_training_dtype(recipe, check_device(device or default_device()), resumed=out / task if goes_on else None)
         request = Request(run_recipe(settled, task), out / task, (RESULTS, PREDICTIONS), goes_on, overwrite, progress, command, device)
-        train_glue_task(settled, task, _start(recipe, out, task), request)
+        train_glue_task(settled, task, _start_of(recipe, out, task), request)
         write_results(out, gather_results(out))
     results = gather_results(out)
     write_results(out, results)  # again, because a concurrent session may have written results without this session's runs
     return results
 
 
-def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
+def _choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
     if unknown := [task for task in tasks if task not in recipe.trained]:
         raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]
@@ -81,7 +81,7 @@ def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[
     return chosen
 
 
-def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
+def _start_of(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
     return Start(str(out / MNLI / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
 
 
@@ -133,7 +133,7 @@ def gather_results(folder: Path) -> GlueResults:
         raise InputError(f"{folder}: contains no complete run of quiver glue")
     try:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
-        runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
+        runs = {task: _read_task_run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
@@ -144,7 +144,7 @@ def gather_results(folder: Path) -> GlueResults:
     return GlueResults(name, model, average(scores, list(TASKS)), runs)
 
 
-def _run(record: dict[str, Any], task: TaskName, where: str) -> TaskRun:
+def _read_task_run(record: dict[str, Any], task: TaskName, where: str) -> TaskRun:
     if record["schema"] != RUN_SCHEMA:
         raise InputError(f"{where}: its schema is {record['schema']}, this version reads {RUN_SCHEMA}")
     recipe, result = record["recipe"], record["result"]

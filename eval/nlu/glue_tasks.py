@@ -105,23 +105,23 @@ class GlueSplit:
 def read_split(source: str, task: GlueTask, split: str, *, limit: int | None = None) -> GlueSplit:
     """Read a split of a task."""
     digest, examples = hashlib.sha256(), []
-    for where, row in islice(_rows(source, task, split), limit):
-        example = _example(where, row, task)
+    for where, row in islice(_read_task_rows(source, task, split), limit):
+        example = _read_example(where, row, task)
         examples.append(example)
         digest.update(json.dumps([example.texts, example.label]).encode() + b"\n")
     return GlueSplit(examples, digest.hexdigest())
 
 
-def _rows(source: str, task: GlueTask, split: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _read_task_rows(source: str, task: GlueTask, split: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     fields = (*task.columns, "label", "idx")
     if source.startswith(HUB):
         yield from iter_source(f"{source.rstrip('/')}/{task.name}/{split}", fields)
         return
-    for file in _files(expand_home(source), task, split):
+    for file in _find_split_files(expand_home(source), task, split):
         yield from iter_source(str(file), fields)
 
 
-def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
+def _find_split_files(folder: Path, task: GlueTask, split: str) -> list[Path]:
     """The files of a split, which may have several numbered parts."""
     inside = folder / task.name
     if not inside.is_dir():
@@ -137,24 +137,24 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
     return files
 
 
-def _example(where: str, row: Mapping[str, object], task: GlueTask) -> GlueExample:
+def _read_example(where: str, row: Mapping[str, object], task: GlueTask) -> GlueExample:
     texts = [row.get(column) for column in task.columns]
     for column, text in zip(task.columns, texts, strict=True):
         if not isinstance(text, str):
             raise InputError(
-                f"{where}: column {column!r} of {task.title} must be a string, got {_shown(text)}; is this the file of another task?"
+                f"{where}: column {column!r} of {task.title} must be a string, got {_show_value(text)}; is this the file of another task?"
             )
     index = row.get("idx")
     if not isinstance(index, int):
-        raise InputError(f"{where}: 'idx' must be a whole number, got {_shown(index)}")
-    return GlueExample(index, tuple(str(text) for text in texts), _label(where, row.get("label"), task))
+        raise InputError(f"{where}: 'idx' must be a whole number, got {_show_value(index)}")
+    return GlueExample(index, tuple(str(text) for text in texts), _read_label(where, row.get("label"), task))
 
 
-def _label(where: str, label: object, task: GlueTask) -> float:
+def _read_label(where: str, label: object, task: GlueTask) -> float:
     if label == HIDDEN:
         raise InputError(f"{where}: the label is {HIDDEN}, so it is hidden, as in GLUE's test splits; score on {task.held_out!r}")
     if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-        raise InputError(f"{where}: 'label' must be a number, got {_shown(label)}")
+        raise InputError(f"{where}: 'label' must be a number, got {_show_value(label)}")
     low, high = SIMILARITY if task.is_regression else (0, len(task.labels) - 1)
     if not low <= label <= high or not (task.is_regression or float(label).is_integer()):
         kind = "number" if task.is_regression else "whole number"
@@ -162,7 +162,7 @@ def _label(where: str, label: object, task: GlueTask) -> float:
     return float(label)
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return "missing" if value is None else f"{value!r:.60}"
 
 
@@ -173,7 +173,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
         >>> accuracy([0, 1, 1, 2], [0, 1, 0, 2])
         0.75
     """
-    ours, theirs = _pair(predictions, labels)
+    ours, theirs = _check_pair(predictions, labels)
     return float(np.mean(ours == theirs))
 
 
@@ -184,7 +184,7 @@ def f1(predictions: ArrayLike, labels: ArrayLike) -> float:
         >>> f1([0, 1, 1, 1], [0, 1, 0, 1])
         0.8
     """
-    ours, theirs = _pair(predictions, labels)
+    ours, theirs = _check_pair(predictions, labels)
     both, either = int(((ours == 1) & (theirs == 1)).sum()), int((ours == 1).sum() + (theirs == 1).sum())
     return 2 * both / either if either else 0.0
 
@@ -196,7 +196,7 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
         >>> matthews([0, 1, 1, 1], [0, 1, 0, 1])
         0.5773502691896258
     """
-    ours, theirs = _pair(predictions, labels)
+    ours, theirs = _check_pair(predictions, labels)
     counts = {(first, second): int(((ours == first) & (theirs == second)).sum()) for first in (0, 1) for second in (0, 1)}
     sides = [counts[1, 1] + counts[1, 0], counts[0, 0] + counts[0, 1], counts[1, 1] + counts[0, 1], counts[0, 0] + counts[1, 0]]
     # Python's integers do not overflow; in 32 bits, the product of four counts of 40,000 examples does.
@@ -211,7 +211,7 @@ def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
         >>> round(pearson([1.0, 2.0, 3.0], [1.0, 2.0, 4.0]), 12)
         0.981980506062
     """
-    ours, theirs = (side.astype(np.float64) for side in _pair(predictions, labels))
+    ours, theirs = (side.astype(np.float64) for side in _check_pair(predictions, labels))
     if np.ptp(ours) == 0 or np.ptp(theirs) == 0:
         return 0.0
     # Divide each side by its norm before multiplying: the product of the norms may underflow or overflow.
@@ -229,7 +229,7 @@ def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
         >>> round(spearman([0.1, 0.9, 5.0], [1, 2, 2]), 12)
         0.866025403784
     """
-    ours, theirs = _pair(predictions, labels)
+    ours, theirs = _check_pair(predictions, labels)
     return pearson(_ranks(ours), _ranks(theirs))
 
 
@@ -240,7 +240,7 @@ def _ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:
     return means[group]
 
 
-def _pair(predictions: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+def _check_pair(predictions: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     ours, theirs = np.asarray(predictions), np.asarray(labels)
     if ours.ndim != 1 or ours.shape != theirs.shape or not len(ours):
         raise ValueError(f"predictions and labels must be (n,) alike with n >= 1, got {ours.shape} and {theirs.shape}")

@@ -96,7 +96,7 @@ def tokenise(texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, *, max_leng
     sequences = []
     for one, other in zip(first, second, strict=True):
         kept = lengths_kept(len(one), len(other), room=room)
-        head, tail = (_cut(ids, count, tokenizer.truncation_side) for ids, count in zip((one, other), kept, strict=True))
+        head, tail = (_cut_tokens(ids, count, tokenizer.truncation_side) for ids, count in zip((one, other), kept, strict=True))
         sequences.append([*template.before, *head, *template.between, *tail, *template.behind])
     return TokenizedTexts(sequences, [len(one) + len(other) > room for one, other in zip(first, second, strict=True)])
 
@@ -114,7 +114,7 @@ def lengths_kept(first: int, second: int, *, room: int) -> tuple[int, int]:
     return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
-def _cut(ids: list[int], count: int, side: str) -> list[int]:
+def _cut_tokens(ids: list[int], count: int, side: str) -> list[int]:
     return ids[:count] if side == "right" else ids[len(ids) - count :]
 
 
@@ -223,10 +223,12 @@ def run_recipe(recipe: GlueRecipe, task: TaskName) -> dict[str, Any]:
 
 def train_glue_task(recipe: GlueRecipe, task: TaskName, start: Start, request: Request) -> TaskScores:
     """Train a model on a task, save the best checkpoint as the model, and score it."""
-    return run_fine_tuning(request, lambda: _prepared(recipe, TASKS[task], start, request))
+    return run_fine_tuning(request, lambda: _prepare_task(recipe, TASKS[task], start, request))
 
 
-def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request) -> Prepared[SequenceClassifier, TextExample, TaskScores]:
+def _prepare_task(
+    recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
+) -> Prepared[SequenceClassifier, TextExample, TaskScores]:
     updates = recipe.updates(task.name)
     if updates is None:
         raise ValueError(f"the recipe does not train {task.name}")
@@ -236,14 +238,14 @@ def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
     positions = first.encoder.config.max_positions
     if recipe.data.max_length > positions:
         raise InputError(f"data.max_length: must be <= {positions}, the encoder's positions, got {recipe.data.max_length}")
-    examples, scored = (_tokenised(part.examples, tokenizer, recipe.data.max_length) for part in (train, held_out))
+    examples, scored = (_tokenise_examples(part.examples, tokenizer, recipe.data.max_length) for part in (train, held_out))
     learnt = TextTask(examples, scored, task, tokenizer)
     inputs: dict[str, Any] = {"sha256": {"train": train.sha256, task.held_out: held_out.sha256}}
     if start.trained_on is not None:
         inputs["start"] = {"task": start.trained_on, "sha256": file_sha256(Path(start.source) / WEIGHTS)}
 
     def finish(model: SequenceClassifier) -> TaskScores:
-        return _scored(learnt, model, request.out)
+        return _write_scores(learnt, model, request.out)
 
     return Prepared(
         learnt,
@@ -260,7 +262,7 @@ def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
     )
 
 
-def _tokenised(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length: int) -> list[TextExample]:
+def _tokenise_examples(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length: int) -> list[TextExample]:
     found = []
     for low in range(0, len(examples), _CHUNK):
         chunk = examples[low : low + _CHUNK]
@@ -270,7 +272,7 @@ def _tokenised(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length
     return found
 
 
-def _scored(learnt: TextTask, model: SequenceClassifier, out: Path) -> TaskScores:
+def _write_scores(learnt: TextTask, model: SequenceClassifier, out: Path) -> TaskScores:
     task, predictions = learnt.task, learnt.predicted(model)
     measures = learnt.measured(predictions)
     answers = predictions.tolist() if task.is_regression else [task.labels[label] for label in predictions.tolist()]

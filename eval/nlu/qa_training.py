@@ -155,10 +155,10 @@ def train_qa(
     """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores."""
     recipe = with_training_dtype(recipe, check_device(device or default_device()), resumed=out if resume else None)
     request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command, device)
-    return run_fine_tuning(request, lambda: _prepared(recipe, request))
+    return run_fine_tuning(request, lambda: _prepare_questions(recipe, request))
 
 
-def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWindow, QaResults]:
+def _prepare_questions(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWindow, QaResults]:
     sets, seed = read_sets(recipe.data), recipe.training.seed
     start = recipe.model
     first, tokenizer = open_span_qa(start.init, seed=seed, extend=start.extend_positions, attention_dropout=start.attention_dropout)
@@ -183,14 +183,14 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
     return Prepared(
         task,
         Schedule(recipe.updates, recipe.training, "updates", len(windows)),
-        {"sha256": _checksums(recipe.data)},
+        {"sha256": _checksum_files(recipe.data)},
         {"questions": len(sets.train), "windows": len(windows), "with_answer": with_answer, "development": len(sets.development)},
         lambda: first,
         finish,
     )
 
 
-def _checksums(data: QaDataSection) -> dict[str, str]:
+def _checksum_files(data: QaDataSection) -> dict[str, str]:
     """Checksum of every file in the recipe's data section, by path."""
     files = (data.train, data.test, data.development, data.train_split, data.test_split, data.development_split)
     return {path: file_sha256(Path(path)) for path in dict.fromkeys(files) if path is not None}
@@ -198,8 +198,11 @@ def _checksums(data: QaDataSection) -> dict[str, str]:
 
 def read_sets(data: QaDataSection) -> QuestionSets:
     """Read the training, development and test questions."""
-    train, test = _read(data.train, data.train_split, data)[: data.limit], _read(data.test, data.test_split, data)
-    development = [] if data.development is None else _read(data.development, data.development_split, data)
+    train, test = (
+        _read_question_file(data.train, data.train_split, data)[: data.limit],
+        _read_question_file(data.test, data.test_split, data),
+    )
+    development = [] if data.development is None else _read_question_file(data.development, data.development_split, data)
     _check_disjoint(test, train, f"{data.test}", "test questions are also training questions")
     _check_disjoint(development, train, f"{data.development}", "development questions are also training questions")
     _check_disjoint(test, development, f"{data.test}", "test questions are also development questions")
@@ -211,7 +214,7 @@ def _check_disjoint(some: Sequence[Question], others: Sequence[Question], where:
         raise InputError(f"{where}: {len(shared)} {complaint}, for example {min(shared)!r}")
 
 
-def _read(path: str, split: str | None, data: QaDataSection) -> list[Question]:
+def _read_question_file(path: str, split: str | None, data: QaDataSection) -> list[Question]:
     found = read_questions(Path(path), only=None if split is None else read_split(Path(split)))
     if found.misplaced:
         logger.warning("%s: %d answers are not at their stated position and are not used for training", path, found.misplaced)

@@ -62,7 +62,7 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
     for paragraph in read_paragraphs(path):
         for position, raw in enumerate(paragraph.questions):
             where = f"{paragraph.where}.qas[{position}]"
-            question = _question(paragraph.context, raw, where)
+            question = _read_question(paragraph.context, raw, where)
             if question.id in questions:
                 raise InputError(f"{where}: the question id {question.id!r} occurs twice")
             questions[question.id] = question
@@ -86,16 +86,16 @@ def stands(answer: Answer, context: str) -> bool:
     return answer.start >= 0 and context.startswith(answer.text, answer.start)
 
 
-def _question(context: str, raw: object, where: str) -> Question:
+def _read_question(context: str, raw: object, where: str) -> Question:
     key, text = text_under(raw, "id", where), text_under(raw, "question", where)
     impossible = is_impossible(raw)
-    answers = () if impossible else tuple(_answer(one, where) for one in list_under(raw, "answers", where))
+    answers = () if impossible else tuple(_read_answer(one, where) for one in list_under(raw, "answers", where))
     if not answers and not impossible:
         raise InputError(f'{where}: has no answers and is not marked "is_impossible": true')
     return Question(key, text, context, answers)
 
 
-def _answer(raw: object, where: str) -> Answer:
+def _read_answer(raw: object, where: str) -> Answer:
     start = raw.get("answer_start") if isinstance(raw, Mapping) else None
     if type(start) is not int:
         raise InputError(f"{where}: not SQuAD's format, 'answer_start' must be a whole number")
@@ -182,7 +182,7 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
 
 def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[Window]:
     """Split the paragraphs of questions into windows, in the order of the questions."""
-    for cut in _cuts(questions, tokenizer, settings):
+    for cut in _cut_paragraphs(questions, tokenizer, settings):
         yield from cut.windows()
 
 
@@ -193,7 +193,7 @@ def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settin
     one more window is placed around it. Windows without the answer have the target `NOWHERE`. Questions whose answer is not at its stated
     position are left out.
     """
-    for cut in _cuts(questions, tokenizer, settings):
+    for cut in _cut_paragraphs(questions, tokenizer, settings):
         question = questions[cut.question]
         if not question.answers:
             yield from (LabelledWindow(window, NOWHERE, NOWHERE) for window in cut.windows())
@@ -202,10 +202,10 @@ def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settin
         if not stands(answer, question.context):
             continue
         low, high = cut.tokens(answer.start, answer.start + len(answer.text))
-        labelled = [_labelled(window, low, high) for window in cut.windows()]
+        labelled = [_label_window(window, low, high) for window in cut.windows()]
         if all(one.start == NOWHERE for one in labelled) and high - low < cut.room:
             middle = low - (cut.room - (high - low)) // 2
-            labelled.append(_labelled(cut.window(max(0, min(middle, len(cut.pieces.ids) - cut.room))), low, high))
+            labelled.append(_label_window(cut.window(max(0, min(middle, len(cut.pieces.ids) - cut.room))), low, high))
         yield from labelled
 
 
@@ -239,7 +239,7 @@ class _Cut:
         return after, after
 
 
-def _cuts(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[_Cut]:
+def _cut_paragraphs(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[_Cut]:
     template = tokenizer.pair_template()
     places = iter(range(len(questions)))
     for context, group in groupby(questions, key=lambda question: question.context):
@@ -251,7 +251,7 @@ def _cuts(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowS
             yield _Cut(next(places), head, template.behind, pieces, room, settings.overlap)
 
 
-def _labelled(window: Window, low: int, high: int) -> LabelledWindow:
+def _label_window(window: Window, low: int, high: int) -> LabelledWindow:
     """Label a window with an answer whose first and last token are given as paragraph tokens."""
     if low < window.skipped or high >= window.skipped + len(window.spans):
         return LabelledWindow(window, NOWHERE, NOWHERE)

@@ -141,7 +141,7 @@ def style() -> Any:
     return importlib.import_module("matplotlib").rc_context(_RC)
 
 
-def _ticks(*, integer: bool = False) -> Any:
+def _make_ticks(*, integer: bool = False) -> Any:
     return importlib.import_module("matplotlib.ticker").MaxNLocator(5, integer=integer)
 
 
@@ -154,7 +154,7 @@ def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
         for position, bar in enumerate(bars):
             _draw_bar(axes, bar, position, top)
         axes.set(xlim=(0, top), ylim=(len(bars) - 0.36, -0.56), yticks=[])
-        ticks = [tick for tick in _ticks().tick_values(0, top) if tick <= top * 1.001]
+        ticks = [tick for tick in _make_ticks().tick_values(0, top) if tick <= top * 1.001]
         axes.set_xticks(ticks, [f"{100 * tick:g}" for tick in ticks])
         axes.get_xticklabels()[0].set_horizontalalignment("left")
         axes.grid(axis="y", visible=False)
@@ -166,7 +166,7 @@ def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
 def _draw_bar(axes: Any, bar: Bar, position: int, top: float) -> None:
     colour = PALETTE[bar.key.colour]
     drawn = axes.barh(position + 0.08, bar.value, 0.42, color=colour, alpha=0.8)
-    _describe(drawn[0], f"{bar.key.label}: {100 * bar.value:.2f}")
+    _set_tip(drawn[0], f"{bar.key.label}: {100 * bar.value:.2f}")
     lettered = f"{bar.key.letter}  " if bar.key.letter else ""
     name = lettered + fit(visible(bar.key.label), 34 if lettered else 38)
     axes.text(0.006 * top, position - 0.20, name, fontsize=9, va="bottom")
@@ -232,7 +232,7 @@ def latency_chart(
         axes.minorticks_off()
         decades = [10.0**power for power in range(round(math.log10(fastest)), round(math.log10(slowest)) + 1)]
         axes.set_xticks(decades, [f"{decade:g}" for decade in decades])
-        ticks = _ticks().tick_values(low, high)
+        ticks = _make_ticks().tick_values(low, high)
         ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
         axes.set_yticks(ticks, [f"{round(100 * tick, 8):g}" for tick in ticks])
         axes.tick_params(length=0)
@@ -240,7 +240,7 @@ def latency_chart(
         figure.text(0.01, 0.94, measure, fontsize=8, color=MUTED)
         places = [tuple(axes.transData.transform((dot.milliseconds, dot.value))) for dot in dots]
         box = axes.bbox
-        for dot, (x, y), letter in zip(dots, places, _letters(places, (box.x0, box.y0, box.x1, box.y1)), strict=True):
+        for dot, (x, y), letter in zip(dots, places, _place_letters(places, (box.x0, box.y0, box.x1, box.y1)), strict=True):
             _draw_dot(axes, dot, (letter[0] - x, letter[1] - y), measure, figure.dpi)
         return figure
 
@@ -257,7 +257,7 @@ def _draw_dot(axes: Any, dot: Dot, offset: tuple[float, float], measure: str, dp
         markeredgewidth=1.6,
         linestyle="none",
     )
-    _describe(drawn, f"{dot.key.label}: {measure} {100 * dot.value:.2f} at {dot.milliseconds:.3g} ms per query")
+    _set_tip(drawn, f"{dot.key.label}: {measure} {100 * dot.value:.2f} at {dot.milliseconds:.3g} ms per query")
     axes.annotate(
         dot.key.letter,
         (dot.milliseconds, dot.value),
@@ -272,18 +272,18 @@ def _draw_dot(axes: Any, dot: Dot, offset: tuple[float, float], measure: str, dp
     )
 
 
-def _letters(places: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
+def _place_letters(places: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
     """A place near every point for its letter, in pixels: on no other point or letter as long as there is such a place."""
     taken = list(places)
     found = []
     for x, y in places:
-        free = (position for position in _rings(x, y) if _is_free(position, taken, box))
+        free = (position for position in _ring_places(x, y) if _is_free(position, taken, box))
         found.append(next(free, (x, y)))
         taken.append(found[-1])
     return found
 
 
-def _rings(x: float, y: float) -> Iterator[tuple[float, float]]:
+def _ring_places(x: float, y: float) -> Iterator[tuple[float, float]]:
     for distance in range(18, 240, 8):
         for turn in range(16):
             angle = math.pi * ((turn + 1) // 2) * (-1) ** turn / 8
@@ -320,9 +320,9 @@ def curve_chart(curve: Curve, last_step: float, resumed: Sequence[float] = ()) -
         for step in resumed:
             if 0 < step < last_step:
                 axes.axvline(step, color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)), gid=f"resumed-{step:g}")
-        axes.xaxis.set_major_locator(_ticks(integer=True))
+        axes.xaxis.set_major_locator(_make_ticks(integer=True))
         axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-        axes.yaxis.set_major_locator(_ticks())
+        axes.yaxis.set_major_locator(_make_ticks())
         axes.yaxis.set_major_formatter(lambda value, _: f"{round(value, 10):g}")
         axes.set_xlim(0, 1.01 * last_step)
         if not curve.percent:
@@ -347,7 +347,7 @@ def _draw_steps(axes: Any, known: Points, curve: Curve, factor: float) -> None:
             markerfacecolor=PAPER if ring else PALETTE[1],
             linestyle="none",
         )
-        _describe(drawn, f"step {step:,.0f}: {_figure(value, percent=curve.percent)}")
+        _set_tip(drawn, f"step {step:,.0f}: {_format_value(value, percent=curve.percent)}")
 
 
 def curve_note(curve: Curve) -> str:
@@ -355,12 +355,12 @@ def curve_note(curve: Curve) -> str:
     known = finite(curve.points)
     if curve.percent:
         step, value = max(known, key=lambda point: point[1])
-        return f"best {_figure(value, percent=True)} at step {step:,.0f}"
-    first, last = (_figure(known[position][1], percent=False) for position in (0, -1))
+        return f"best {_format_value(value, percent=True)} at step {step:,.0f}"
+    first, last = (_format_value(known[position][1], percent=False) for position in (0, -1))
     return f"{first} to {last}" if len(known) > 1 else last
 
 
-def _figure(value: float, *, percent: bool) -> str:
+def _format_value(value: float, *, percent: bool) -> str:
     if percent:
         return f"{100 * value:.2f}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
@@ -426,7 +426,7 @@ def visible(text: str) -> str:
     return re.sub("[\x7f-\x9f\u202d\u202e\ufffe\uffff\ud800-\udfff]", "\ufffd", pictured)
 
 
-def _describe(artist: Any, text: str) -> None:
+def _set_tip(artist: Any, text: str) -> None:
     """Give an element of a chart a text that a browser shows when the pointer rests on it."""
     artist.set_gid(f"tip:{visible(text)}")
 

@@ -152,7 +152,7 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
     averaged: list[_Compared] = []
     unpaired: list[Unpaired] = []
     for first, second in pairs:
-        unpaired += _unpaired(first, second)
+        unpaired += _list_unpaired(first, second)
         keys = [key for key in first.collections if key in second.collections]
         for key in keys:
             _check_same(first, second, key)
@@ -162,21 +162,25 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         for key in keys:
             if scores[key][0].keys() != scores[key][1].keys():
                 raise InputError(f"{second.folder} and {first.folder} hold scores of different queries of {key}; evaluate both again")
-        data_sets, whole = _data_sets([_grouped(first.collections[key], second.collections[key]) for key in keys])
-        compared += [(first, second, name, parts, _compare(scores, shared, {name: parts}, CHANGED)) for name, parts in data_sets.items()]
+        data_sets, whole = _split_data_sets([_pick_grouped(first.collections[key], second.collections[key]) for key in keys])
+        compared += [
+            (first, second, name, parts, _compare_by_measure(scores, shared, {name: parts}, CHANGED)) for name, parts in data_sets.items()
+        ]
         if whole and len(data_sets) > 1:
-            averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, shared, data_sets, 0)))
+            averaged.append(
+                (first, second, f"average of {len(data_sets)} data sets", keys, _compare_by_measure(scores, shared, data_sets, 0))
+            )
     if not compared:
         scored = dict.fromkeys(f"{side.label} on {', '.join(side.collections)}" for pair in pairs for side in pair)
         raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system: {'; '.join(scored)}")
-    pairings = _corrected(compared)
+    pairings = _correct_families(compared)
     return Comparison(
         baseline=pairs[0][0].label,
         systems=tuple(second.label for _, second in pairs),
         pairings=pairings,
-        averages=_corrected(averaged),
+        averages=_correct_families(averaged),
         unpaired=tuple(unpaired),
-        query_texts=_texts(pairings, [second for _, second in pairs]),
+        query_texts=_read_texts(pairings, [second for _, second in pairs]),
     )
 
 
@@ -185,7 +189,7 @@ def _pairs(baseline: str | Path, folders: Sequence[str | Path]) -> list[tuple[_S
     scored = {each.name for result in results for collection in result.collections for each in collection.baselines}
     if baseline in scored:
         systems = _sides(folders, results)
-        return [(_beside(str(baseline), system), system) for system in systems]
+        return [(_find_baseline(str(baseline), system), system) for system in systems]
     if not Path(baseline).exists():
         known = f"; they hold {', '.join(sorted(scored))}" if scored else ""
         raise InputError(f"{baseline}: there is no such folder, and the results hold no baseline of that name{known}")
@@ -197,21 +201,21 @@ def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_S
     labels = [label for label, _ in label_systems(results)]
     # The same system twice, such as with two index settings: the folder distinguishes them.
     labels = [label if labels.count(label) == 1 else f"{label} in {folder}" for label, folder in zip(labels, folders, strict=True)]
-    return _labelled_sides(labels, folders, results)
+    return _label_sides(labels, folders, results)
 
 
-def _labelled_sides(labels: Sequence[str], folders: Sequence[str | Path], results: Sequence[Results]) -> list[_Side]:
+def _label_sides(labels: Sequence[str], folders: Sequence[str | Path], results: Sequence[Results]) -> list[_Side]:
     given = zip(labels, folders, ({each.key: each for each in result.collections} for result in results), strict=True)
     return [_Side(label, Path(folder), collections, collections) for label, folder, collections in given]
 
 
-def _beside(name: str, system: _Side) -> _Side:
+def _find_baseline(name: str, system: _Side) -> _Side:
     """The baseline of that name in the results of a system."""
     found = {key: baseline for key, collection in system.collections.items() for baseline in collection.baselines if baseline.name == name}
     return _Side(name, system.folder, {key: system.collections[key] for key in found}, found)
 
 
-def _unpaired(first: _Side, second: _Side) -> Iterator[Unpaired]:
+def _list_unpaired(first: _Side, second: _Side) -> Iterator[Unpaired]:
     for has, lacks in ((first, second), (second, first)):
         yield from (Unpaired(key, has.label, lacks.label) for key in has.collections if key not in lacks.collections)
 
@@ -243,12 +247,12 @@ def _read_scores(folder: Path, path: Path, queries: int, measures: Sequence[str]
     return scores
 
 
-def _grouped(one: CollectionResult, other: CollectionResult) -> CollectionResult:
+def _pick_grouped(one: CollectionResult, other: CollectionResult) -> CollectionResult:
     """The collection that knows its group; the other may have been read from a local folder."""
     return one if other.group is None else other
 
 
-def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool]:
+def _split_data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool]:
     """Data set -> its collections, and whether every group is whole; the parts of an incomplete group are data sets of their own."""
     found: dict[str, list[str]] = {}
     whole = True
@@ -261,11 +265,11 @@ def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool
     return found, whole
 
 
-def _compare(
+def _compare_by_measure(
     scores: Mapping[str, tuple[QueryScores, QueryScores]], shared: Mapping[str, Sequence[str]], data_sets: _DataSets, changed: int
 ) -> dict[str, PairedComparison]:
     """Compare the means over data sets, each the mean of its parts, by every measure that all parts have."""
-    shares = _shares(data_sets)
+    shares = _weigh_collections(data_sets)
     measures = [name for name in DEFAULT if all(name in shared[key] for key in shares)]
     if not measures:
         return {}
@@ -277,7 +281,7 @@ def _compare(
     return dict(zip(measures, compare_pairs(pairs, weights=list(shares.values()), changed=changed), strict=True))
 
 
-def _shares(data_sets: _DataSets) -> dict[str, float]:
+def _weigh_collections(data_sets: _DataSets) -> dict[str, float]:
     """Weight of every collection in the mean over data sets, each the mean of its parts."""
     return {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
 
@@ -291,7 +295,7 @@ def significance(
     averages are a family of their own, in which averages of the same data sets are one test, and so are the parts of groups. A data set is
     tested by a measure only if every row of the report has scores per query for it.
     """
-    homes = _homes(folders, results)
+    homes = _find_homes(folders, results)
     collections = collections_by_key(results)
     tested = [key for key in collections if all(key in found for found in homes.values())]
     if len(homes) < 2 or not tested:
@@ -318,20 +322,20 @@ def significance(
     better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     # No report shows averages of the other measures, and these tests take the most time.
     for family, measures in [*((each, DEFAULT) for each in families), (averaged, [HEADLINE])]:
-        for name, measure, winner, loser in _significant(family, measures, scores, shared):
+        for name, measure, winner, loser in _find_significant(family, measures, scores, shared):
             for each in same.get(name, [name]):
                 better[each, measure, winner].append(loser)
     rule = _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=len(averaged))
     return Significance(dict(better), rule if better else f"{rule} No difference was significant.")
 
 
-def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[str, dict[str, _Side]]:
+def _find_homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[str, dict[str, _Side]]:
     """Label of each row of a report -> collection -> the side with its scores per query; a system's come before a baseline's."""
     named = label_systems(results)
     homes: dict[str, dict[str, _Side]] = {row.label: {} for row in rows(named)}
-    systems = _labelled_sides([label for label, _ in named], folders, [result for _, result in named])
+    systems = _label_sides([label for label, _ in named], folders, [result for _, result in named])
     baselines = {baseline.name: None for _, result in named for collection in result.collections for baseline in collection.baselines}
-    for side in [*(_beside(name, system) for system in systems for name in baselines), *systems]:
+    for side in [*(_find_baseline(name, system) for system in systems for name in baselines), *systems]:
         for key, scored in side.scored.items():
             if scored.per_query is not None:
                 homes[side.label][key] = side
@@ -355,7 +359,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _significant(
+def _find_significant(
     family: Mapping[str, _DataSets],
     measures: Sequence[str],
     scores: Mapping[str, Mapping[str, QueryScores]],
@@ -364,7 +368,7 @@ def _significant(
     """Yield a data set, a measure, the better system and the worse one, for every significant difference of a family."""
     tests: dict[str, list[tuple[str, str, str, float, float]]] = {measure: [] for measure in measures}
     for name, data_sets in family.items():
-        shares = _shares(data_sets)
+        shares = _weigh_collections(data_sets)
         known = [measure for measure in measures if all(measure in shared[key] for key in shares)]
         order = next(iter(scores.values()))
         values = {
@@ -383,7 +387,7 @@ def _significant(
                 yield (name, measure, second, first) if difference > 0 else (name, measure, first, second)
 
 
-def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
+def _correct_families(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
     # The family of a measure is all comparisons that have it.
     by_measure = {name: holm([measures[name].p for *_, measures in compared if name in measures]) for name in DEFAULT}
     corrected = {name: iter(values) for name, values in by_measure.items()}
@@ -400,7 +404,7 @@ def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
     )
 
 
-def _texts(pairings: Iterable[Pairing], systems: Iterable[_Side]) -> dict[str, dict[str, str]]:
+def _read_texts(pairings: Iterable[Pairing], systems: Iterable[_Side]) -> dict[str, dict[str, str]]:
     named: dict[str, set[str]] = {}
     for pairing in pairings:
         for measured in pairing.measures.values():
@@ -429,22 +433,22 @@ def write_comparison(comparison: Comparison, out: str | Path, *, title: str = ""
 def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
     """Make the report of a comparison; measures are in points, hundredths of a fraction. Every row has a verdict."""
     pairings = (*comparison.pairings, *comparison.averages)
-    method = _method(comparison)
+    method = _describe_method(comparison)
     headline: list[tuple[str, tuple[Block, ...]]] = []
     measured: list[tuple[str, tuple[Block, ...]]] = []
     for number, system in enumerate(comparison.systems, start=1):
         own = [each for each in pairings if each.system == system]
         title = f"of {system}, compared with {comparison.baseline}, in points"
-        rows: list[list[str | Cell]] = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
+        rows: list[list[str | Cell]] = [[each.data_set, f"{each.queries:,}", *_measure_cells(each.measures[HEADLINE])] for each in own]
         made = table((_COLLECTION, Column("Queries"), *_COLUMNS), rows, name=f"{LABELS[HEADLINE]} {title}", caption=method if latex else "")
-        headline.append((system, (replace(made, label=f"comparison-{number}"), *_cautions(own))))
-        rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
+        headline.append((system, (replace(made, label=f"comparison-{number}"), *_list_cautions(own))))
+        rows = [[each.data_set, LABELS[name], *_measure_cells(measure)] for each in own for name, measure in each.measures.items()]
         made = table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")
         measured.append((system, (made,)))
-    blocks: list[Block] = [*([] if latex else [Paragraph(method)]), Section(LABELS[HEADLINE], tuple(_by_system(headline)), "headline")]
+    blocks: list[Block] = [*([] if latex else [Paragraph(method)]), Section(LABELS[HEADLINE], tuple(_head_systems(headline)), "headline")]
     if not latex:
-        blocks.append(Section("All measures", tuple(_by_system(measured)), "measures"))
-        changed = tuple(section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts))
+        blocks.append(Section("All measures", tuple(_head_systems(measured)), "measures"))
+        changed = tuple(section for pairing in comparison.pairings for section in _list_changes(pairing, comparison.query_texts))
         blocks += [Section("Queries that changed most", changed, "changes")] if changed else []
     if comparison.unpaired:
         columns = [Column(title, numeric=False) for title in ("Collection", "Scored for", "Not scored for")]
@@ -453,7 +457,7 @@ def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
     return Report(f"Compared with {comparison.baseline}", tuple(blocks))
 
 
-def _by_system(systems: Sequence[tuple[str, tuple[Block, ...]]]) -> Iterator[Block]:
+def _head_systems(systems: Sequence[tuple[str, tuple[Block, ...]]]) -> Iterator[Block]:
     """The tables of the systems, with headings if there are several."""
     for system, blocks in systems:
         yield from blocks if len(systems) == 1 else (Section(system, blocks),)
@@ -473,7 +477,7 @@ _COLUMNS = (
 )
 
 
-def _method(comparison: Comparison) -> str:
+def _describe_method(comparison: Comparison) -> str:
     interval = comparison.pairings[0].measures[HEADLINE].paired.interval
     family = comparison.pairings[0].measures[HEADLINE].family
     some_lack = any(measured.family < family for pairing in comparison.pairings for measured in pairing.measures.values())
@@ -493,27 +497,27 @@ def _method(comparison: Comparison) -> str:
     )
 
 
-def _cells(measured: Measured) -> list[str | Cell]:
+def _measure_cells(measured: Measured) -> list[str | Cell]:
     paired = measured.paired
     return [
         points(paired.first),
         points(paired.second),
-        _signed(paired.difference),
-        Cell(f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}", paired.interval.low),
+        _sign_points(paired.difference),
+        Cell(f"{_sign_points(paired.interval.low)} to {_sign_points(paired.interval.high)}", paired.interval.low),
         measured.verdict,
-        Cell(_probability(paired.p), paired.p),
-        Cell(_probability(measured.corrected), measured.corrected),
+        Cell(_format_p(paired.p), paired.p),
+        Cell(_format_p(measured.corrected), measured.corrected),
         Cell(f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}", float(paired.wins)),
     ]
 
 
-def _cautions(pairings: Iterable[Pairing]) -> Iterator[Paragraph]:
+def _list_cautions(pairings: Iterable[Pairing]) -> Iterator[Paragraph]:
     """One for all pairings of a system that are not significant."""
     unclear = [(each, each.measures[HEADLINE]) for each in pairings if each.measures[HEADLINE].corrected >= ALPHA]
     if unclear:
         sets = [
-            f"{each.data_set} ({_signed(measured.paired.difference)} points over {each.queries:,} queries, corrected p"
-            f" {_probability(measured.corrected)})"
+            f"{each.data_set} ({_sign_points(measured.paired.difference)} points over {each.queries:,} queries, corrected p"
+            f" {_format_p(measured.corrected)})"
             for each, measured in unclear
         ]
         first, _ = unclear[0]
@@ -521,7 +525,7 @@ def _cautions(pairings: Iterable[Pairing]) -> Iterator[Paragraph]:
         yield Paragraph((Span("Caution:", "strong"), f"{text} better there."))
 
 
-def _changes(pairing: Pairing, texts: Mapping[str, Mapping[str, str]]) -> Iterator[Section]:
+def _list_changes(pairing: Pairing, texts: Mapping[str, Mapping[str, str]]) -> Iterator[Section]:
     paired = pairing.measures[HEADLINE].paired
     # A group has queries of several collections.
     grouped = any(change.part != pairing.data_set for change in (*paired.gained, *paired.lost))
@@ -535,20 +539,20 @@ def _changes(pairing: Pairing, texts: Mapping[str, Mapping[str, str]]) -> Iterat
     for verb, changes in (("gain", paired.gained), ("lose", paired.lost)):
         if changes:
             title = f"Queries of {pairing.data_set} that {verb} most with {pairing.system}"
-            rows = [_change(change, texts)[not grouped :] for change in changes]
+            rows = [_change_cells(change, texts)[not grouped :] for change in changes]
             yield Section(title, (table(columns, rows, name=title),))
 
 
-def _change(change: Change, texts: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _change_cells(change: Change, texts: Mapping[str, Mapping[str, str]]) -> list[str]:
     text = shorten(texts.get(change.part, {}).get(change.query, ""))
-    return [change.part, change.query, text, points(change.first), points(change.second), _signed(change.difference)]
+    return [change.part, change.query, text, points(change.first), points(change.second), _sign_points(change.difference)]
 
 
-def _signed(fraction: float) -> str:
+def _sign_points(fraction: float) -> str:
     """Points with a sign; a value that rounds to zero has none."""
     text = f"{100 * fraction:+.2f}"
     return "0.00" if float(text) == 0 else text
 
 
-def _probability(p: float) -> str:
+def _format_p(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"

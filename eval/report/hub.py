@@ -153,35 +153,35 @@ def task_results(results: Results) -> Mapping[str, dict[str, object]]:
     by_task: dict[str, list[tuple[CollectionResult, Task]]] = {}
     for collection, task in known:
         by_task.setdefault(task.name, []).append((collection, task))
-    files = {f"{name}.json": _file(name, members, results) for name, members in by_task.items()}
+    files = {f"{name}.json": _task_file(name, members, results) for name, members in by_task.items()}
     for group, name in AGGREGATES.items():
         tasks = {collection.key: (collection, task) for collection, task in known if collection.group == group}
         wholes = [parts for parts in grouped(collection.part() for collection, _ in tasks.values()).values() if is_whole(parts)]
         if wholes:
-            files[f"{name}.json"] = _aggregate(name, [[tasks[part.key] for part in parts] for parts in wholes], results)
+            files[f"{name}.json"] = _mean_file(name, [[tasks[part.key] for part in parts] for parts in wholes], results)
     return files
 
 
-def _file(name: str, members: Sequence[tuple[CollectionResult, Task]], results: Results) -> dict[str, object]:
+def _task_file(name: str, members: Sequence[tuple[CollectionResult, Task]], results: Results) -> dict[str, object]:
     scores: dict[str, list[dict[str, object]]] = {}
     for collection, task in members:
-        scores.setdefault(collection.split, []).append(_scores(_measures(collection), task))
-    return _content(name, scores, [collection for collection, _ in members], results)
+        scores.setdefault(collection.split, []).append(_subset_scores(_mteb_measures(collection), task))
+    return _file_content(name, scores, [collection for collection, _ in members], results)
 
 
-def _aggregate(name: str, wholes: Sequence[Sequence[tuple[CollectionResult, Task]]], results: Results) -> dict[str, object]:
+def _mean_file(name: str, wholes: Sequence[Sequence[tuple[CollectionResult, Task]]], results: Results) -> dict[str, object]:
     """The means over a group, for each split in which it is whole."""
     scores = {}
     for parts in wholes:
         first, task = parts[0]
-        measures = [_measures(collection) for collection, _ in parts]
+        measures = [_mteb_measures(collection) for collection, _ in parts]
         shared = [key for key in measures[0] if all(key in each for each in measures)]
         means = {key: math.fsum(each[key] for each in measures) / len(measures) for key in shared}
-        scores[first.split] = [_scores(means, task)]
-    return _content(name, scores, [collection for parts in wholes for collection, _ in parts], results)
+        scores[first.split] = [_subset_scores(means, task)]
+    return _file_content(name, scores, [collection for parts in wholes for collection, _ in parts], results)
 
 
-def _content(name: str, scores: Mapping[str, object], members: Sequence[CollectionResult], results: Results) -> dict[str, object]:
+def _file_content(name: str, scores: Mapping[str, object], members: Sequence[CollectionResult], results: Results) -> dict[str, object]:
     return {
         "dataset_revision": ", ".join(dict.fromkeys(_revision(collection) for collection in members)),
         "task_name": name,
@@ -193,11 +193,11 @@ def _content(name: str, scores: Mapping[str, object], members: Sequence[Collecti
     }
 
 
-def _scores(measures: Mapping[str, float], task: Task) -> dict[str, object]:
+def _subset_scores(measures: Mapping[str, float], task: Task) -> dict[str, object]:
     return {**measures, "main_score": measures[NAMES[HEADLINE]], "hf_subset": task.subset, "languages": list(task.languages)}
 
 
-def _measures(collection: CollectionResult) -> dict[str, float]:
+def _mteb_measures(collection: CollectionResult) -> dict[str, float]:
     found = {theirs: collection.measures[ours] for ours, theirs in NAMES.items() if ours in collection.measures}
     if collection.k == MAP_DEPTH and "map" in collection.measures:
         found["map_at_1000"] = collection.measures["map"]
@@ -215,7 +215,7 @@ DIGITS = 5  # decimals of a value, as in mteb
 
 def render_model_index(results: Results, *, name: str | None = None) -> str:
     """Make YAML front matter for the README of a model: every measure of every collection, as fractions."""
-    entries = [entry for collection in results.collections for entry in _entries(collection)]
+    entries = [entry for collection in results.collections for entry in _model_index_entries(collection)]
     if not entries:
         raise InputError("nothing to publish: the results hold no collection")
     model = name or results.system.source.rstrip("/").rpartition("/")[2] or results.system.source
@@ -244,7 +244,7 @@ def _dump(content: object) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _entries(collection: CollectionResult) -> Iterator[EvalResult]:
+def _model_index_entries(collection: CollectionResult) -> Iterator[EvalResult]:
     task = task_of(collection)
     for measure, label in LABELS.items():
         if measure in collection.measures:
@@ -267,11 +267,11 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
         raise InputError("none of the collections is a data set on the Hub, and this format supports only those")
-    entries = [_entry(collection, task, results, source_url) for collection, task in known]
+    entries = [_eval_result(collection, task, results, source_url) for collection, task in known]
     return _dump(entries)
 
 
-def _entry(collection: CollectionResult, task: Task, results: Results, source_url: str | None) -> dict[str, object]:
+def _eval_result(collection: CollectionResult, task: Task, results: Results, source_url: str | None) -> dict[str, object]:
     documents = f"{collection.documents:,} documents{collection.named_by}"
     made = f"{LABELS[HEADLINE]}, {index_name(collection.index)}, {documents}, data {_revision(collection)}"
     version = f"Quiver {results.provenance.versions.get('quiver', '')}".rstrip()

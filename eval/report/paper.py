@@ -189,7 +189,7 @@ def layout_section(layout: Layout) -> Section:
                 Cell(line.measured),
             ),
             KINDS[line.origin],
-            _group(line),
+            _group_of(line),
         )
         for line in layout.lines
     )
@@ -202,7 +202,7 @@ KINDS: Mapping[str, RowKind] = {"paper": "published", "floor": "published", "mea
 """Origin of a line -> kind of its row."""
 
 
-def _group(line: Line) -> str:
+def _group_of(line: Line) -> str:
     if line.origin == "paper":
         return line.label.rpartition("-")[2]
     return "floor" if line.origin == "floor" else "measured"
@@ -243,12 +243,12 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None, sig
     )
     _check_placed(measured, [label for label, _ in named])
     layouts = [
-        _beir(measured, paper, kind)
+        _beir_layout(measured, paper, kind)
         for kind, paper in BEIR_TABLES.items()
         if kind in measured.kinds.values() or set(measured.kinds.values()) == {"bm25"}
     ]
-    layouts.append(_overview(measured))
-    stand_ins = _stand_ins(measured)
+    layouts.append(_overview_layout(measured))
+    stand_ins = _stand_in_layout(measured)
     return [*layouts, stand_ins] if stand_ins.lines else layouts
 
 
@@ -262,7 +262,7 @@ def _check_placed(measured: _Measured, systems: Sequence[str]) -> None:
             )
 
 
-def _beir(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
+def _beir_layout(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
     titles = tuple(column.title for column in paper.columns)
     floor = tuple(BM25_FLAT.get(column.data_set) for column in paper.columns)
     lines = [Line(row.name, (*row.scores.values(), row.average), "", "paper") for row in paper.rows]
@@ -278,19 +278,19 @@ def _beir(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
         tested = (*(measured.data_set(row, column) for column in paper.columns), measured.average(row, paper))
         count = f"{mean.known} of {mean.members}"
         lines.append(Line(row.label, (*scores.values(), mean.value), count, "measured", measured.letters[row.label], tested))
-        lines += _difference(lines[-1], measured, paper.rows)
+        lines += _difference_lines(lines[-1], measured, paper.rows)
     notes = [
         f"nDCG@10 in points. Published rows: {RETRIEVAL_SOURCE}; {BM25_SOURCE}. The average is over all {len(titles)} data sets and blank"
         " if one is missing; CQADupstack is the mean of its forums and counts once.",
         MSMARCO_NOTE,
         *measured.rule(lines),
-        *_about(measured, used, absent),
+        *_list_remarks(measured, used, absent),
     ]
     title = f"BEIR, {paper.what} (Table {paper.number} of the paper)"
     return Layout(f"table{paper.number}", title, (*titles, "Average"), measured.marked(lines), tuple(notes))
 
 
-def _overview(measured: _Measured) -> Layout:
+def _overview_layout(measured: _Measured) -> Layout:
     lines = [Line(row.name, tuple(row.scores.values()), "", "paper") for row in TABLE_1]
     used, absent = [], []
     for row in measured.rows:
@@ -313,14 +313,14 @@ def _overview(measured: _Measured) -> Layout:
                 tuple(tested.get(title, "") for title in OVERVIEW_COLUMNS),
             )
         )
-        lines += _difference(lines[-1], measured, TABLE_1)
+        lines += _difference_lines(lines[-1], measured, TABLE_1)
     notes = [
         f"nDCG@10 in points; the GLUE scores are published only. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
         " Table 7 or 8, blank unless it is whole. MLDR is English and searched in all of its documents; ID models were trained on its"
         " training data and OOD models were not, for measured rows as stated by the caller of the evaluation. CSN is the mean of CoIR's six"
         " languages, code to text, and SQA is CoIR's StackOverflow-QA; the published ones are of single-vector models.",
         *measured.rule(lines),
-        *_about(measured, used, absent),
+        *_list_remarks(measured, used, absent),
     ]
     return Layout("table1", "All tasks (Table 1 of the paper)", OVERVIEW_COLUMNS, measured.marked(lines), tuple(notes))
 
@@ -336,7 +336,7 @@ def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, floa
         mean = average({column.title: measured.score(row, column) for column in paper.columns}, [each.title for each in paper.columns])
         cells[f"{prefix} BEIR"] = _points(mean.value)
         counts += [f"{prefix} BEIR {mean.known} of {mean.members}"] * bool(mean.known)
-        cells[f"{prefix} MLDR {_domain(measured, row, LONG_TEXT)}"] = _points(measured.score(row, LONG_TEXT))
+        cells[f"{prefix} MLDR {_domain_of(measured, row, LONG_TEXT)}"] = _points(measured.score(row, LONG_TEXT))
     for column in (LONG_TEXT, *CODE):
         keys = measured.keys(row, column)
         sizes = {1 if measured.collections[key].name == column.data_set else measured.collections[key].group_size for key in keys}
@@ -345,12 +345,12 @@ def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, floa
     return cells, counts
 
 
-def _stand_ins(measured: _Measured) -> Layout:
+def _stand_in_layout(measured: _Measured) -> Layout:
     titles = tuple(f"{column.title} {domain}" for column in STAND_INS for domain in ("OOD", "ID"))
     lines, used = [], []
     for row in measured.rows:
         cells = {
-            f"{column.title} {_domain(measured, row, column)}": _points(measured.score(row, column))
+            f"{column.title} {_domain_of(measured, row, column)}": _points(measured.score(row, column))
             for column in STAND_INS
             if measured.keys(row, column)
         }
@@ -365,13 +365,13 @@ def _stand_ins(measured: _Measured) -> Layout:
         " CodeSearchNet and StackOverflow-QA. Scores here cannot be compared with those of the tables above. ID models were trained on the"
         " collection's training data and OOD models were not, as stated by the caller of the evaluation.",
         *measured.rule(lines),
-        *_about(measured, used, []),
+        *_list_remarks(measured, used, []),
     ]
     title = "Long text and code: stand-ins for MLDR, CodeSearchNet and StackOverflow-QA"
     return Layout("stand-ins", title, titles, measured.marked(lines), tuple(notes))
 
 
-def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:
+def _difference_lines(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:
     """The line of a system minus the published row; nothing if the table has no such row."""
     if measured.against is None or measured.kinds[line.label] == "bm25":
         return
@@ -382,11 +382,11 @@ def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRo
             yield replace(line, label=f"{line.label} minus {row.name}", cells=cells, measured="", origin="difference", key=None)
 
 
-def _domain(measured: _Measured, row: ScoredRow, column: Column) -> str:
+def _domain_of(measured: _Measured, row: ScoredRow, column: Column) -> str:
     return "ID" if measured.in_domain(row, column) else "OOD"
 
 
-def _about(measured: _Measured, used: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
+def _list_remarks(measured: _Measured, used: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
     if local := [key for key in dict.fromkeys(used) if measured.collections[key].revision is None]:
         sized = ", ".join(f"{key} ({measured.collections[key].documents:,} documents)" for key in local)
         yield f"Measured on local folders, matched by name, of unknown revision: {sized}."

@@ -175,20 +175,20 @@ def _run_of(recipe: Mapping[str, Any], record: Mapping[str, Any], log: Sequence[
     shown = TOTALS if not pretraining else tuple(result)
     return TrainingRun(
         title=f"{'Pretraining' if pretraining else 'Training'} run: {recipe['name']}",
-        recipe=_by_name(recipe) if pretraining else recipe,
+        recipe=_name_sections(recipe) if pretraining else recipe,
         finished=finished,
         titles=PRETRAINING_CURVES if pretraining else CURVES,
         curves={key: [(int(step), float(value)) for step, value in points] for key, points in curves.items()},
         development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in scored),
         totals={name: result[name] for name in (*shown, *(name for name in ON_GPU if name in result))} if finished else {},
-        origin={name: _flat(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE},
+        origin={name: _flatten(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE},
         resumed=tuple(map(int, result["resumed_at"])) if finished else (),
         command=record["command"] if finished else record.get("command"),
         date=record.get("date", "") if finished else "",
     )
 
 
-def _by_name(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _name_sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A pretraining recipe with its lists of phases and sources as named sections."""
     data = dict(recipe["data"])
     data["sources"] = {source["name"]: {key: value for key, value in source.items() if key != "name"} for source in data["sources"]}
@@ -202,11 +202,11 @@ def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in phase.items() if key != "name"}, "mix": mix}
 
 
-def _flat(value: object, path: str = "") -> dict[str, object]:
+def _flatten(value: object, path: str = "") -> dict[str, object]:
     """Dotted path -> value of a nested mapping; a value that is no mapping is under its own name, which may be empty."""
     if not isinstance(value, Mapping):
         return {path: value}
-    return {name: found for key, inner in value.items() for name, found in _flat(inner, f"{path}.{key}" if path else str(key)).items()}
+    return {name: found for key, inner in value.items() for name, found in _flatten(inner, f"{path}.{key}" if path else str(key)).items()}
 
 
 def training_report(run: TrainingRun) -> Report:
@@ -214,32 +214,32 @@ def training_report(run: TrainingRun) -> Report:
     lead = [run.recipe["description"]] if run.recipe["description"] else []
     if not run.finished:
         lead = [*lead, " ", Span("Not finished", "poor"), " The report shows what the log holds so far."]
-    return Report(run.title, tuple(_sections(run)), lead)
+    return Report(run.title, tuple(_run_sections(run)), lead)
 
 
-def _sections(run: TrainingRun) -> Iterator[Section]:
+def _run_sections(run: TrainingRun) -> Iterator[Section]:
     yield Section("Summary", (Properties(summary(run), "wide"),), "summary")
-    if figures := tuple(_curves(run)):
+    if figures := tuple(_curve_figures(run)):
         resumed = " A dashed line marks a step at which the run was resumed." if run.resumed else ""
         note = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
         yield Section("Curves", (Paragraph(note), Gallery(figures)), "curves")
     if run.development:
-        yield Section("Development", tuple(_development(run)), "development")
+        yield Section("Development", tuple(_development_blocks(run)), "development")
     if (log := log_table(run)).rows:
         note = "The first logged step, the last one, and others evenly between them."
         yield Section("Log", (Paragraph(note), log), "log")
-    yield Section("Settings", tuple(_listed(settings(run))), "settings")
-    if origins := _listed(origin(run)):
+    yield Section("Settings", tuple(_list_sections(settings(run))), "settings")
+    if origins := _list_sections(origin(run)):
         yield Section("Data and versions", tuple(origins), "origin")
     if run.command is not None:
         yield Section("Command", (Code(run.command),), "command")
 
 
-def _listed(parts: Mapping[str, Mapping[str, str]]) -> list[Section]:
+def _list_sections(parts: Mapping[str, Mapping[str, str]]) -> list[Section]:
     return [Section(name, (Properties(values),)) for name, values in parts.items()]
 
 
-def _curves(run: TrainingRun) -> Iterator[Figure]:
+def _curve_figures(run: TrainingRun) -> Iterator[Figure]:
     """The curves of a run over the same steps; a metric that was not logged is left out."""
     last = max(1, run.last_step)
     drawn = [Curve(f"Development {LABELS[HEADLINE]}", [(step, value) for step, value, _ in run.development], percent=True)]
@@ -251,7 +251,7 @@ def _curves(run: TrainingRun) -> Iterator[Figure]:
             yield Figure(each.title, draw, f"{each.title} over the updates: {note}", note)
 
 
-def _development(run: TrainingRun) -> Iterator[Block]:
+def _development_blocks(run: TrainingRun) -> Iterator[Block]:
     development = run.recipe.get("development")
     where = f", on {development['data']}, split {development['split']}" if development else ""
     yield Paragraph(f"nDCG@10 in points, by exact search{where}.")
@@ -269,11 +269,11 @@ def log_table(run: TrainingRun) -> Table:
     steps = sorted(by_step)
     if len(steps) > LINES:
         steps = [steps[round(position * (len(steps) - 1) / (LINES - 1))] for position in range(LINES)]
-    rows = [[f"{step:,}", *(_figure(by_step[step].get(key)) for key in run.titles)] for step in steps]
+    rows = [[f"{step:,}", *(_format_metric(by_step[step].get(key)) for key in run.titles)] for step in steps]
     return table((Column("Step"), *map(Column, run.titles.values())), rows, name="Steps of the log")
 
 
-def _figure(value: float | None) -> str:
+def _format_metric(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.4g}"
@@ -384,7 +384,7 @@ def settings(run: TrainingRun) -> dict[str, dict[str, str]]:
     """Section of the recipe -> setting -> value, defaults included; empty values are left out."""
     found: dict[str, dict[str, str]] = {}
     for name, value in run.recipe.items():
-        shown = {path: _shown(inner, path) for path, inner in _flat(value).items()}
+        shown = {path: _show_setting(inner, path) for path, inner in _flatten(value).items()}
         if isinstance(value, Mapping):
             found[name] = {path: text for path, text in shown.items() if text}
         elif shown[""]:
@@ -395,27 +395,27 @@ def settings(run: TrainingRun) -> dict[str, dict[str, str]]:
 def origin(run: TrainingRun) -> dict[str, dict[str, str]]:
     """Part of the record -> name -> value."""
     parts = {
-        name: {path if name == "versions" else _label(path or name): _shown(inner, path) for path, inner in value.items()}
+        name: {path if name == "versions" else _label_key(path or name): _show_setting(inner, path) for path, inner in value.items()}
         for name, value in run.origin.items()
     }
     together = {"Date": run.date} | {name: text for part in parts.values() if len(part) == 1 for name, text in part.items()}
-    shown = {_label(name): part for name, part in parts.items() if len(part) > 1} | {"Machine": together}
+    shown = {_label_key(name): part for name, part in parts.items() if len(part) > 1} | {"Machine": together}
     known = {name: {key: text for key, text in part.items() if text} for name, part in shown.items()}
     return {name: part for name, part in known.items() if part}
 
 
-def _label(name: str) -> str:
+def _label_key(name: str) -> str:
     """A key of the record in words.
 
     Example:
-        >>> _label("data.rows_skipped"), _label("sha256")
+        >>> _label_key("data.rows_skipped"), _label_key("sha256")
         ('Data rows skipped', 'sha256')
     """
     words = name.replace("_", " ").replace(".", " ").strip()
     return words if words[-1:].isdigit() else words[:1].upper() + words[1:]
 
 
-def _shown(value: object, name: str = "") -> str:
+def _show_setting(value: object, name: str = "") -> str:
     if value is None or value == "" or value == [] or value == ():
         return ""
     if isinstance(value, bool):
@@ -425,7 +425,7 @@ def _shown(value: object, name: str = "") -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() or abs(value) >= 10_000 else f"{value:.6g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_shown(each) for each in value)
+        return ", ".join(_show_setting(each) for each in value)
     return str(value)
 
 
@@ -456,11 +456,13 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
     seeds = ", the mean over the seeds" if SEED in sweep.axes else ""
     blocks: list[Block] = [
         Paragraph(f"{len(sweep.runs)} runs: {statuses}. Selected by nDCG@10 on {development}{seeds}."),
-        _candidates(sweep),
+        _candidate_table(sweep),
     ]
     if sweep.best is not None:
         blocks.append(
-            Section(f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best(sweep, sweep.best, folder)), "best")
+            Section(
+                f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best_blocks(sweep, sweep.best, folder)), "best"
+            )
         )
     if scored := [candidate for candidate in sweep.candidates if candidate.scores]:
         values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
@@ -476,7 +478,7 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
     return Report(f"Sweep of {sweep.name}", tuple(blocks))
 
 
-def _best(sweep: Sweep, best: Candidate, folder: Path) -> Iterator[Block]:
+def _best_blocks(sweep: Sweep, best: Candidate, folder: Path) -> Iterator[Block]:
     models = [part for run in best.folders for part in (", ", Span(f"{run}/model", "code"))][1:]
     yield Paragraph(("Trained models: ", *models, ". To train it again:"))
     yield Code(train_command(sweep, folder / "best"))
@@ -510,7 +512,7 @@ def _within_noise(best: Candidate, other: Candidate) -> bool:
     return best.mean - other.mean < 2 * error
 
 
-def _candidates(sweep: Sweep) -> Table:
+def _candidate_table(sweep: Sweep) -> Table:
     axes = [path for path in sweep.axes if path != SEED]
     labels = short_names(axes)
     seeds = SEED in sweep.axes
@@ -548,11 +550,11 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         axes = figure.add_subplot()
         for position, (label, members) in enumerate(groups.items()):
             colour = PALETTE[1 + position % (len(PALETTE) - 1)]
-            ordered = sorted(members, key=lambda each: _rate(each.settings))
-            means = [(_rate(each.settings), 100 * (each.mean or 0.0)) for each in ordered]
+            ordered = sorted(members, key=lambda each: _rate_of(each.settings))
+            means = [(_rate_of(each.settings), 100 * (each.mean or 0.0)) for each in ordered]
             shown = fit(visible(label), 48) or None
             axes.plot(*zip(*means, strict=True), color=colour, marker="o", markersize=5, linewidth=1.4, label=shown)
-            seeds = [(_rate(each.settings), 100 * score) for each in ordered if len(each.scores) > 1 for score in each.scores]
+            seeds = [(_rate_of(each.settings), 100 * score) for each in ordered if len(each.scores) > 1 for score in each.scores]
             axes.plot([x for x, _ in seeds], [y for _, y in seeds], color=colour, marker="o", mfc="none", markersize=3.5, linestyle="none")
         rates = sorted(float(rate) for rate in sweep.axes[LEARNING_RATE] if isinstance(rate, int | float))
         axes.set_xscale("log")
@@ -567,6 +569,6 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         return figure
 
 
-def _rate(settings: Mapping[str, Value]) -> float:
+def _rate_of(settings: Mapping[str, Value]) -> float:
     rate = settings[LEARNING_RATE]
     return float(rate) if isinstance(rate, int | float) else math.nan
