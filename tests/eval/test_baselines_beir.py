@@ -103,12 +103,6 @@ def test_token_vectors_are_scored_with_maxsim(model: Any) -> None:
         DenseRetriever(Words(model))
 
 
-def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
-    exact = IndexRetriever(model).search(CORPUS, QUERIES, 10)
-    # Scores are those of the 16-bit codes of the engine.
-    agree(IndexRetriever(model, engine="faiss-dense:factory=IVF2,Flat,bits=16").search(CORPUS, QUERIES, 10), exact, within=1e-3)
-
-
 def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
     first = IndexRetriever(model, cache=tmp_path / "vectors").search(CORPUS, QUERIES, 10)
     model.encoded.clear()

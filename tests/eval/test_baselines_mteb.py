@@ -209,16 +209,3 @@ def biencoder() -> BiEncoder:
     return BiEncoder.from_parts(
         init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird"
     )
-
-
-def test_model_meta_describes_the_model(biencoder: BiEncoder, model: Any) -> None:
-    meta = QuiverSearch(biencoder).mteb_model_meta
-    assert (meta.name, meta.revision) == ("birds/tiny-bird", biencoder.card.fingerprint)
-    assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 24, "dot")
-    assert (meta.use_instructions, meta.model_type, meta.framework) == (True, ["dense"], ["PyTorch"])
-    parameters = sum(parameter.numel() for parameter in biencoder.encoder.parameters())
-    assert (meta.n_parameters, meta.memory_usage_mb) == (parameters, pytest.approx(4 * parameters / 2**20))
-    assert (meta.license, meta.training_datasets, meta.open_weights, meta.experiment_kwargs) == (None, None, None, None)
-    other = QuiverSearch(Words(model), engine="faiss-dense:factory=HNSW32", name="birds/words").mteb_model_meta
-    assert (other.name, other.similarity_fn_name.value, other.model_type) == ("birds/words", "MaxSim", ["late-interaction"])
-    assert (other.n_parameters, other.use_instructions, other.experiment_kwargs) == (None, False, {"engine": "faiss-dense:factory=HNSW32"})

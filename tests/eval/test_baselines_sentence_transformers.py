@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import shutil
@@ -179,11 +178,6 @@ def test_fingerprints_differ_between_models(make_model: MakeModel, tmp_path: Pat
     assert fingerprint(tmp_path / "tokens") != fingerprint(tmp_path / "weights")
 
 
-def test_unsupported_similarity_is_refused(make_model: MakeModel) -> None:
-    with pytest.raises(InputError, match="similarity_fn_name must be cosine or dot, got 'euclidean'"):
-        load_baseline("sentence-transformers", make_model(similarity="euclidean"))
-
-
 def test_colbert_is_refused_by_versions_without_multi_vector_models(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model()
     settings = json.loads((folder / "config_sentence_transformers.json").read_text())
@@ -206,11 +200,3 @@ def test_missing_or_damaged_models_are_named(tmp_path: Path, make_model: MakeMod
     (folder / "modules.json").write_text("[{")
     with pytest.raises(InputError, match=r"modules\.json: not JSON"):
         load_baseline("sentence-transformers", folder)
-
-
-def test_unknown_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown library 'fasttext'; choose one of sentence-transformers, pylate"):
-        load_baseline("fasttext", tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="sentence-transformers is not installed; pip install sentence-transformers"):
-        load_baseline("sentence-transformers", tmp_path)

@@ -106,27 +106,6 @@ def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_coll
     assert results.collections[0].measures["mrr@10"] == 1.0
 
 
-ARGUMENTS = {"a": ("", "tax is good"), "b": ("", "tax is bad"), "c": ("", "tax")}
-
-
-def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection("arguana", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
-    out = tmp_path / "out"
-    result = evaluate(model, folder, out=out, k=2).collections[0]
-    assert result.exclude_self
-    assert result.run is not None
-    assert list(read_run(out / result.run.file)["a"]) == ["b", "c"]
-    assert set(read_run(out / "runs" / "arguana.test.bm25.trec")["a"]) == {"b", "c"}
-    assert result.measures["ndcg@10"] == 1.0
-
-
-def test_an_unanswered_query_scores_zero(make_collection: MakeCollection) -> None:
-    folder = make_collection(queries={"q1": "bird wings", "q2": "unicorn"}, qrels={"q1": {"d1": 1}, "q2": {"d2": 1}})
-    result = evaluate("bm25", folder).collections[0]
-    assert (result.unanswered, result.measures["ndcg@10"], result.queries) == (1, 0.5, 2)
-    assert (result.worst[0].query, result.worst[0].found, result.worst[0].wanted[0].rank) == ("q2", (), None)
-
-
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -212,20 +191,6 @@ def test_a_judged_document_that_the_corpus_lacks_counts_as_not_found(
     assert "2 judged documents of tiny.test. They count as not found." in report
 
 
-def test_collections_have_telling_names_or_those_that_are_given(model: Any, make_collection: MakeCollection) -> None:
-    first, second = make_collection("manuals/data"), make_collection("letters/test")
-
-    def keys(**given: Any) -> list[str]:
-        return [each.key for each in evaluate(model, [first, second], baselines=(), **given).collections]
-
-    assert keys() == ["manuals.test", "letters.test"]
-    assert keys(collection_name=["one", "two"]) == ["one.test", "two.test"]
-    with pytest.raises(InputError, match=r"got 1 names \(--collection-name\) for 2 collections"):
-        keys(collection_name="one")
-    with pytest.raises(InputError, match=r"must be without slashes, got 'a/b'"):
-        keys(collection_name=["a/b", "c"])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -255,19 +220,6 @@ def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows).replace("\\n", "-"), encoding="utf-8")
     assert evaluate(model, folder, out=tmp_path / "out", baselines=()).collections[0].measures == expected  # a space can be written
     assert set(read_run(tmp_path / "out" / "runs" / "tiny.test.trec")["q"]) == {"d-1", "d 2"}
-
-
-def test_existing_results_are_replaced_only_on_request(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder, out = make_collection(), tmp_path / "out"
-    evaluate("bm25", folder, out=out)
-    before = (out / "results.json").read_bytes()
-    with pytest.raises(InputError, match="already holds results"):
-        evaluate(model, folder, out=out)
-    assert model.encoded == []
-    assert (out / "results.json").read_bytes() == before
-    replaced = evaluate(model, folder, out=out, overwrite=True)
-    assert read_results(out) == replaced
-    assert replaced.system.kind == "dense"
 
 
 def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -423,29 +375,6 @@ class Model:
 
 evaluate(Model(), [first, second], out=out, cache=cache, baselines=())
 """
-
-
-def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder, cache = make_collection(), tmp_path / "cache"
-    once = evaluate(model, folder, cache=cache).collections[0]
-    model.encoded.clear()
-    again = evaluate(model, folder, cache=cache).collections[0]
-    assert model.encoded == []
-    assert (once.cached, again.cached) == (0, 5)
-    assert again.measures == once.measures
-    assert again.truncated == once.truncated
-
-
-def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_collection: MakeCollection) -> None:
-    assert list(evaluate(model, make_collection(), k=100).collections[0].measures) == [
-        "ndcg@10",
-        "map",
-        "mrr@10",
-        "recall@10",
-        "recall@100",
-        "p@10",
-    ]
-    assert list(evaluate(model, make_collection("second"), k=2).collections[0].baselines[0].measures) == ["ndcg@10", "map"]
 
 
 @pytest.mark.parametrize(

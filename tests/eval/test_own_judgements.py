@@ -15,15 +15,12 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark
 from quiver.eval.evaluation import evaluate
-from quiver.eval.report.compare import compare_results
-from quiver.eval.report.retrieval import results_report, write_report
-from quiver.eval.results import read_results
+from quiver.eval.report.retrieval import write_report
 from quiver.retrieval.data.corpus import load_collection, read_qrels, read_queries, read_run
 from quiver.retrieval.data.source import SourceOptions
 from quiver.retrieval.index import BuildOptions, build_index, open_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
-from quiver.retrieval.search.search import fuse_runs
+from quiver.retrieval.search.retrievers import IndexSearcher, SharedModel
 
 MakeCollection = Callable[..., Path]
 
@@ -169,10 +166,6 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
             evaluate(index, **files, rename=rename)
     with pytest.raises(InputError, match="--rename nowhere=grade: no such field"):
         evaluate(index, queries=[{"id": 1, "text": "a"}], qrels=[{"query_id": 1, "file": "a"}], rename={"nowhere": "grade"})
-    (tmp_path / "tables").mkdir()
-    write_csv(tmp_path / "tables" / "a.csv", ("id", "text"), [("1", "a")])
-    with pytest.raises(InputError, match=r"tables: unsupported type; queries are read from .* and saved data sets"):
-        evaluate(index, queries=tmp_path / "tables", qrels=files["qrels"])
     asked = write_csv(tmp_path / "asked.csv", ("question", "answer"), [("bird wings", "birds.md")])
     with pytest.raises(InputError, match=r"no field for the id of the queries; .* queries need none beside .*\(--rename FIELD=document\)"):
         evaluate(index, queries=asked, qrels=asked, group_by="file")
@@ -181,8 +174,6 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
         read_as = f"first line of headless.csv is read as the names of its columns: if it is data, put a line such as {example} before it"
         with pytest.raises(InputError, match=rf"headless\.csv:2: no field for .* are q1, birds\.md, 1; the {read_as}$"):
             evaluate(index, **(files | given), group_by="file")
-    with pytest.raises(InputError, match=r"the fields are query, where, when$"):
-        evaluate(index, queries=files["queries"], qrels=write_csv(tmp_path / "w.csv", ("query", "where", "when"), [("q1", "a", "b")]))
     rows = [{"question": "bird wings", "answer": "birds.md"}]
     for table in (asked, rows):
         with pytest.raises(InputError, match="'answer' would be the text of the queries and the document that answers them"):
@@ -219,17 +210,6 @@ def test_fields_of_other_names_and_questions_in_memory(files: dict[str, Path], t
     binary = {query: {file: min(grade, 1) for file, grade in grades.items()} for query, grades in JUDGED.items()}
     found = [evaluate(index, queries=queries, qrels=each, group_by="file").collections[0].measures for each in (relevant, binary)]
     assert found[0] == found[1]
-
-
-def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dict[str, Path], tmp_path: Path) -> None:
-    results = []
-    for size in (3, 2):
-        build_index(passages(size=size), "bm25", tmp_path / f"index{size}")
-        results.append(evaluate(None, index=tmp_path / f"index{size}", **files, group_by="file", out=tmp_path / str(size), name=str(size)))
-    assert results[0].collections[0].data_sha256 == results[1].collections[0].data_sha256
-    assert not compare_results(tmp_path / "3", tmp_path / "2").unpaired
-    results_report(results)
-    assert read_results(tmp_path / "3") == results[0]
 
 
 def test_a_judged_file_that_is_gone_counts_as_not_found(files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -270,28 +250,6 @@ def test_files_are_ranked_by_their_best_passages(files: dict[str, Path], tmp_pat
     best = {query: dict(sorted(scores.items(), key=lambda each: (each[1], each[0]))[-2:]) for query, scores in by_hand.items()}
     assert max(map(len, by_hand.values())) > 2, "k counts files"
     check_scores(kept.collections[0].measures, best)
-
-
-def test_a_fusion_is_grouped_after_it_was_fused(model: Any, files: dict[str, Path], tmp_path: Path) -> None:
-    documents = passages()
-    dense = IndexSearcher(build_index(documents, model), SharedModel(model), "dense")
-    build_index(documents, "bm25", tmp_path / "words")
-    queries = list(read_queries(files["queries"]))
-    words = evaluate(None, index=tmp_path / "words", queries=files["queries"], qrels=_of_passages(tmp_path), out=tmp_path / "passages")
-    assert words.collections[0].documents == len(documents)
-    runs = [dense.search(queries, 100).to_run([query.id for query in queries]), read_run(tmp_path / "passages" / "runs" / "questions.trec")]
-    by_hand = grouped(fuse_runs(runs, RECIPROCAL_RANKS, k=100))
-    for fused in ("bm25", tmp_path / "words"):
-        found = evaluate(dense, **files, fuse=[fused], group_by="file", k=100).collections[0]
-        check_scores(found.measures, by_hand)
-        assert [base.name for base in found.baselines] == ["bm25"]
-        check_scores(found.baselines[0].measures, grouped(runs[1]))
-    whole = evaluate(FusedRetriever([dense, OpenIndexes().vectors(tmp_path / "words")]), **files, group_by="file", k=100)
-    check_scores(whole.collections[0].measures, by_hand)
-
-
-def _of_passages(tmp_path: Path) -> Path:
-    return write_csv(tmp_path / "passages.csv", ("query_id", "passage_id"), [(query, passages()[0].id) for query in ASKED])
 
 
 def test_a_collection_with_a_corpus_is_judged_by_the_values_of_a_field(make_collection: MakeCollection, tmp_path: Path) -> None:

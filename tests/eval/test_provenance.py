@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
-from importlib.metadata import version
 
 import pytest
-import torch
 
-from quiver.eval.results import DataChecksum, provenance
+from quiver.eval.results import DataChecksum
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.records import Document, Query
 
@@ -20,15 +17,6 @@ def data_sha256(collection: Collection) -> str:
     for document in collection.documents:
         checksum.add_document(document)
     return checksum.hexdigest(collection.queries, collection.qrels)
-
-
-def test_provenance_describes_this_process() -> None:
-    origin = provenance("quiver evaluate")
-    assert origin.command == "quiver evaluate"
-    assert origin.versions["quiver"] == version("quiver-retrieval")
-    assert origin.versions["numpy"] == version("numpy")
-    assert origin.threads == torch.get_num_threads()
-    assert datetime.now(timezone.utc) - datetime.fromisoformat(origin.date) < timedelta(minutes=1)
 
 
 DATA = Collection(

@@ -152,7 +152,7 @@ def test_mistakes_are_found_before_the_folder_is_touched(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("stage", ["train_and_save", "evaluate", "build_index"])
+@pytest.mark.parametrize("stage", ["train_and_save", "build_index"])
 def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
     earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, stage: str
 ) -> None:

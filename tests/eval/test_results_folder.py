@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark
 from quiver.eval.evaluation import evaluate
-from quiver.eval.results import Results, read_results, results_folder, write_results
+from quiver.eval.results import Results, read_results, results_folder
 
 
 @pytest.fixture
@@ -42,15 +41,6 @@ def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
     assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"
     assert content["provenance"]["versions"].keys() >= {"quiver", "python", "torch", "numpy"}
     assert content["provenance"]["date"].endswith("+00:00")
-
-
-def test_an_incomplete_group_makes_the_headline_null(written: tuple[Results, Path], tmp_path: Path) -> None:
-    results = written[0]
-    files = {"run": None, "per_query": None, "query_texts": None}
-    incomplete = replace(results.collections[0], group="cqadupstack", group_size=12, **files)
-    write_results(replace(results, collections=(incomplete,)), tmp_path)
-    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["ndcg@10"] is None
-    assert read_results(tmp_path).headline is None
 
 
 def test_a_folder_without_results_is_half_written(tmp_path: Path) -> None:

@@ -88,12 +88,6 @@ def test_the_development_collection_of_a_recipe_is_scored(rows: Path, collection
     assert not (tmp_path / "missing").exists()
 
 
-@pytest.mark.parametrize("recipe", ["no-such-recipe", "missing.yaml"])
-def test_a_recipe_that_does_not_exist_is_an_input_error(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=recipe):
-        quiver.train(recipe, str(tmp_path / "run"))
-
-
 def claims(record: dict[str, Any]) -> dict[str, Any]:
     recipe = record["recipe"]
     return {name: recipe[name] for name in ("description", "source", "cost", "expected")} | {"revision": record["data"]["revision"]}

@@ -9,7 +9,7 @@ import pytest
 from quiver.eval.datasets.benchmarks import Policy
 from quiver.eval.evaluation import QUERIES, SHOWN, worst_queries
 from quiver.eval.metrics import score
-from quiver.eval.results import SNIPPET, TokenMatch
+from quiver.eval.results import TokenMatch
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.records import Document, Query
 
@@ -50,15 +50,6 @@ def test_documents_are_shown_with_grade_rank_and_text() -> None:
     ]
     assert len(worst.wanted) == SHOWN
     assert worst.wanted[0].text == "title 2 text 2"
-
-
-def test_titles_follow_the_policy_and_long_texts_are_cut() -> None:
-    documents = [Document("d", "word " * 1000, "title")]
-    qrels = {"q": {"d": 1}}
-    (worst,) = worst_queries(_collection(documents, qrels), Policy(use_title=False), {}, score(qrels, {}))
-    assert worst.wanted[0].text.startswith("word word")
-    assert len(worst.wanted[0].text) == SNIPPET
-    assert worst.wanted[0].text.endswith("…")
 
 
 @pytest.mark.parametrize("found", [True, False])

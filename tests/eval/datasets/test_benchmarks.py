@@ -45,23 +45,6 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     assert only(folder).split == "test"
 
 
-@pytest.mark.parametrize("root", ["cqadupstack", "CQADupStack"])
-def test_the_forums_of_cqadupstack_are_one_data_set(
-    make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
-) -> None:
-    (tmp_path / root).mkdir()
-    for forum in ("android", "english"):
-        make_collection(forum).rename(tmp_path / root / forum)
-    android, english = only(tmp_path / root / "android"), only(tmp_path / root / "english")
-    assert (android.name, english.name, android.split) == ("cqadupstack-android", "cqadupstack-english", "test")
-    assert android.metadata == english.metadata == Metadata(licence="apache-2.0", group="cqadupstack", group_size=12)
-    assert android.metadata.revision is None
-    monkeypatch.chdir(tmp_path / root / "android")
-    assert only(".").name == "cqadupstack-android"
-    alone = make_collection("android")
-    assert only(alone) == Benchmark("android", "test", Policy(), Metadata(), LocalFolder(alone, "test"))
-
-
 @pytest.mark.parametrize("split", ["", "  "])
 def test_an_empty_split_is_refused(make_collection: Callable[..., Path], split: str) -> None:
     for data in (make_collection(), "beir/scifact"):
@@ -77,14 +60,6 @@ def test_an_unknown_name_is_reported(data: str) -> None:
         rf".*qrels/dev\.tsv, or a registered name \(",
     ):
         resolve(data, "dev")
-
-
-def test_a_file_is_refused_with_the_commands_that_take_one(make_collection: Callable[..., Path]) -> None:
-    file = make_collection() / "corpus.jsonl"
-    with pytest.raises(
-        InputError, match=r"^[^\n]*BEIR folder[^\n]*quiver index build [^\n]*corpus\.jsonl [^\n]*--queries FILE --qrels FILE[^\n]*$"
-    ):
-        resolve(file, "test")
 
 
 Fetched = Callable[..., Path]

@@ -76,7 +76,3 @@ def test_unreadable_cards_are_reported_in_one_line(front: str, names: Sequence[s
     with pytest.raises(InputError, match=re.escape(message)) as error:
         table_files(TABLE, card(front), names)
     assert "\n" not in str(error.value)
-
-
-def test_an_optional_table_may_be_missing() -> None:
-    assert table_files(TABLE, "", ["README.md"], required=False) == []

@@ -151,11 +151,3 @@ def test_damaged_parquet_is_reported(published: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=re.escape(f"{path}: damaged Parquet after row 0")) as error:
             source.load(tmp_path, "nano", "train")
         assert "\n" not in str(error.value)
-
-
-def test_a_corpus_that_changes_between_readings_is_reported(published: Any, tmp_path: Path) -> None:
-    collection = beir_zip(published, tmp_path).load(tmp_path, "birds", "test")
-    with (tmp_path / "birds" / "corpus.jsonl").open("ab") as file:
-        file.write(b'{"_id": "d4", "text": "new"}\n')
-    with pytest.raises(InputError, match=r"corpus\.jsonl: changed while in use: 3 documents at first, 4 now"):
-        list(collection.documents)

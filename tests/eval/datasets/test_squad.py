@@ -87,14 +87,3 @@ def test_judgements_are_copied_and_checked(make_file: Callable[[object], Path], 
 def test_invalid_files_are_reported_in_one_line(make_file: Callable[[object], Path], data: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_squad(make_file(data))
-
-
-@pytest.mark.data
-def test_korquad_has_the_published_judgements(quiver_data: Path, tmp_path: Path) -> None:
-    folder = quiver_data / "korquad_v1_dev"
-    squad = read_squad(folder / "raw" / "KorQuAD_v1.0_dev.json")
-    assert (len(squad.documents), len(squad.queries)) == (960, 5_774)
-    splits = write_squad(squad, tmp_path / "korquad", qrels=folder / "qrels")
-    assert splits == ["article_dev", "article_test", "article_train", "test"]
-    published = load_collection(tmp_path / "korquad", "test").qrels
-    assert published == {query: {document: 1} for query, document in squad.answers.items()}

@@ -5,7 +5,6 @@ The task is a GLUE task, which has a head, dropout and a score. Span QA is teste
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -239,27 +238,3 @@ def test_a_run_is_resumed_only_with_the_same_recipe_and_data(
     train(make_glue("cola", updates=UPDATES, log_every=7), out, resume=True)
     assert "changed since the run was started: training.log_every; this does not affect the weights" in caplog.text
     assert "changed since the run was started: threads; the final weights may differ slightly" in caplog.text
-
-
-def test_an_overwritten_run_leaves_no_results(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, out = (
-        make_glue("cola", updates=UPDATES | {"epochs": 0.2}),
-        make_glue("cola", updates=UPDATES, seed=5),
-        tmp_path / "out",
-    )
-    train(first, out)
-    before = (out / RESULTS).read_bytes()
-    with monkeypatch.context() as patch:
-        after_step(2, die, patch)
-        with pytest.raises(Killed):
-            train(second, out, overwrite=True)
-    assert (out / RESULTS).read_bytes() == before, "the old run is restored completely"
-    assert read_json(out / "run.json")["recipe"]["training"]["seed"] == 12
-    with monkeypatch.context() as patch:
-        after_step(6, die, patch)
-        with pytest.raises(Killed):
-            train(second, out, overwrite=True)
-    assert not (out / RESULTS).exists()
-    train(second, out, resume=True)
-    assert json.loads((out / RESULTS).read_text())["task"] == "cola"
-    assert not list(out.glob(".replaced-*"))

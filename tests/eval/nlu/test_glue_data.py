@@ -108,20 +108,3 @@ def test_an_invalid_folder_is_named(tmp_path: Path) -> None:
     other.rename(tmp_path / "other" / "qnli" / other.name)
     with pytest.raises(InputError, match="column 'question' of QNLI must be a string, got missing; is this the file of another task"):
         read_split(str(tmp_path / "other"), TASKS["qnli"], "train")
-
-
-def test_a_local_copy_of_the_hub_repository_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder has a card as on the Hub, with configurations, their splits and files."""
-    pytest.importorskip("datasets")
-    folder = tmp_path / "hub" / "nyu-mll" / "glue"
-    lines = ["---", "configs:"]
-    for name, task in TASKS.items():
-        lines += [f"- config_name: {name}", "  data_files:"]
-        for split in ("train", task.held_out):
-            written(folder, name, split)
-            lines += [f"  - split: {split}", f"    path: {name}/{split}-*"]
-    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
-    monkeypatch.setenv("QUIVER_HUB", str(tmp_path / "hub"))
-    for name in ("cola", "mnli", "stsb"):
-        hub, local = (read_split(source, TASKS[name], TASKS[name].held_out) for source in ("hub://nyu-mll/glue", str(folder)))  # type: ignore[index]
-        assert hub == local

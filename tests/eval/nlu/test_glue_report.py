@@ -10,10 +10,9 @@ from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.eval.metrics import average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA
-from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout, glue_report
+from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
-from quiver.eval.report.formats import render_markdown
 
 
 def run(task: TaskName, score: float) -> TaskRun:
@@ -50,18 +49,6 @@ def test_our_row_follows_the_rows_of_the_paper() -> None:
     assert ours.cells[-1] == pytest.approx((7 * 50 + 89.12) / 8)
     assert (ours.measured, ours.origin) == ("8 of 8", "measured")
     assert len(layout.lines) == 13
-
-
-def test_the_report_renders_as_markdown() -> None:
-    text = render_markdown(glue_report(results(cola=0.61234, stsb=0.9, rte=0.8)))
-    [line] = [line for line in text.splitlines() if "(mine)" in line]
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["61.2", "", "", "90.0", "", "", "", "80.0", "", "3 of 8"]
-    [stsb] = [line for line in text.splitlines() if line.startswith("| STS-B")]
-    assert "spearman 90.00, pearson 90.00" in stsb
-    assert "90 of 156" in stsb
-    [rte] = [line for line in text.splitlines() if line.startswith("| RTE")]
-    assert "| MNLI |" in rte
-    assert "accuracies" in text
 
 
 def record(name: str, task: TaskName) -> dict[str, object]:

@@ -14,7 +14,6 @@ import torch
 from quiver.encoder import Encoder, EncoderConfig, InputError, SpanQA, Tokenizer, init_head, init_weights, preset, save_encoder, save_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
-from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answers import answer_questions, score_predictions
 from quiver.eval.nlu.qa_training import open_span_qa, train_qa
@@ -197,17 +196,3 @@ def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
     assert (recipe.data.development, recipe.data.train_split, recipe.data.test_split) == (None, None, None)
     assert recipe.windows.replace(max_length=512) == other.windows
-
-
-def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
-    with pytest.raises(SchemaError) as caught:
-        load_qa_recipe("qa-korquad-512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
-        "model.dropout",
-        "data.official",
-        "updates.epochs",
-        "windows.overlap",
-    ]
-    with pytest.raises(SchemaError) as caught:
-        load_qa_recipe("qa-korquad-512", ["data.development_split=dev.tsv", "training.patience=2"])
-    assert caught.value.problems == ["training.patience: requires data.development", "data.development_split: requires data.development"]

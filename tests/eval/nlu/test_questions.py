@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.nlu.questions import Answer, Question, read_questions, read_split, stands
+from quiver.eval.nlu.questions import Answer, Question, read_questions, stands
 
 CONTEXT = "서울은 대한민국의 수도이다. 부산은 항구이다."
 
@@ -73,17 +73,3 @@ def test_malformed_files_are_named(tmp_path: Path) -> None:
     path.write_text('{"data": {}}')
     with pytest.raises(InputError, match="'data' must be a list"):
         read_questions(path)
-
-
-@pytest.mark.data
-def test_korquad_has_the_published_number_of_questions(quiver_data: Path) -> None:
-    folder = quiver_data / "korquad_v1_dev"
-    file = folder / "raw" / "KorQuAD_v1.0_dev.json"
-    found = read_questions(file)
-    assert (len(found.questions), found.misplaced) == (5_774, 0)
-    splits = {name: read_split(folder / "qrels" / f"article_{name}.tsv") for name in ("train", "dev", "test")}
-    assert {name: len(ids) for name, ids in splits.items()} == {"train": 2_849, "dev": 602, "test": 2_323}
-    contexts = [{question.context for question in read_questions(file, only=ids).questions} for ids in splits.values()]
-    assert not contexts[0] & contexts[1]
-    assert not contexts[0] & contexts[2]
-    assert not contexts[1] & contexts[2]

@@ -27,7 +27,6 @@ from quiver.eval.report.formats import (
     Table,
     check_format,
     render_html,
-    render_latex,
     render_markdown,
     write,
 )
@@ -68,16 +67,6 @@ def test_html_shows_every_block_and_a_chart_in_the_colours_of_the_page() -> None
         assert part in page
     assert "bars.svg" not in page
     assert "#20242a" not in page[page.index("<body>") :]
-
-
-def test_latex_prints_the_tables_alone() -> None:
-    text = render_latex(REPORT, comments=["made\nby hand"])
-    assert "% made by hand\n" in text
-    assert r"bm25 & \textbf{65.70} \\" in text
-    assert r"\midrule" + "\n" + r"a\textless{}b & \underline{61.20} \\" in text
-    assert r"\caption{Scores. Higher is better. The best of a column is bold, the second underlined.}" in text
-    assert r"\label{tab:scores}" in text
-    assert "quiver x" not in text
 
 
 def test_examples_are_cards_on_a_page_and_rows_in_markdown() -> None:

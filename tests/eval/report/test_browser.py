@@ -156,30 +156,6 @@ def test_a_column_sorts_by_keyboard(tab: Any, evaluated: Callable[..., list[Resu
     assert tab.complaints() == []
 
 
-def test_the_button_switches_to_the_dark_theme(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), DESK)
-    seen = []
-    for _ in range(3):
-        seen.append(tab.run("[document.getElementById('theme').textContent, getComputedStyle(document.body).backgroundColor]"))
-        tab.run("document.getElementById('theme').click()")
-    assert [name for name, _ in seen] == ["Dark", "Light", "Dark"]
-    assert seen[0] == seen[2] != seen[1]
-
-
-def test_the_whole_command_is_copied(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path) -> None:
-    result = evaluated(systems=1, collections=1, forums=False)[0]
-    command = "quiver evaluate --model 'a  b' \\\n  --data \"$HOME/<x>&amp;\" --out runs/été"
-    result = replace(result, provenance=replace(result.provenance, command=command))
-    tab.open(_write(tmp_path / "report.html", [result]).as_uri(), DESK)
-    kept = """(() => {
-      let kept = null;
-      Object.defineProperty(navigator, 'clipboard', { value: { writeText: text => { kept = text; return Promise.resolve(); } } });
-      document.querySelector('.copy').click();
-      return new Promise(then => setTimeout(() => then([kept, document.querySelector('.copy').textContent]), 0));
-    })()"""
-    assert tab.run(kept) == [command, "Copied"]
-
-
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
 def test_hostile_texts_run_no_script_and_do_not_change_the_layout(
     tab: Any, evaluated: Callable[..., list[Results]], hostile: str, tmp_path: Path, size: tuple[int, int]
@@ -207,14 +183,3 @@ def test_the_content_security_policy_blocks_injected_scripts(tab: Any, page: Pat
     tab.open(broken.as_uri(), DESK)
     assert tab.run("document.title") == "Retrieval results"
     assert any("Content Security Policy" in json.dumps(event) for event in tab.complaints())
-
-
-def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
-    tab.open(page.as_uri(), DESK, dark=True)
-    tab.send("Emulation.setEmulatedMedia", media="print")
-    tab.send("Emulation.setDeviceMetricsOverride", width=720, height=1000, deviceScaleFactor=1, mobile=False)  # A4 without its margins
-    assert tab.run("document.querySelector('#collection-1 table').getBoundingClientRect().right") <= 720
-    assert tab.run("[...document.querySelectorAll('nav, .tool')].every(each => getComputedStyle(each).display === 'none')")
-    assert tab.run("[...document.querySelectorAll('.box')].every(each => getComputedStyle(each).overflow === 'visible')")
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    tab.send("Emulation.setEmulatedMedia", media="")

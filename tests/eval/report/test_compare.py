@@ -114,37 +114,6 @@ def test_p_values_are_corrected_over_the_comparisons_that_have_the_measure(make_
     )
 
 
-def test_several_systems_are_compared_with_one_baseline(make_folder: MakeFolder) -> None:
-    folders = [
-        make_folder(source, {"scifact": _scores(seed, shift=shift), "cosqa": _scores(seed + 10, shift=shift)})
-        for seed, (source, shift) in enumerate((("alpha", 0.0), ("beta", 0.2), ("gamma", 0.0)))
-    ]
-    comparison = compare_results(*folders)
-    assert comparison.systems == ("beta", "gamma")
-    assert [(each.system, each.data_set) for each in comparison.pairings] == [
-        ("beta", "scifact.test"),
-        ("beta", "cosqa.test"),
-        ("gamma", "scifact.test"),
-        ("gamma", "cosqa.test"),
-    ]
-    for name in DEFAULT:
-        expected = holm([pairing.measures[name].paired.p for pairing in comparison.pairings])
-        assert [pairing.measures[name].corrected for pairing in comparison.pairings] == expected
-    assert {average.measures["ndcg@10"].family for average in comparison.averages} == {2}
-    assert [each.measures["ndcg@10"].verdict for each in comparison.averages] == ["better", "not significant"]
-
-
-def test_a_system_is_compared_with_its_own_baseline(make_folder: MakeFolder, tmp_path: Path) -> None:
-    mine, floor = _scores(1, shift=0.2), _scores(2)
-    comparison = compare_results("bm25", make_folder("alpha", {"scifact": mine, "cosqa": mine}, bm25={"scifact": floor}))
-    assert (comparison.baseline, comparison.systems) == ("bm25", ("alpha",))
-    (pairing,) = comparison.pairings
-    assert pairing.measures["ndcg@10"].paired.p == compare_queries(floor, mine).p
-    assert [(each.collection, each.has, each.lacks) for each in comparison.unpaired] == [("cosqa.test", "alpha", "bm25")]
-    with pytest.raises(InputError, match=r"bm26: there is no such folder, and the results hold no baseline of that name; they hold bm25"):
-        compare_results("bm26", tmp_path / "alpha")
-
-
 def test_collections_of_only_one_system_are_listed(make_folder: MakeFolder) -> None:
     both = _scores(1)
     comparison = compare_results(make_folder("alpha", {"a": both, "b": both}), make_folder("beta", {"b": both, "c": both}))

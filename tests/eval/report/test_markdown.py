@@ -106,10 +106,3 @@ def test_the_protocol_states_the_scoring_rules(make_scored: MakeScored, make_res
         "| Baseline bm25 | k1 0.9, no stemmer",
     ):
         assert sentence in protocol
-
-
-def test_equal_results_give_equal_bytes(make_scored: MakeScored, make_results: MakeResults) -> None:
-    results = [make_results(name, make_scored("scifact", 0.5, floor=0.4)) for name in ("alpha", "beta")]
-    assert render(results) == render(list(results))
-    assert render(results).endswith("\n")
-    assert all(line == line.rstrip() for line in render(results).splitlines())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import huggingface_hub
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from quiver.encoder.errors import InputError
@@ -45,14 +43,6 @@ def test_the_hub_client_reads_the_model_index(make_scored: MakeScored, make_resu
     }
 
 
-def test_a_readme_with_the_metadata_is_a_model_card(make_scored: MakeScored, make_results: MakeResults) -> None:
-    text = render_model_index(make_results("alpha", make_scored("scifact", 0.5)), name="my-model")
-    card = ModelCard(text + "# My model\n")
-    assert card.data.model_name == "my-model"
-    assert card.data.eval_results is not None
-    assert card.data.eval_results[0].metric_value == 0.5
-
-
 def test_eval_results_name_the_task_of_the_leaderboard(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results(
         "alpha", make_scored("scifact", 0.657041234), make_scored("cosqa", 0.5), make_scored("mldr-ko", 0.3, split="dev")
@@ -66,20 +56,6 @@ def test_eval_results_name_the_task_of_the_leaderboard(make_scored: MakeScored, 
         "source": {"url": "https://example.org/report"},
     }
     assert second["dataset"] == {"id": "mteb/MultiLongDocRetrieval", "task_id": "MultiLongDocRetrieval_ko_dev"}
-
-
-@pytest.mark.skipif(not hasattr(huggingface_hub, "parse_eval_result_entries"), reason="huggingface_hub is too old for this format")
-def test_the_hub_client_reads_and_writes_equal_eval_results(make_scored: MakeScored, make_results: MakeResults) -> None:
-    text = render_eval_results(
-        make_results("alpha", make_scored("scifact", 0.6), make_scored("nfcorpus", 0.3)), source_url="https://example.org"
-    )
-    content = yaml.safe_load(text)
-    entries = huggingface_hub.parse_eval_result_entries(content)
-    assert [(entry.dataset_id, entry.value, entry.source_url) for entry in entries] == [
-        ("mteb/scifact", 60.0, "https://example.org"),
-        ("mteb/nfcorpus", 30.0, "https://example.org"),
-    ]
-    assert huggingface_hub.eval_result_entries_to_yaml(entries) == content
 
 
 def test_only_files_with_our_metadata_are_replaced(make_scored: MakeScored, make_results: MakeResults) -> None:

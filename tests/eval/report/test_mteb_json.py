@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.errors import InputError
 from quiver.eval.report.hub import AGGREGATES, TASKS, task_results, without_task
 from quiver.eval.results import CollectionResult, Results
 
@@ -48,17 +47,6 @@ def test_each_task_has_one_file(make_scored: MakeScored, make_results: MakeResul
     assert list(task_results(results)) == ["SciFact.json"]
 
 
-def test_subsets_of_a_task_share_a_file(make_scored: MakeScored, make_results: MakeResults) -> None:
-    results = make_results("alpha", make_scored("mldr-en", 0.3), make_scored("mldr-ko", 0.4), make_scored("mldr-ko", 0.6, split="dev"))
-    (content,) = task_results(results).values()
-    scores = content["scores"]
-    assert isinstance(scores, dict)
-    assert {split: [(each["hf_subset"], each["languages"], each["main_score"]) for each in found] for split, found in scores.items()} == {
-        "test": [("en", ["eng-Latn"], 0.3), ("ko", ["kor-Hang"], 0.4)],
-        "dev": [("ko", ["kor-Hang"], 0.6)],
-    }
-
-
 def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, make_results: MakeResults) -> None:
     names = [name for name in TASKS if name.startswith("cqadupstack-")]
     assert len(names) == 12
@@ -76,11 +64,6 @@ def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, 
     # Complete in one split, with an additional part in another.
     beside = task_results(make_results("alpha", *forums, replace(forums[0], split="dev")))["CQADupstackRetrieval.json"]["scores"]
     assert beside == scores
-
-
-def test_results_without_an_mteb_task_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match=r"mteb has no task for these collections, or uses .*: 'cosqa\.test', 'cranfield\.test'$"):
-        task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
 
 
 @pytest.mark.parity

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
 from quiver.eval.report.paper import Layout, averages, paper_layouts, write_paper
@@ -93,16 +92,6 @@ def test_msmarco_is_dev_as_beir_has_it_or_test_as_table_7_seems_to_have(
     assert line(overview, "beta") == ({"ColBERT BEIR": pytest.approx(40.0)} if split == "dev" else {})
 
 
-@pytest.mark.parametrize("name", ["cranfield", "cqadupstack-1"])
-def test_a_system_without_a_column_is_refused(make_scored: MakeScored, make_results: MakeResults, name: str) -> None:
-    """A part of a group, such as one forum of CQADupStack, has no column either."""
-    scifact = make_results("alpha", make_scored("scifact", 0.6))
-    lost = make_results("beta", make_scored(name, 0.6, group="cqadupstack" if "-" in name else None, group_size=12 if "-" in name else 1))
-    for results in ([lost], [scifact, lost]):
-        with pytest.raises(InputError, match=rf"beta: no table of the paper has a column for {name}\.test; leave these results out"):
-            paper_layouts(results)
-
-
 def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScored, make_results: MakeResults) -> None:
     languages = [make_scored(f"coir-codesearchnet-{n}", 0.1 * n, group="coir-codesearchnet", group_size=6) for n in range(6)]
     zero_shot = make_results("zero", make_scored("mldr-en", 0.3), *languages)
@@ -116,17 +105,6 @@ def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScor
     assert line(table, "late minus ModernBERT-large") == {"ColBERT MLDR OOD": pytest.approx(80.0 - 80.4)}
     counts = {row.label: row.measured for row in table.lines if row.origin == "measured"}
     assert counts == {"zero": "MLDR 1 of 1, CSN 6 of 6", "tuned": "MLDR 1 of 1, CSN 1 of 6, SQA 1 of 1", "late": "MLDR 1 of 1"}
-
-
-def test_stand_ins_have_a_separate_table(make_scored: MakeScored, make_results: MakeResults) -> None:
-    tuned = make_results("tuned", make_scored("pycodesearch", 0.6, in_domain=True, floor=0.2), make_scored("cosqa", 0.4), kind="colbert")
-    layouts = paper_layouts([tuned, make_results("zero", make_scored("designdocs_long", 0.5))])
-    table = layout(layouts, "stand-ins")
-    assert line(table, "bm25") == {"pycodesearch OOD": pytest.approx(20.0)}
-    assert line(table, "tuned (colbert)") == {"pycodesearch ID": pytest.approx(60.0), "cosqa OOD": pytest.approx(40.0)}
-    assert line(table, "zero (dense)") == {"designdocs_long OOD": pytest.approx(50.0)}
-    assert "not the paper's collections" in table.notes[0]
-    assert "stand-ins" not in [each.name for each in paper_layouts([make_results("alpha", make_scored("scifact", 0.5))])]
 
 
 def test_superscripts_compare_measured_rows_only(make_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,23 +59,6 @@ def test_the_same_questions_are_one_collection_under_any_name(make_scored: MakeC
     assert "2 systems on 1 collection." in render_markdown(results_report([first, other]))
     both = make_results("both", make_scored("scifact", 0.6, **data), make_scored("copy", 0.6, **data))
     assert [each.key for each in with_common_names([both])[0].collections] == ["scifact.test", "copy.test"]
-
-
-def test_a_system_has_one_row_over_collections_of_files_and_of_documents(make_scored: MakeCollection, make_results: MakeResults) -> None:
-    def rows(*results: Results) -> list[str]:
-        table = render_markdown(results_report(results)).split("## ")[1]
-        return [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")][2:]
-
-    wiki, papers = make_scored("wiki", 0.9), make_scored("papers", 0.6)
-    files, documents = (make_results("bm25", each, kind="bm25", group_by=by) for each, by in ((wiki, "file"), (papers, "")))
-    assert rows(files, documents) == ["bm25"]
-    assert rows(files, make_results("bm25", replace(wiki, measures=papers.measures), kind="bm25")) == [
-        "bm25 (grouped by file)", "bm25 (not grouped)"
-    ]  # fmt: skip
-    fused = [make_results(f"{each.name} + bm25", each, kind="fusion", name="hybrid") for each in (wiki, papers)]
-    assert rows(*fused) == ["hybrid"]
-    assert "| hybrid | 75.00 (2 of 2) |" in render_markdown(results_report(fused))
-    assert len(rows(fused[0], make_results("dense", papers, kind="dense", name="hybrid"))) == 2
 
 
 def test_a_plot_has_a_bar_per_collection_and_system(make_scored: MakeCollection, make_results: MakeResults) -> None:

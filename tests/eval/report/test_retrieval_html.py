@@ -205,22 +205,6 @@ def test_every_field_of_a_system_and_its_machine_is_shown(evaluated: Evaluated) 
     assert len(cells(run.all("table")[0])) == 1 + 3 * 9
 
 
-def test_times_and_overhead_are_shown(page: Element) -> None:
-    table = cells(section(page, "seconds").all("table")[0])
-    assert table[0][2:] == [
-        "Encode documents",
-        "Index",
-        "Encode queries",
-        "Search",
-        "Check of the data",
-        "Other",
-        "Total",
-        "Overhead | percent",
-    ]
-    assert table[1][2:] == ["432.10", "0.40", "4.40", "0.90", "-", "1.70", "439.50", "0.48"]
-    assert next(row for row in table if row[1] == "bm25")[2:] == ["-", "-", "-", "3.25", "-", "0.04", "3.29", "1.22"]
-
-
 @pytest.fixture(scope="module")
 def poisoned_html(evaluated: Evaluated, hostile: str) -> str:
     return render_html(results_report([_poison(result, hostile) for result in evaluated()], title=hostile))

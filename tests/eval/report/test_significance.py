@@ -13,7 +13,6 @@ import pytest
 from quiver.eval.metrics import holm, paired_tests
 from quiver.eval.report.compare import compare_results, significance
 from quiver.eval.report.retrieval import write_report
-from quiver.eval.report.rows import AVERAGE
 from quiver.eval.results import FILE, read_results
 from tests.eval.paired import compare_parts
 
@@ -90,16 +89,6 @@ def test_the_test_is_that_of_compare(make_folder: MakeFolder) -> None:
     assert better(folders[::-1])["scifact.test", "gamma"] == ["alpha"]
 
 
-@pytest.mark.parametrize(("sets", "marked"), [(2, True), (3, False)])
-def test_the_correction_covers_all_data_sets(sets: int, marked: bool, make_folder: MakeFolder) -> None:
-    names = ["scifact", "cosqa", "fiqa"][:sets]
-    folders = [make_folder(name, dict.fromkeys(names, scores)) for name, scores in three(8).items()]
-    found = better(folders)
-    # 6 * 2/256 is below 0.05, 9 * 2/256 is not; the averages, over all queries, are corrected apart.
-    assert (("scifact.test", "gamma") in found) == marked
-    assert found[AVERAGE, "gamma"] == ["alpha", "beta"]
-
-
 def test_a_baseline_of_other_documents_has_a_row_and_tests_of_its_own(make_folder: MakeFolder, tmp_path: Path) -> None:
     """Such as BM25 over passages beside BM25 over whole documents."""
     systems = three(8)
@@ -155,15 +144,6 @@ def test_a_system_without_a_member_has_no_average_and_its_column_no_superscripts
     assert cells(text, "A alpha")[1].startswith("28.75 (")
     assert cells(text, "C gamma")[2].startswith("**51.25**<sup>AB</sup> (")
     assert "<sup>" not in cells(text, "C gamma")[3]
-
-
-def test_the_baseline_is_tested_and_without_scores_per_query_nothing_is(make_folder: MakeFolder) -> None:
-    systems = three(8)
-    tested = make_folder("gamma", {"scifact": systems["gamma"]}, bm25={"scifact": systems["alpha"]})
-    assert better([tested])["scifact.test", "gamma"] == ["bm25"]
-    bare = make_folder("delta", {"scifact": systems["gamma"]}, changed={"scifact": {"per_query": None}})
-    found = significance([tested, bare], [read_results(each) for each in (tested, bare)])
-    assert (found.better, found.method) == ({}, "")
 
 
 def test_every_format_shows_superscripts_and_names_the_test(make_folder: MakeFolder, tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.metrics import Average
 from quiver.eval.report.retrieval import system_properties
-from quiver.eval.report.rows import check_data, collections_by_key, members, row_average, row_data_sets, rows, system_keys
+from quiver.eval.report.rows import check_data, rows, system_keys
 from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, label_systems
 
 MakeScored = Callable[..., CollectionResult]
@@ -71,17 +70,6 @@ def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored
     several = [make_results("alpha", make_scored("scifact", 0.7, floor=floor, index=IndexUsed(name, {}))) for floor, name in scored]
     shown = {row.label: row.scores["scifact.test"].measures[HEADLINE] for row in rows(label_systems(several)) if "bm25" in row.label}
     assert shown == {"bm25": 0.5, "bm25 of alpha [ivf]": 0.4, "bm25 of alpha [hnsw]": 0.3}
-
-
-def test_averages_are_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:
-    forums = [make_scored(f"forum-{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
-    results = [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", *forums[:1])]
-    by_key = collections_by_key(results)
-    whole, part = rows(label_systems(results))
-    assert members(by_key.values()) == {"scifact.test": ["scifact.test"], "forums": ["forum-a.test", "forum-b.test"]}
-    assert row_data_sets(whole, by_key) == {"scifact.test": 0.6, "forums": pytest.approx(0.3)}
-    assert row_average(whole, by_key).value == pytest.approx(0.45)
-    assert row_average(part, by_key) == Average(None, 0, 2)
 
 
 def test_results_that_cannot_share_a_table_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:

@@ -12,7 +12,7 @@ import pytest
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
 from quiver.eval.report.formats import render_markdown
-from quiver.eval.report.training import LINES, log_table, read_run, summary, training_report, write_training_report
+from quiver.eval.report.training import read_run, summary, training_report, write_training_report
 from quiver.retrieval.training.recipe import load_recipe
 
 HOSTILE = "<script>alert(1)</script> | a\x00b\u202e `x`"
@@ -99,16 +99,6 @@ def test_the_report_shows_the_record(make_run: Callable[..., Path]) -> None:
         assert shown in text
     assert "schedulefree" not in text
     assert "```sh\nquiver train dpr-modernbert-base --out runs/a\n```" in text
-
-
-def test_long_logs_are_sampled_from_first_to_last_line(make_run: Callable[..., Path]) -> None:
-    table = log_table(read_run(make_run()))
-    rows = [[cell.text for cell in row.cells] for row in table.rows]
-    assert [column.label for column in table.columns] == ["Step", "Loss", "Learning rate", "Gradient norm", "Tokens/s"]
-    assert len(rows) == LINES
-    assert rows[0] == ["10", "10", "8e-05", "2", "10,010"]
-    assert rows[-1][0] == "305"
-    assert len({row[0] for row in rows}) == LINES
 
 
 def test_an_unfinished_run_is_read_from_its_log(tmp_path: Path, recipe: dict[str, Any]) -> None:
