@@ -41,21 +41,18 @@ Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 BEIR_TABLES: Mapping[Kind, BeirTable] = {"dense": TABLE_7, "colbert": TABLE_8}
 """Kind of a system -> its table in the paper."""
 
-STAND_INS = (Column("designdocs_long", "designdocs_long"), Column("pycodesearch", "pycodesearch"), Column("cosqa", "cosqa"))
-"""Collections that replace MLDR (the first) and the code collections where these cannot be downloaded."""
-
 
 @dataclass(frozen=True)
 class Line:
     """A row of a layout."""
 
     label: str
-    cells: tuple[float | None, ...]
-    measured: str
-    origin: Literal["paper", "floor", "measured", "difference"]
-    key: Key | None = None
-    data_sets: tuple[str, ...] = ()
-    better_than: tuple[tuple[str, ...], ...] = ()
+    cells: tuple[float | None, ...]  # points; None is blank
+    measured: str  # how many of the collections were measured; empty for a published row
+    origin: Literal["paper", "floor", "measured", "difference"]  # a floor is published, of another source
+    key: Key | None = None  # letter of a measured system in superscripts; None if the table has none
+    data_sets: tuple[str, ...] = ()  # by column, the data set or average by which a measured figure was tested
+    better_than: tuple[tuple[str, ...], ...] = ()  # by column, letters of the systems that it is significantly better than
 
 
 @dataclass(frozen=True)
@@ -115,24 +112,17 @@ class _Measured:
 
     def marked(self, lines: Sequence[Line]) -> tuple[Line, ...]:
         """The lines of a table with superscripts: a figure is compared with those of the same data set in its column."""
-        own = [line for line in lines if line.origin == "measured" and line.key]
-        found: dict[int, tuple[tuple[str, ...], ...]] = {}
-        for line in own:
-            found[id(line)] = tuple(
-                tuple(
-                    other.key.letter
-                    for other in own
-                    if other.key
-                    and line.key
-                    and other.cells[place] is not None
-                    and other.data_sets[place] == name
-                    and other.key.label in self.significance.better.get((name, HEADLINE, line.key.label), ())
-                )
-                for place, name in enumerate(line.data_sets)
-            )
-        if not any(letters for better in found.values() for letters in better):
+        own = [(line, line.key) for line in lines if line.origin == "measured" and line.key]
+
+        def letters(line: Line, place: int, name: str) -> tuple[str, ...]:
+            worse = self.significance.better.get((name, HEADLINE, line.key.label if line.key else ""), ())
+            shown = [(other, key) for other, key in own if other.cells[place] is not None and other.data_sets[place] == name]
+            return tuple(key.letter for _, key in shown if key.label in worse)
+
+        found = [tuple(letters(line, place, name) for place, name in enumerate(line.data_sets if line.key else ())) for line in lines]
+        if not any(better for each in found for better in each):
             return tuple(replace(line, key=None) for line in lines)
-        return tuple(replace(line, better_than=found.get(id(line), ())) for line in lines)
+        return tuple(replace(line, better_than=better) for line, better in zip(lines, found, strict=True))
 
     def rule(self, lines: Sequence[Line]) -> Iterator[str]:
         """What superscripts say, for a table in which several rows were tested."""
@@ -150,23 +140,13 @@ def _average_name(paper: BeirTable) -> str:
 def averages(collections: Mapping[str, CollectionResult]) -> dict[str, list[str]]:
     """Averages of the paper's tables over data sets of the results; those that lack a data set are left out."""
     sets = {name: collections[keys[0]] for name, keys in members(collections.values()).items()}
-    found = {}
-    for paper in BEIR_TABLES.values():
-        names = [
-            next(
-                (
-                    name
-                    for split in column.splits
-                    for name, each in sets.items()
-                    if each.split == split and column.data_set in (each.name, each.group)
-                ),
-                "",
-            )
-            for column in paper.columns
-        ]
-        if all(names):
-            found[_average_name(paper)] = names
-    return found
+
+    def data_set_of(column: Column) -> str:
+        ordered = [(split, name) for split in column.splits for name, each in sets.items() if column.data_set in (each.name, each.group)]
+        return next((name for split, name in ordered if sets[name].split == split), "")
+
+    found = {_average_name(paper): list(map(data_set_of, paper.columns)) for paper in BEIR_TABLES.values()}
+    return {name: names for name, names in found.items() if all(names)}
 
 
 def paper_report(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> Report:
@@ -217,10 +197,7 @@ def shown(line: Line, cell: float | None) -> str:
 
 
 def paper_layouts(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> list[Layout]:
-    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
-
-    A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
-    """
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always."""
     names = [row.name for row in TABLE_1]
     if against is not None and against not in names:
         raise InputError(f"the paper has no row {against!r}; choose one of {', '.join(names)}")
@@ -247,15 +224,12 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None, sig
         for kind, paper in BEIR_TABLES.items()
         if kind in measured.kinds.values() or set(measured.kinds.values()) == {"bm25"}
     ]
-    layouts.append(_overview_layout(measured))
-    stand_ins = _stand_in_layout(measured)
-    return [*layouts, stand_ins] if stand_ins.lines else layouts
+    return [*layouts, _overview_layout(measured)]
 
 
 def _check_placed(measured: _Measured, systems: Sequence[str]) -> None:
     for row in measured.rows:
-        placed = _overview_cells(measured, row)[1] or any(measured.keys(row, column) for column in STAND_INS)
-        if row.label in systems and not placed:
+        if row.label in systems and not _overview_cells(measured, row)[1]:
             raise InputError(
                 f"{row.label}: no table of the paper has a column for {', '.join(row.scores)}; leave these results out, or write the report"
                 " with --layout results"
@@ -343,32 +317,6 @@ def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, floa
         counts += [f"{column.title} {len(keys)} of {size}" for size in sizes]
     cells |= {column.title: _points(measured.score(row, column)) for column in CODE}
     return cells, counts
-
-
-def _stand_in_layout(measured: _Measured) -> Layout:
-    titles = tuple(f"{column.title} {domain}" for column in STAND_INS for domain in ("OOD", "ID"))
-    lines, used = [], []
-    for row in measured.rows:
-        cells = {
-            f"{column.title} {_domain_of(measured, row, column)}": _points(measured.score(row, column))
-            for column in STAND_INS
-            if measured.keys(row, column)
-        }
-        if cells:
-            used += [key for column in STAND_INS for key in measured.keys(row, column)]
-            label = row.label if measured.kinds[row.label] == "bm25" else f"{row.label} ({measured.kinds[row.label]})"
-            tested = tuple(measured.data_set(row, column) for column in STAND_INS for _ in ("OOD", "ID"))
-            count = f"{len(cells)} of {len(STAND_INS)}"
-            lines.append(Line(label, tuple(map(cells.get, titles)), count, "measured", measured.letters[row.label], tested))
-    notes = [
-        "nDCG@10 in points. These are not the paper's collections: designdocs_long stands in for MLDR, pycodesearch and cosqa for"
-        " CodeSearchNet and StackOverflow-QA. Scores here cannot be compared with those of the tables above. ID models were trained on the"
-        " collection's training data and OOD models were not, as stated by the caller of the evaluation.",
-        *measured.rule(lines),
-        *_list_remarks(measured, used, []),
-    ]
-    title = "Long text and code: stand-ins for MLDR, CodeSearchNet and StackOverflow-QA"
-    return Layout("stand-ins", title, titles, measured.marked(lines), tuple(notes))
 
 
 def _difference_lines(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:

@@ -281,75 +281,48 @@ def _format_metric(value: float | None) -> str:
 
 def summary(run: TrainingRun) -> dict[str, str]:
     """The most important properties of a run; unknown ones are left out."""
-    properties = _pretraining_properties(run) if "held_out_loss" in run.titles else _training_properties(run)
+    found = {key: [value for _, value in values] for key, values in run.curves.items()}
+    pretraining = "held_out_loss" in run.titles
+    losses, held_out, flops = found["loss"], found.get("held_out_loss"), found.get("flops_per_second")
+    share = run.totals.get("flop_utilisation")
+    properties = {
+        "Updates": f"{run.last_step:,}",
+        "Tokens": f"{int(found['tokens'][-1]):,}" if found.get("tokens") else "",
+        "Last loss": f"{losses[-1]:{'.4f' if pretraining else '.4g'}}" if losses else "",
+        "Held-out loss": f"{held_out[0]:.4f}, then {held_out[-1]:.4f}" if held_out else "",
+        f"Best {LABELS[HEADLINE]}": f"{points(run.best[1])} at step {run.best[0]:,}" if run.best else "",
+        "Tokens/s, median": f"{statistics.median(speeds):,.0f}" if (speeds := found["tokens_per_second"]) else "",
+        "Model FLOP/s, median": f"{statistics.median(flops):.3g}{'' if share is None else f', {share:.1%} of the peak in bfloat16'}"
+        if flops
+        else "",
+        **(_summarize_totals(run.totals, pretraining=pretraining) if run.finished else {}),
+    }
     return {name: value for name, value in properties.items() if value}
 
 
-def _training_properties(run: TrainingRun) -> dict[str, str]:
-    losses = [value for _, value in run.curves["loss"]]
-    return {
-        "Updates": f"{run.last_step:,}",
-        "Last loss": f"{losses[-1]:.4g}" if losses else "",
-        f"Best {LABELS[HEADLINE]}": f"{points(run.best[1])} at step {run.best[0]:,}" if run.best else "",
-        "Tokens/s, median": _median(run),
-        **(_training_totals(run.totals) if run.finished else {}),
-    }
-
-
-def _median(run: TrainingRun) -> str:
-    speeds = [value for _, value in run.curves["tokens_per_second"]]
-    return f"{statistics.median(speeds):,.0f}" if speeds else ""
-
-
-def _training_totals(totals: Mapping[str, Any]) -> dict[str, str]:
-    kept, texts, truncated = totals["kept_steps"], totals["texts"], totals["texts_truncated"]
+def _summarize_totals(totals: Mapping[str, Any], *, pretraining: bool) -> dict[str, str]:
+    steps = ", ".join(f"{step:,}" for step in totals["kept_steps"])
+    weights = f"the mean of steps {steps}" if len(totals["kept_steps"]) > 1 else f"step {steps}"
+    memory = {"Peak memory": size(totals["peak_memory_bytes"])}
+    if "activation_bytes" in totals:
+        memory["Activations of a step"] = size(totals["activation_bytes"])
+    if pretraining:
+        return {
+            "Packing": f"{totals['packing']:.2%} of the rows",
+            "Phases end at": ", ".join(f"{phase['last_step']:,} ({phase['name']})" for phase in totals["phases"]),
+            "Weights": "the moving average" if totals["average"] else weights,
+            "Time": duration(totals["seconds"]),
+            **memory,
+        }
+    texts, truncated = totals["texts"], totals["texts_truncated"]
     return {
         "Epochs": f"{totals['epochs']:.4g}",
-        "Weights": _weights(kept),
+        "Weights": weights,
         "Training time": duration(totals["seconds"]),
         "Tokens": f"{totals['tokens']:,}",
         "Texts truncated": f"{truncated:,} of {texts:,} ({truncated / texts:.1%})" if texts else "",
-        **_memory(totals),
+        **memory,
     }
-
-
-def _weights(kept: Sequence[int]) -> str:
-    steps = ", ".join(f"{step:,}" for step in kept)
-    return f"the mean of steps {steps}" if len(kept) > 1 else f"step {steps}"
-
-
-def _pretraining_properties(run: TrainingRun) -> dict[str, str]:
-    found = {key: [value for _, value in values] for key, values in run.curves.items()}
-    return {
-        "Updates": f"{run.last_step:,}",
-        "Tokens": f"{int(found['tokens'][-1]):,}" if found["tokens"] else "",
-        "Last loss": f"{found['loss'][-1]:.4f}" if found["loss"] else "",
-        "Held-out loss": f"{found['held_out_loss'][0]:.4f}, then {found['held_out_loss'][-1]:.4f}" if found["held_out_loss"] else "",
-        "Tokens/s, median": _median(run),
-        "Model FLOP/s, median": _flops(found["flops_per_second"], run.totals.get("flop_utilisation")),
-        **(_pretraining_totals(run.totals) if run.finished else {}),
-    }
-
-
-def _flops(per_second: Sequence[float], utilisation: float | None) -> str:
-    if not per_second:
-        return ""
-    return f"{statistics.median(per_second):.3g}{'' if utilisation is None else f', {utilisation:.1%} of the peak in bfloat16'}"
-
-
-def _pretraining_totals(result: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "Packing": f"{result['packing']:.2%} of the rows",
-        "Phases end at": ", ".join(f"{phase['last_step']:,} ({phase['name']})" for phase in result["phases"]),
-        "Weights": "the moving average" if result["average"] else _weights(result["kept_steps"]),
-        "Time": duration(result["seconds"]),
-        **_memory(result),
-    }
-
-
-def _memory(result: Mapping[str, Any]) -> dict[str, str]:
-    activations = {"Activations of a step": size(result["activation_bytes"])} if "activation_bytes" in result else {}
-    return {"Peak memory": size(result["peak_memory_bytes"]), **activations}
 
 
 def size(count: int | None) -> str:
