@@ -18,14 +18,8 @@ VERBS = ("open", "close", "read", "write", "copy", "move", "count", "sort")
 NOUNS = ("file", "folder", "line", "word", "socket", "thread", "index", "page")
 
 KINDS: dict[str, dict[str, Any]] = {
-    "dense": {
-        "model": {"pooling": "mean", "normalize": True, "max_length": 24, "query_prompt": "find: "},
-        "loss": {"name": "mnrl"},
-    },
-    "colbert": {
-        "model": {"colbert": {"dim": 8, "query_length": 12, "document_length": 24}},
-        "loss": {"name": "contrastive"},
-    },
+    "dense": {"model": {"pooling": "mean", "normalize": True, "max_length": 24, "query_prompt": "find: "}, "loss": {"name": "mnrl"}},
+    "colbert": {"model": {"colbert": {"dim": 8, "query_length": 12, "document_length": 24}}, "loss": {"name": "contrastive"}},
 }
 
 

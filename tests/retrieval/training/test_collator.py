@@ -155,17 +155,6 @@ def test_a_limit_that_the_prompt_fills_is_refused(parts: tuple[Encoder, Tokenize
     assert Collator(make_dense(parts, query_prompt="", document_prompt=""), max_length=3)(ROWS)["texts"].max_seqlen == 3
 
 
-def test_a_limit_that_the_prefix_fills_is_refused(parts: tuple[Encoder, Tokenizer]) -> None:
-    with pytest.raises(
-        InputError, match=r"training\.max_length: 3 tokens leave no room .* of a query after its prompt or prefix; raise it$"
-    ):
-        Collator(make_colbert(parts), max_length=3)
-    with pytest.raises(InputError, match=r"model\.colbert\.document_length: 3 tokens leave no room for the text of a document"):
-        Collator(make_colbert(parts, document_length=3), max_length=9)
-    assert Collator(make_colbert(parts), max_length=4)(ROWS)["texts"].max_seqlen == 4
-    assert Collator(make_colbert(parts, query_prefix="", document_prefix=""), max_length=3)(ROWS)["texts"].max_seqlen == 3
-
-
 def test_one_warning_if_many_texts_are_truncated(
     parts: tuple[Encoder, Tokenizer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,18 +177,6 @@ def test_one_warning_if_many_texts_are_truncated(
     for _ in range(40):
         second(ROWS)
     assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("kind", [make_dense, make_colbert])
-def test_truncated_texts_are_counted_as_in_search(parts: tuple[Encoder, Tokenizer], kind: Any) -> None:
-    model = kind(parts)
-    counts = [model.encode_texts([row[column] for row in ROWS], "query" if column == "query" else "document").counts for column in ROWS[0]]
-    collator = Collator(model)
-    for passes in (1, 2):
-        collator(ROWS)
-        assert collator.counts.texts == 12 * passes
-        assert collator.counts.truncated == passes * sum(one.truncated for one in counts) > 0
-        assert collator.counts.tokens == passes * sum(one.tokens for one in counts)
 
 
 def test_a_shorter_length_in_training_leaves_the_model_alone(parts: tuple[Encoder, Tokenizer]) -> None:
@@ -235,14 +212,6 @@ def test_merged_documents_are_ordered_row_by_row(parts: tuple[Encoder, Tokenizer
     _, (_, together) = columns(model, merge_documents=True)
     for key in ("input_ids", "attention_mask"):
         assert torch.equal(together[key], torch.stack([one[key], two[key]], 1).flatten(0, 1))
-
-
-def test_scores_become_labels(parts: tuple[Encoder, Tokenizer]) -> None:
-    scored = [{**row, "scores": [float(place), 3.0]} for place, row in enumerate(ROWS)]
-    model = make_dense(parts)
-    assert torch.equal(Collator(model)(scored)["label"], torch.tensor([[0.0, 3.0], [1.0, 3.0], [2.0, 3.0], [3.0, 3.0]]))
-    torch.testing.assert_close(Collator(model, minmax=True)(scored)["label"], torch.tensor([[0.0, 1.0]] * 3 + [[0.0, 0.0]]))
-    assert "label" not in Collator(model)(ROWS)
 
 
 def test_minmax_keeps_the_proportions() -> None:

@@ -115,18 +115,6 @@ def test_a_deferred_row_comes_first_in_the_next_batch(make_rows: MakeRows) -> No
     assert put_off >= 3
 
 
-def test_texts_are_compared_whatever_their_column(make_rows: MakeRows) -> None:
-    rows = make_rows([{"query": "a", "positive": "b"}, {"query": "b", "positive": "c"}, {"query": "d", "positive": "e"}])
-    for batch in first(BatchOrder(rows, size=2, seed=1, no_duplicates=True), 5):
-        assert 2 in batch.rows
-
-
-def test_equal_scores_do_not_count_as_repeated_texts(make_rows: MakeRows) -> None:
-    rows = make_rows([{"query": f"q{place}", "positive": f"p{place}", "scores": [1.0]} for place in range(4)], score_fields=("scores",))
-    assert rows.scored
-    assert len(first(BatchOrder(rows, size=4, seed=1, no_duplicates=True), 1)[0].rows) == 4
-
-
 @pytest.mark.parametrize("no_duplicates", [False, True])
 def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
     """Rows, epochs and negatives after batch 5 are those of an order read from the beginning."""
@@ -144,28 +132,6 @@ def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: 
     for place, (batch, _) in enumerate(whole[:39], start=1):
         assert walk(3, *batch.next_position) == whole[place : place + 3]
     assert walk(42) == whole
-
-
-def test_a_finished_epoch_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an epoch with fewer batches because of repeated texts, no rows of it or of earlier epochs are read."""
-    rows = make_rows(SHARED)
-    order = BatchOrder(rows, size=8, seed=1, no_duplicates=True)
-    whole = first(order, 30)
-    last = next(batch for batch in whole if batch.last and batch.number < order.per_epoch)
-    epoch = last.epoch + 1
-    assert epoch >= 2
-    assert last.next_position == (epoch, 0)
-    epochs, columns = Counter[int](), rows.columns
-
-    def counted(numbers: Sequence[int]) -> Any:
-        epochs[rows.epoch] += len(numbers)
-        return columns(numbers)
-
-    monkeypatch.setattr(rows, "columns", counted)
-    after = whole.index(last) + 1
-    assert list(islice(order.batches(*last.next_position), 3)) == whole[after : after + 3]
-    assert list(islice(order.batches(epoch, 2), 1)) == [whole[after + 2]]
-    assert epochs == {epoch: 100}
 
 
 def walked_over(keys: list[frozenset[bytes]], size: int) -> list[list[int]]:
@@ -203,13 +169,6 @@ class CountedKeys(frozenset[bytes]):
     def __and__(self, other: AbstractSet[object]) -> frozenset[bytes]:
         CountedKeys.comparisons += 1
         return super().__and__(other)
-
-
-def test_rows_with_a_common_text_are_not_compared_in_every_batch() -> None:
-    rows = [KeyedRow(place, CountedKeys({b"the" if place % 2 else b"%d" % place, b"answer %d" % place})) for place in range(4000)]
-    found = list(without_shared_texts(iter(rows), 8))
-    assert len(found) == 285
-    assert len(rows) <= CountedKeys.comparisons < 2 * len(rows)
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
@@ -255,13 +214,6 @@ class Collate(Collator):
         self.counts.tokens += sum(lengths)
         self.counts.truncated += sum("everything" in row["query"] for row in rows)
         return {"lengths": torch.tensor(lengths)}
-
-
-def test_a_dataloader_knows_how_many_batches_remain(drawn: TrainingRows) -> None:
-    order = BatchOrder(drawn, size=8, seed=3, no_duplicates=False)
-    collate = Collate()
-    feed = DataLoader(order, drawn, collate, Processes(), start=(0, 5), count=3)
-    assert len(feed) == len(list(feed)) == collate.calls == 3
 
 
 def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> None:
@@ -323,13 +275,3 @@ def test_many_left_out_rows_cause_a_warning(make_rows: MakeRows, caplog: pytest.
         f"epoch {epoch} leaves out 8 of 16 rows because they repeat texts" for epoch in (1, 2, 3)
     ]
     assert caplog.messages == told, "one process tells it"
-
-
-def test_a_few_left_out_rows_cause_no_warning(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
-    # The last two rows of the first epoch share a query: one row in a hundred.
-    last = torch.randperm(200, generator=torch.Generator().manual_seed(1)).tolist()[-2:]
-    rows = make_rows([{"query": "shared" if place in last else f"query {place}", "positive": f"answer {place}"} for place in range(200)])
-    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training.dataloader"):
-        found = first(BatchOrder(rows, size=2, seed=1, no_duplicates=True), 110)
-    assert [batch.epoch for batch in found] == [0] * 99 + [1] * 11
-    assert caplog.messages == []

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.retrieval.training.recipe import Recipe
 from tests.processes import imported_python
@@ -117,51 +114,3 @@ def test_two_processes_equal_one_with_a_batch_of_twice_the_size(make_recipe: Mak
         assert set(again) == set(after)
         assert apart < 0.05 * moved, name
     assert seen == 2 * len(CASES)
-
-
-@pytest.mark.exhaustive  # CI has it with the same trainer: encoder/pretraining/test_distributed.py
-@pytest.mark.parametrize("sharding", ["none", "full"])
-def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
-    """With dropout: each process has its own random state and restores it."""
-    recipe = make_recipe(
-        "dense",
-        "training.epochs=40",
-        "training.max_steps=100",
-        "training.log_every=1",
-        "training.save_every=90",
-        f"training.sharding={sharding}",
-        "training.no_duplicates=true",
-    )
-    (tmp_path / "recipe.json").write_text(json.dumps(recipe.model_dump()))
-    whole, out = tmp_path / "whole", tmp_path / "out"
-
-    def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-        return torchrun("-m", "quiver.cli.main", "train", str(tmp_path / "recipe.json"), "--out", str(folder), *options)
-
-    process = start(out)
-    deadline = time.monotonic() + 300
-    while not (out / LOG).exists() or len(read_log(out / LOG)) < 5:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=300)
-    assert errors.count("with a checkpoint; repeat the command with --resume to resume") == 1
-    [checkpoint] = (out / "checkpoints").iterdir()
-    step = read_log(out / LOG)[-1]["step"]
-    assert checkpoint.name == f"step-{step:06d}"
-    assert step < 90
-
-    with pytest.raises(InputError, match="processes was 2, is 1"):
-        train(recipe, out, resume=True)
-    printed = {}
-    for folder, options in ((out, ("--resume", "--json")), (whole, ("--json",))):
-        process = start(folder, *options)
-        printed[folder], errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-4000:]
-    # One process prints; some builds of gloo say before it who is connected.
-    records = {folder: json.loads(text[text.index("{") :]) for folder, text in printed.items()}
-    assert records[out]["result"]["resumed_at"] == [step]
-    assert records[out]["model"] == records[whole]["model"]
-    assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
-    assert records[out]["result"]["losses"] == records[whole]["result"]["losses"]

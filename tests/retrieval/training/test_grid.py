@@ -11,7 +11,7 @@ from quiver.encoder import InputError
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
+from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid, show_value, split_values
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 
@@ -59,22 +59,10 @@ def test_values_may_be_lists_and_texts(recipe: Path) -> None:
     assert not set("/[], '\"") & set("".join(names)), "names are folders"
 
 
-def test_an_axis_may_be_in_a_section_that_the_recipe_lacks(recipe: Path) -> None:
-    grid = make_grid(recipe, ["training.learning_rate=3e-5", "training.lora.alpha=16", "training.lora.rank=4,8"])
-    assert [run.recipe.training.lora.rank for run in grid.runs if run.recipe.training.lora] == [4, 8]
-    assert [run.name for run in grid.runs] == ["rank=4", "rank=8"]
-
-
 def test_folder_names_distinguish_texts_that_are_not_valid_names(recipe: Path) -> None:
     grid = make_grid(recipe, ["training.learning_rate=3e-5", "data.train=a/b.jsonl,a-b.jsonl,../c.jsonl", "model.tokenizer=x/y,x y"])
     assert len({run.name for run in grid.runs}) == 6
     assert not any("/" in run.name or run.name.startswith(".") for run in grid.runs)
-
-
-def test_settings_of_equal_names_are_distinguished(recipe: Path) -> None:
-    grid = make_grid(recipe, ["training.learning_rate=3e-5", "model.max_length=16,32", "training.max_length=8,16"])
-    assert grid.runs[0].name == "model.max_length=16_training.max_length=8"
-    assert show_settings(grid.runs[0].settings) == "model.max_length=16 training.max_length=8"
 
 
 @pytest.mark.parametrize(

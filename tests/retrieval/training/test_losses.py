@@ -141,25 +141,6 @@ def late_scores(model: ColBERT) -> torch.Tensor:
     return torch.stack(scores, dim=1)
 
 
-def test_a_setting_changes_exactly_the_losses_that_use_it() -> None:
-    """`LOSSES_BY_SETTING` against the losses, one setting changed at a time."""
-    others = {"scale": 3.0, "temperature": 3.0, "mini_batch_size": 2, "student_scores": "as_they_are", "teacher_scores": "minmax"}
-    assert {*others, "gather_across_devices"} == set(recipes.LOSSES_BY_SETTING)  # the last one changes nothing in a single process
-    for kind, names in recipes.LOSSES_BY_KIND.items():
-        model = make_model(kind)
-        for name in names:
-            plain = Trained(make_recipe(kind, {"name": name}), model)
-            rows = ROWS if name in recipes.DISTILLATION else without_scores()
-            for setting, value in others.items():
-                recipe = make_recipe(kind, {"name": name})
-                moved = Trained(recipe.replace(loss=recipe.loss.replace(**{setting: value})), model)
-                if setting == "mini_batch_size":  # by its purpose it changes no loss
-                    reads = getattr(moved.loss.loss, setting, None) == value
-                else:
-                    reads = bool((loss_of(moved, rows) - loss_of(plain, rows)).abs() > 1e-4)
-                assert reads == (name in recipes.LOSSES_BY_SETTING[setting]), (name, setting)
-
-
 def test_every_loss_of_a_recipe_exists() -> None:
     assert set(LOSSES) == {name for names in recipes.LOSSES_BY_KIND.values() for name in names}
     assert len(LOSSES) == 7
@@ -284,41 +265,6 @@ def test_rows_with_fewer_documents_have_fewer_negatives(kind: str) -> None:
     assert counted.counts.texts == 16 - len(absent)
 
 
-def test_absent_documents_have_no_share_in_matryoshka_widths() -> None:
-    model = make_model("dense")
-    rows = [dict(row) for row in without_scores()]
-    rows[1]["document_3"] = None
-    settings = {"name": "mnrl", "matryoshka_dims": [16, 4]}
-    with_absent, _ = gradients_of(Trained(make_recipe("dense", settings), model), rows)
-    by_width = []
-    queries = torch.from_numpy(model.encode_query([row["query"] for row in rows]))
-    texts = [row[f"document_{place}"] for place in (1, 2, 3) for row in rows]
-    documents = torch.from_numpy(model.encode_document([text for text in texts if text]))
-    for width in (16, 4):
-        cosines = F.normalize(queries[:, :width], dim=1) @ F.normalize(documents[:, :width], dim=1).T
-        by_width.append(F.cross_entropy(20 * cosines, torch.arange(4)).item())
-    assert with_absent == pytest.approx(sum(by_width), abs=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "name", "others"), CACHED)
-def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
-    """The gradient belongs to the returned loss: a small step along it lowers the loss by the predicted amount."""
-    model = make_model(kind)
-    model.encoder.embeddings.dropout.p = 0.3
-    trained = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": 3, **others}), model)
-    trained.module.train()
-    torch.manual_seed(1)
-    loss, gradients = gradients_of(trained, without_scores())
-    step = 1e-4 / max(gradient.abs().max().item() for gradient in gradients)
-    with torch.no_grad():
-        for weight, gradient in zip(trained.module.parameters(), gradients, strict=True):
-            weight.sub_(gradient, alpha=step)
-    torch.manual_seed(1)
-    promised = step * sum(gradient.square().sum().item() for gradient in gradients)
-    assert promised > 1e-5
-    assert loss - loss_of(trained, without_scores()).item() == pytest.approx(promised, rel=0.1)
-
-
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) -> None:
     model = make_model(kind)
@@ -378,13 +324,6 @@ def test_matryoshka_widths_must_fit() -> None:
         RetrievalLoss(recipe, make_model("dense", normalize=False, similarity="dot"))
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_gradient_checkpointing_is_set_on_the_encoder(asked: bool) -> None:
-    model = make_model("dense")
-    RetrievalLoss(make_recipe("dense", {"name": "mnrl"}, {"gradient_checkpointing": asked}), model)
-    assert model.encoder.gradient_checkpointing is asked
-
-
 def test_documents_are_padded_to_their_limit_if_processes_exchange_them() -> None:
     model = make_model("colbert")
     recipe = make_recipe("colbert", {"name": "contrastive", "gather_across_devices": True})
@@ -395,16 +334,6 @@ def test_documents_are_padded_to_their_limit_if_processes_exchange_them() -> Non
         widths.append({column["input_ids"].shape[1] for column in documents})
     assert max(widths[0]) < 24
     assert widths[1] == {24}
-
-
-def test_every_document_of_a_batch_has_padding_up_to_its_limit() -> None:
-    """PyLate scores padding with 0, so that a document with padding scores at least 0 per query token."""
-    model = make_model("colbert")
-    loss = RetrievalLoss(make_recipe("colbert", {"name": "contrastive"}), model)
-    batch = Collator(model)(without_scores())
-    _, *documents = loss.model.columns(batch["texts"], batch["columns"], one_pass=False)
-    assert max(int(column["attention_mask"].sum(1).max()) for column in documents) < 24
-    assert not any(column["attention_mask"].all(1).any() for column in documents)
 
 
 GATHERED = [("dense", "mnrl"), ("dense", "cached_mnrl"), ("colbert", "contrastive"), ("colbert", "cached_contrastive")]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, load_encoder, save_encoder
 from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -104,17 +104,6 @@ def test_equal_seeds_give_equal_random_models(tmp_path: Path, kind: str, model: 
     assert load_model(tmp_path / "model").card.fingerprint == built[0].card.fingerprint
 
 
-def test_a_random_model_can_use_an_existing_vocabulary(bare: Path) -> None:
-    asked = {**RANDOM, "tokenizer": str(bare), "colbert": COLBERT}
-    model = build_model(make_recipe("colbert", asked), [])
-    assert model.tokenizer.encode(["a bird"], max_length=9).ids == Tokenizer.from_pretrained(bare).encode(["a bird"], max_length=9).ids
-    assert (model.tokenizer.token_id("[Q] "), model.tokenizer.token_id("[D] ")) == (300, 301)
-    assert model.encoder.config.vocab_size == 384
-    small = {**asked, "architecture": SHAPE | {"vocab_size": 299}}
-    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the size of .*bare, got 299"):
-        build_model(make_recipe("colbert", small), [])
-
-
 def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Path) -> None:
     model = build_model(make_recipe("dense", {"init": str(biencoder), **DENSE, "document_prompt": "d: ", "normalize": False}), [])
     old = BiEncoder(biencoder)
@@ -189,24 +178,6 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     torch.testing.assert_close(new.std(0), old.std(0), atol=0, rtol=0.1)
 
 
-def test_new_prefixes_differ_with_lora(bare: Path) -> None:
-    model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
-    add_lora(model.encoder, rank=2, alpha=4, dropout=0, seed=1)
-    table = model.encoder.embeddings.tokens.weight
-    assert not table.requires_grad
-    query, document = (table[model.tokenizer.token_id(prefix)] for prefix in ("[Q] ", "[D] "))
-    assert (query - document).norm() > 0.3 * torch.pdist(table[:300]).median()
-
-
-def test_a_bare_encoder_causes_no_pooling_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING"):
-        for kind, model in (("dense", DENSE), ("colbert", {"colbert": COLBERT})):
-            build_model(make_recipe(kind, {"init": str(bare), **model}), [])
-        assert caplog.records == []
-        load_model(bare)
-    assert caplog.text.count("a bare encoder") == 1
-
-
 def test_of_a_cross_encoder_the_encoder_is_trained_with_a_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = json.loads((bare / "config.json").read_text())
     for named in ({"architectures": ["ModernBertForSequenceClassification"]}, {"architectures": None}):
@@ -220,15 +191,6 @@ def test_of_a_cross_encoder_the_encoder_is_trained_with_a_warning(bare: Path, ca
     first, second = caplog.messages
     assert first == f"{bare}: a cross-encoder or classifier; training starts from its encoder, without its head"
     assert second == f"{bare}: a cross-encoder of sentence-transformers; training starts from its encoder, without its head"
-
-
-def test_building_a_model_does_not_advance_torchs_generator(bare: Path) -> None:
-    drawn = []
-    for seed in (7, 8):
-        torch.manual_seed(seed)
-        build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
-        drawn.append(torch.rand(1).item())
-    assert drawn[0] != drawn[1]
 
 
 def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None:
@@ -245,13 +207,6 @@ def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
     with pytest.raises(InputError, match=r"model\.colbert\.projection: orthogonal initializes a new projection, but .*colbert has one"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
-
-
-def test_equal_prefixes_share_a_token_and_empty_ones_add_none(bare: Path) -> None:
-    shared = {"query_prefix": "[T] ", "document_prefix": "[T] "}
-    assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | shared}), []).tokenizer) == 301
-    none = {"query_prefix": "", "document_prefix": ""}
-    assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | none}), []).tokenizer) == 300
 
 
 def test_an_embedding_is_extended_by_the_mean_and_never_shortened(bare: Path) -> None:
@@ -275,20 +230,6 @@ def test_settings_that_do_not_fit_the_checkpoint_are_refused(bare: Path, tmp_pat
         build_model(make_recipe("dense", {"init": str(tmp_path / "nothing"), **DENSE}), [])
 
 
-def test_the_revision_is_passed_to_the_hub(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    real = module.load_parts
-
-    def load_parts(source: str, *, revision: str | None = None, device: str = "cpu", to_train: bool = False) -> object:
-        assert to_train
-        asked.append((source, revision))
-        return real(bare, device=device)
-
-    monkeypatch.setattr(module, "load_parts", load_parts)
-    build_model(make_recipe("dense", {"init": "owner/model", "revision": "v2", **DENSE}), [])
-    assert asked == [("owner/model", "v2")]
-
-
 def test_a_model_is_built_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "default_device", lambda: "meta")
     model = build_model(make_recipe("colbert", RANDOM | {"colbert": COLBERT}), TEXTS)
@@ -301,11 +242,6 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, kind: str, na
     extra = {"dense": "train", "colbert": "colbert"}[kind]
     with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[{extra}\]'"):
         require_extra(kind)
-
-
-def test_bi_encoders_are_trained_without_pylate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == "pylate" else object())
-    require_extra("dense")
 
 
 def test_a_checkpoint_keeps_its_settings_where_the_recipe_has_none(biencoder: Path, colbert: Path) -> None:
@@ -368,9 +304,3 @@ def test_another_colbert_keeps_its_settings(colbert: Path, caplog: pytest.LogCap
     assert "colbert.query_length 12, not the recipe's 9" in caplog.messages[0]
     with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8"):
         build_model(other_start("colbert", {"colbert": section}, colbert, "model.colbert.dim=6", "model.colbert.projection=null"), [])
-
-
-def test_a_recipe_changed_in_code_keeps_the_settings_of_another_start(biencoder: Path) -> None:
-    recipe = make_recipe("dense", {"init": "some/encoder", **DENSE})
-    model = build_model(recipe.replace(model=recipe.model.replace(init=str(biencoder))), [])
-    assert model.settings.max_length == 20

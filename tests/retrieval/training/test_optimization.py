@@ -11,13 +11,7 @@ import torch
 from torch import nn
 
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
-from quiver.retrieval.training.state import (
-    has_two_weights,
-    learning_rate_share,
-    make_optimizer,
-    warmup_steps,
-    weights_for_use,
-)
+from quiver.retrieval.training.state import has_two_weights, learning_rate_share, make_optimizer, warmup_steps, weights_for_use
 
 MakeRecipe = Callable[..., Recipe]
 Make = Callable[..., TrainingSection]
@@ -39,28 +33,6 @@ def make(section: TrainingSection, module: nn.Module, steps: int = 10) -> tuple[
     for parameter in module["frozen"].parameters():  # type: ignore[index]
         parameter.requires_grad_(False)
     return make_optimizer(section, module.named_parameters(), steps)
-
-
-def test_only_matrices_decay(training: Make) -> None:
-    module = model()
-    section = training("training.weight_decay=0.5", "training.learning_rate=0.1", "training.warmup_ratio=0")
-    optimizer, _ = make(section, module)
-    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    decayed = {name for name, parameter in module.named_parameters() if not parameter.equal(before[name])}
-    assert decayed == {"embedding.weight", "linear.weight"}
-    for name in decayed:  # by lr times decay: AdamW, not Adam with an L2 penalty
-        torch.testing.assert_close(module.get_parameter(name), before[name] * (1 - 0.1 * 0.5))
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == 5
-
-
-def test_weights_of_one_kind_form_one_group(training: Make) -> None:
-    optimizer, _ = make_optimizer(training(), nn.Linear(2, 2, bias=False).named_parameters(), 10)
-    assert len(optimizer.param_groups) == 1
 
 
 def test_one_step_of_adamw_by_hand(training: Make) -> None:
@@ -90,19 +62,6 @@ def test_learning_rates_of_each_scheduler_by_hand(training: Make) -> None:
     assert shares["cosine"] == pytest.approx(rising + [0.5 + 0.5 * math.cos(math.pi * done) for done in falling])
     assert learning_rate_share(training("training.warmup_ratio=1"), 9, 10) == 0.9
     assert learning_rate_share(training("training.warmup_ratio=0"), 0, 1) == 1.0
-
-
-def test_each_step_uses_its_share_of_the_peak_learning_rate(training: Make) -> None:
-    section = training("training.learning_rate=0.25", "training.warmup_ratio=0.3")
-    module = nn.Linear(2, 2)
-    optimizer, schedule = make_optimizer(section, module.named_parameters(), 10)
-    used = []
-    for _ in range(10):
-        used.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert used == [0.25 * learning_rate_share(section, update, 10) for update in range(10)]
-    assert len(set(used)) > 5
 
 
 def step(optimizer: Any, module: nn.Module, seed: int) -> None:
@@ -166,12 +125,3 @@ def test_schedule_free_adamw_has_two_sets_of_weights(training: Make) -> None:
     untouched.eval()
     with weights_for_use(optimizer):
         assert equal(state(module), state(other))
-
-
-def test_adamw_has_one_set_of_weights(training: Make) -> None:
-    module = model()
-    optimizer, _ = make(training(), module)
-    assert not has_two_weights(optimizer)
-    before = state(module)
-    with weights_for_use(optimizer):
-        assert equal(state(module), before)

@@ -1,4 +1,4 @@
-"""Every shipped recipe loads, says what a recipe has to say, and runs its first updates on a stand-in of its data and its model.
+"""Every shipped recipe loads and says what a recipe has to say; three run their first updates on stand-ins of their data and model.
 
 A stand-in has the layout of what was published, file names, columns and types, and a few dozen rows: `hub` says where each was read.
 Models are of the recipe's own family, with two narrow layers. Overrides change sizes and nothing else.
@@ -7,7 +7,6 @@ Models are of the recipe's own family, with two narrow layers. Overrides change 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
 import random
@@ -63,24 +62,11 @@ TABLE_9 = {
     "modernbert-large": (1e-4, 3e-5),
 }
 
-MODELS = {
-    "google-bert/bert-base-uncased": "bert-base",
-    "google-bert/bert-large-uncased": "bert-large",
-    "FacebookAI/roberta-base": "roberta-base",
-    "FacebookAI/roberta-large": "roberta-large",
-    "nomic-ai/nomic-bert-2048": "nomicbert",
-    "Alibaba-NLP/gte-en-mlm-base": "gte-en-mlm-base",
-    "Alibaba-NLP/gte-en-mlm-large": "gte-en-mlm-large",
-    "answerdotai/ModernBERT-base": "modernbert-base",
-    "answerdotai/ModernBERT-large": "modernbert-large",
-    "jhu-clsp/mmBERT-base": "mmbert-base",
-    "runs/pretrain-small/model": "modernbert-base",
-}
+MODELS = {"answerdotai/ModernBERT-base": "modernbert-base"}
 """Hub id -> preset whose narrow copy replaces it; the folders are in the working directory, where a recipe looks first."""
 
 BI_ENCODERS = {
     "Alibaba-NLP/gte-modernbert-base": ("gte-modernbert-base", "cls", 64),
-    "sentence-transformers/all-MiniLM-L6-v2": ("minilm-l6", "mean", 256),
     "runs/dpr-modernbert-base/model": ("modernbert-base", "mean", 64),
 }
 
@@ -130,49 +116,19 @@ def _triplets(hub: Path) -> None:
     _parquet(folder / "triplet-hard" / "train-00000-of-00001.parquet", columns)
 
 
-def _distillation(hub: Path, *, as_text: bool) -> None:
-    """Card and files of lightonai/ms-marco-en-bge (at 11e6ffa); in ms-marco-en-bge-gemma both lists are stored as text.
-
-    The card declares lists here as there, which the library would insist on.
-    """
-    arrow = pytest.importorskip("pyarrow")
-    folder = hub / "lightonai" / ("ms-marco-en-bge-gemma" if as_text else "ms-marco-en-bge")
+def _distillation(hub: Path) -> None:
+    """Card and files of lightonai/ms-marco-en-bge-gemma, which stores both lists as text although its card declares lists."""
+    folder = hub / "lightonai" / "ms-marco-en-bge-gemma"
     files = {"queries": "english_queries.train.parquet", "documents": "english_collection.parquet", "train": "dataset.parquet"}
     _card(folder, {name: {"train": file} for name, file in files.items()}, lists={"document_ids": "string", "scores": "float32"})
     documents = [str(1000 + place) for place in range(200)]
     draw = random.Random(3)
     rows = [(draw.sample(documents, 32), [round(draw.random(), 4) for _ in range(32)]) for _ in range(ROWS)]
-    ids = [repr(row[0]) if as_text else row[0] for row in rows]
-    scores = [repr(row[1]) if as_text else row[1] for row in rows]
-    kinds = (arrow.string(), arrow.string()) if as_text else (arrow.list_(arrow.string()), arrow.list_(arrow.float32()))
-    types = {"query_id": arrow.string(), "document_ids": kinds[0], "scores": kinds[1]}
-    _parquet(folder / files["train"], {"query_id": [f"{place}" for place in range(ROWS)], "document_ids": ids, "scores": scores}, types)
+    columns = {"query_id": [f"{place}" for place in range(ROWS)], "document_ids": [repr(row[0]) for row in rows]}
+    _parquet(folder / files["train"], {**columns, "scores": [repr(row[1]) for row in rows]})
     for name, keys in (("query", [f"{place}" for place in range(ROWS + 3)]), ("document", documents)):
-        _parquet(
-            folder / files["queries" if name == "query" else "documents"], {f"{name}_id": keys, "text": [_text(name, k) for k in keys]}
-        )
-
-
-def _japanese(hub: Path, work: Path) -> None:
-    """Split and columns of answerdotai/MMARCO-japanese-32-scored-triplets (card at c52de4f); texts as the recipe's command makes them."""
-    folder, split = hub / "answerdotai" / "MMARCO-japanese-32-scored-triplets", "M3_full_normalized"
-    _card(folder, {"default": {split: f"data/{split}-*"}})
-    draw = random.Random(4)
-    found = [draw.sample(range(300), 32) for _ in range(ROWS)]
-    columns = {
-        "query_id": list(range(ROWS)),
-        "pos_id": [row[0] for row in found],
-        "neg_ids": [row[1:] for row in found],
-        "pos_score": [1.0] * ROWS,
-        "neg_scores": [[round(draw.random(), 4) for _ in range(31)] for _ in range(ROWS)],
-    }
-    _parquet(folder / "data" / f"{split}-00000-of-00001.parquet", columns)
-    for name, count in (("queries", ROWS), ("documents", 300)):
-        key = {"queries": "query_id", "documents": "document_id"}[name]
-        _lines(
-            work / "data" / "mmarco-ja" / f"{name}.jsonl",
-            ({key: f"{place}", "text": f"日本 {_text(name, place)}"} for place in range(count)),
-        )
+        path = folder / files["queries" if name == "query" else "documents"]
+        _parquet(path, {f"{name}_id": keys, "text": [_text(name, key) for key in keys]})
 
 
 def _mldr(hub: Path) -> None:
@@ -187,27 +143,6 @@ def _mldr(hub: Path) -> None:
         for place in range(ROWS)
     ]
     _lines(hub / "Shitao" / "MLDR" / "mldr-v1.0-en" / "train.jsonl.gz", rows)
-
-
-def _coir(hub: Path, task: str) -> None:
-    """Cards and columns of CoIR-Retrieval/{task}-queries-corpus and -qrels (at d5885a7 and 4d77778)."""
-    texts, judged = hub / "CoIR-Retrieval" / f"{task}-queries-corpus", hub / "CoIR-Retrieval" / f"{task}-qrels"
-    _card(texts, {"default": {split: f"data/{split}-*" for split in ("queries", "corpus")}})
-    _card(judged, {"default": {split: f"data/{split}-*" for split in ("train", "valid", "test")}})
-    for split, letter in (("queries", "q"), ("corpus", "d")):
-        columns: dict[str, Any] = {
-            "_id": [f"{letter}{place}" for place in range(ROWS)],
-            "title": [""] * ROWS,
-            "partition": ["train"] * ROWS,
-            "text": [_text(task, split, place) for place in range(ROWS)],
-            "language": ["python"] * ROWS,
-            "meta_information": [{"resource": ""}] * ROWS,
-        }
-        _parquet(texts / "data" / f"{split}-00000-of-00001.parquet", columns)
-    for split in ("train", "valid", "test"):
-        ids = range(ROWS) if split == "train" else range(2)
-        columns = {"query_id": [f"q{place}" for place in ids], "corpus_id": [f"d{place}" for place in ids], "score": [1] * len(ids)}
-        _parquet(judged / "data" / f"{split}-00000-of-00001.parquet", columns)
 
 
 def _lines(path: Path, rows: Any) -> None:
@@ -256,15 +191,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("world")
     hub, work = root / "hub", root / "work"
     _triplets(hub)
-    _distillation(hub, as_text=False)
-    _distillation(hub, as_text=True)
-    _japanese(hub, work)
+    _distillation(hub)
     _mldr(hub)
-    for task in ("CodeSearchNet-python", "stackoverflow-qa"):
-        _coir(hub, task)
-    pairs = [{"query": _text("q", place), "positive": _text("p", place)} for place in range(ROWS)]
-    _collection(work / "data" / "code", ["dev"])
-    _lines(work / "data" / "code" / "train.jsonl.gz", pairs)
     _collection(work / "nfcorpus", ["dev"])
     _collection(work / "nano", ["train"])
     _models(work)
@@ -279,28 +207,19 @@ def _at_work(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SIZES = ("training.batch_size=4", "training.log_every=1", f"training.max_steps={STEPS}", "data.limit=")
 
-# Beyond SIZES: what is on the hub as a collection is a folder here, and positions are as few as a test wants them.
-OWN: dict[str, tuple[str, ...]] = {
-    **{name: ("development.data=nfcorpus", "training.accumulation=2") for name in PAPER if name.startswith("dpr-")},
-    **{f"colbert-modernbert-{size}": ("development.data=nfcorpus",) for size in ("base", "large")},
-    "gte-moderncolbert": ("development.data=nano",),
-    "jacolbertv25": ("training.save_every=1", "training.average_checkpoints=2"),
-}
-
-# Documents a row; what distils has as many as scores.
-DOCUMENTS = {
-    **dict.fromkeys((name for name in PAPER if name.startswith("dpr-")), 2),
-    **dict.fromkeys(("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"), 32),
-    "mldr-modernbert-base": 2,
+# Recipe -> overrides beyond SIZES (published collections are folders here), and documents per row.
+TRAINED = {
+    "dpr-modernbert-base": (("development.data=nfcorpus", "training.accumulation=2"), 2),
+    "gte-moderncolbert": (("development.data=nano",), 32),
+    "mldr-modernbert-base": ((), 2),
 }
 
 
 @pytest.mark.usefixtures("_at_work")
-@pytest.mark.parametrize("name", [*PAPER, *SMALL])
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_first_steps_of_each_recipe_run(name: str, world: Path) -> None:
-    recipe = load_recipe(name, [*SIZES, *OWN.get(name, ())])
-    if recipe.training.optimizer == "schedule_free_adamw" and importlib.util.find_spec("schedulefree") is None:
-        pytest.skip("schedulefree is not installed")
+    overrides, documents = TRAINED[name]
+    recipe = load_recipe(name, [*SIZES, *overrides])
     out = world / "runs" / name
     scorer = None if recipe.development is None else development_scorer(recipe.development)
     record = training_run.train(recipe, out, scorer=scorer)
@@ -308,7 +227,7 @@ def test_the_first_steps_of_each_recipe_run(name: str, world: Path) -> None:
     assert [step for step, _ in result["losses"]] == [1, 2, 3]
     assert all(math.isfinite(loss) and loss > 0 for _, loss in result["losses"])
     assert all(norm > 0 for _, norm in result["grad_norms"])
-    assert record["data"]["documents_per_row"] == DOCUMENTS.get(name, 1)
+    assert record["data"]["documents_per_row"] == documents
     skipped = ROWS // 4 if name == "mldr-modernbert-base" else 0  # every fourth of its rows has no negative
     assert (record["data"]["rows"], record["data"]["skipped"]) == (ROWS - skipped, skipped)
     assert record["batch"]["effective"] == 4 * recipe.training.accumulation

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,28 +162,6 @@ def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeR
     assert_same_run(out, resumed, tmp_path / "whole", whole)
 
 
-@pytest.mark.slow
-def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense", *LONG, "training.save_every=90")
-    out = tmp_path / "out"
-    process = start_process(recipe, out)
-    wait_for_lines(process, out, 3)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    [checkpoint] = (out / "checkpoints").iterdir()
-    step = read_log(out / LOG)[-1]["step"]
-    assert checkpoint.name == f"step-{step:06d}"
-    assert (
-        errors.splitlines()[-1]
-        == f"quiver: error: stopped after step {step}, with a checkpoint; repeat the command with --resume to resume"
-    )
-    assert "Traceback" not in errors
-    assert load_model(checkpoint).dim == 16
-    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
-        train(recipe, out)
-
-
 def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """SIGINT within the process; the signal handlers are restored afterwards."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -279,28 +257,6 @@ def test_a_signal_in_an_evaluation_stops_it_after_a_batch(case: str, call: int, 
     assert_same_run(out, resumed, tmp_path / "whole", whole)
     assert again.complete == len(whole["result"]["development"]) - (call - 1)
     assert resumed["result"]["resumed_at"] == [stopped.value.step]
-
-
-def test_a_score_that_was_logged_before_the_kill_is_not_computed_again(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    class DieOnScore(Callback):
-        def on_log(self, step: int, values: Mapping[str, float]) -> None:
-            self.due = "ndcg@10" in values and step == 8
-
-        def on_step(self, step: int) -> None:
-            if getattr(self, "due", False):
-                raise Killed
-
-    recipe = make_recipe("dense", *WATCHED, "development.every=4", "development.keep_best=true", "training.save_every=4")
-    recipe = recipe.replace(training=recipe.training.replace(max_steps=12))
-    scorer = Encodes()
-    whole = train(recipe, tmp_path / "whole", scorer=scorer)
-    out = tmp_path / "out"
-    with pytest.raises(Killed):
-        train(recipe, out, scorer=Encodes(), callbacks=[DieOnScore()])
-    again = Encodes()
-    resumed = train(recipe, out, resume=True, scorer=again)
-    assert (scorer.complete, again.complete) == (3, 1)
-    assert_same_run(out, resumed, tmp_path / "whole", whole)
 
 
 def test_a_run_resumes_without_its_development_collection(make_recipe: MakeRecipe, tmp_path: Path) -> None:

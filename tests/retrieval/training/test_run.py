@@ -40,7 +40,7 @@ from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.run import RunStoppedError, check_rows, train, train_and_save
+from quiver.retrieval.training.run import RunStoppedError, train, train_and_save
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -199,21 +199,6 @@ def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: P
     assert (usual["result"]["steps"], usual["result"]["epochs"]) == (4, 1.0)
 
 
-def test_a_run_of_one_step_in_its_warm_up_warns_that_nothing_is_trained(
-    make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The weights do not change, and a warning says so."""
-    chosen = (f"model.init={steady_folder}", "training.max_steps=1")
-    told = "nothing is trained: the run has one step, and its learning rate is 0"
-    for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-            train(make_recipe("dense", *chosen, *overrides), tmp_path / str(place))
-        assert (told in caplog.text) == nothing
-        found, before = weights(tmp_path / str(place) / "model"), weights(steady_folder)
-        assert all(np.array_equal(weight, before[name]) for name, weight in found.items()) == nothing
-
-
 def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     for kind, overrides in (("dense", ()), ("colbert", ("loss.temperature=0.1",))):
         record = train(make_recipe(kind, *overrides, "training.log_every=4"), tmp_path / kind)
@@ -235,34 +220,6 @@ def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
         one, *others = ([value for _, value in record["result"][key]] for record in results)
         for other in others:
             assert other == pytest.approx(one, rel=1e-4), key
-
-
-def test_evaluation_affects_only_which_checkpoints_are_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With dropout: random numbers drawn by the scorer do not affect the run; of equal scores the first counts."""
-    usual = ("training.max_steps=5",)
-    train(make_recipe("dense", *usual), tmp_path / "plain")
-    train(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
-    assert same(tmp_path / "plain" / "model", tmp_path / "watched" / "model")
-    best = train(make_recipe("dense", *usual, *WATCHED, "development.keep_best=true"), tmp_path / "best", scorer=Scorer(0.5, 0.7, 0.7))
-    assert best["result"]["kept_steps"] == [4]
-    assert not same(tmp_path / "plain" / "model", tmp_path / "best" / "model")
-
-
-def test_the_best_checkpoint_is_kept_beside_the_newest(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe(
-        "dense",
-        *WATCHED,
-        "development.every=1",
-        "development.keep_best=true",
-        "training.keep_checkpoints=1",
-        "training.max_steps=5",
-        "training.save_every=2",
-    )
-    scorer = Scorer(0.1, 0.2, 0.9, 0.3, 0.4)
-    record = train(recipe, tmp_path / "out", scorer=scorer)
-    assert record["result"]["kept_steps"] == [3]
-    assert record["model"]["fingerprint"] == scorer.models[2]
-    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
 
 
 def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
@@ -314,15 +271,6 @@ def test_a_checkpoint_saved_for_a_signal_is_not_averaged(make_recipe: MakeRecipe
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in (8, 12, 13)]
 
 
-def test_averaging_fewer_checkpoints_than_requested_warns(
-    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger=module.__name__):
-        record = train(make_recipe("dense", *AVERAGED, "training.max_steps=4"), tmp_path / "out")
-    assert record["result"]["kept_steps"] == [3, 4]
-    assert "training.average_checkpoints: the run has 2 checkpoints, not 3; lower training.save_every" in caplog.text
-
-
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Path, tmp_path: Path, kind: str) -> None:
     no_prefixes = ("model.colbert.query_prefix=''", "model.colbert.document_prefix=''") if kind == "colbert" else ()
@@ -340,15 +288,6 @@ def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Pat
     assert (checkpoint / "trained_weights.safetensors").exists()
     assert not (tmp_path / "out" / "start").exists()
     assert record["model"]["parameters"] == sum(weight.size for weight in found.values()) + (16 * 8 if kind == "colbert" else 0)
-
-
-def test_equal_seeds_give_equal_weights(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    prints = []
-    for place, seed in enumerate((3, 3, 4)):
-        torch.rand(place)  # whatever was drawn before
-        record = train(make_recipe("dense", "training.max_steps=3", f"training.seed={seed}"), tmp_path / str(place))
-        prints.append(record["model"]["fingerprint"])
-    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_run_restores_the_random_generators(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -407,13 +346,6 @@ def test_a_missing_extra_is_named_before_anything_is_read(
     with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
         train(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_given_rows_are_checked_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense", "training.batch_size=65")
-    with pytest.raises(InputError, match="64 rows do not fill one batch of 65"):
-        check_rows(recipe, rows_of(recipe, tmp_path))
-    check_rows(make_recipe("dense", "training.batch_size=64"), rows_of(recipe, tmp_path))
 
 
 def test_given_rows_and_model_give_the_run_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -507,24 +439,6 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_resumes(
     assert json.loads((out / "run.json").read_text())["result"]["resumed_at"] == [2]
     assert quiver("train", recipe, "--out", whole, *chosen).code == 0
     assert same(out / "model", whole / "model")
-
-
-def test_a_run_resumes_with_another_description_and_log_interval(
-    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also if its recipe was written before a setting existed."""
-    out, chosen = tmp_path / "out", ("training.max_steps=6", "training.save_every=2")
-    killed(make_recipe("dense", *chosen), out, 5)
-    begun = json.loads((out / "recipe.json").read_text())
-    del begun["training"]["gradient_checkpointing"]
-    (out / "recipe.json").write_text(json.dumps(begun))
-    other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
-    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-        record = train(other, out, resume=True)
-    assert "changed since the run was started: description, training.log_every; this does not affect the weights" in caplog.text
-    assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
-    train(make_recipe("dense", *chosen), tmp_path / "whole")
-    assert same(out / "model", tmp_path / "whole" / "model")
 
 
 def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -628,13 +542,6 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resume(
     assert not list(out.glob(".*"))
 
 
-def test_a_second_ctrl_c_keeps_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe, out = make_recipe("dense", "training.max_steps=6", "training.save_every=2"), tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, out, callbacks=[StopAt(5, KeyboardInterrupt)])
-    assert train(recipe, out, resume=True)["result"]["resumed_at"] == [4]
-
-
 def test_a_run_keeps_the_dtype_that_it_began_with(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     usual, out, seen = ("training.max_steps=4", "training.save_every=2", "training.log_every=1"), tmp_path / "out", []
 
@@ -664,17 +571,3 @@ def test_a_run_uses_the_device_that_is_asked_for(make_recipe: MakeRecipe, tmp_pa
     assert (record["device"], record["recipe"]["training"]["dtype"]) == ("cpu", "float32")
     with pytest.raises(InputError, match="device cuda is not available"):
         train(recipe, tmp_path / "other")
-
-
-def test_the_dtype_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment variables of ``accelerate launch`` have no effect."""
-    usual = ("training.max_steps=3", "training.log_every=1")
-    losses = {}
-    for named in ("no", "bf16"):
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", named)
-        for dtype in ("float32", "bfloat16"):
-            recipe = make_recipe("dense", *usual, f"training.dtype={dtype}")
-            losses[named, dtype] = train(recipe, tmp_path / f"{named}-{dtype}")["result"]["losses"]
-    assert losses["no", "float32"] == losses["bf16", "float32"]
-    assert losses["no", "bfloat16"] == losses["bf16", "bfloat16"]
-    assert losses["no", "float32"] != losses["no", "bfloat16"]

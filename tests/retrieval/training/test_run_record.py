@@ -10,12 +10,7 @@ import pytest
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.recipe import SCORE, Recipe
-from quiver.retrieval.training.run import (
-    base_model,
-    describe_batch,
-    describe_data,
-    describe_result,
-)
+from quiver.retrieval.training.run import base_model, describe_batch, describe_data, describe_result
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import statistics
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import yaml
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.encoder.training.run_folder import lock_run
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.table import RowCounts
@@ -109,19 +106,6 @@ def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Pa
     assert found.best.folders == ("runs/learning_rate=3e-5_seed=1", "runs/learning_rate=3e-5_seed=2")
 
 
-def test_runs_that_differ_only_in_seed_are_one_candidate(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    found = run_sweep(grid("training.learning_rate=3e-5", "training.seed=1,2,3"), tmp_path, train=Trainer(peak))
-    assert len(found.candidates) == 1
-    assert found.best is not None
-    assert (found.best.settings, found.best.overrides) == ({}, ("training.learning_rate=3e-5",))
-
-
-@pytest.mark.slow
-def test_equal_candidates_keep_the_order_of_the_grid(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    found = run_sweep(grid(RATES), tmp_path, train=Trainer(lambda recipe: 0.25))
-    assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [1e-5, 3e-5, 8e-5]
-
-
 @pytest.mark.parametrize(("keep_best", "expected"), [pytest.param(False, 0.512, marks=pytest.mark.slow), (True, 0.612)])
 def test_the_score_belongs_to_the_kept_checkpoint(grid: Callable[..., Grid], tmp_path: Path, keep_best: bool, expected: float) -> None:
     section = {"data": "dev", "keep_best": keep_best}
@@ -144,16 +128,6 @@ def test_a_stopped_sweep_resumes(grid: Callable[..., Grid], tmp_path: Path) -> N
     assert found == run_sweep(grid(RATES), tmp_path / "whole", train=Trainer(peak))
     assert lines[:3] == ["1 of 3 runs are already finished", "run 2 of 3: learning_rate=3e-5", "nDCG@10 51.20"]
     assert lines[3].startswith("run 3 of 3: learning_rate=8e-5 (about ")
-
-
-@pytest.mark.slow
-def test_values_can_be_added_to_a_finished_sweep(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    trainer = Trainer(peak)
-    run_sweep(grid("training.learning_rate=1e-5,3e-5"), tmp_path, train=trainer)
-    trainer.calls.clear()
-    found = run_sweep(grid(RATES), tmp_path, train=trainer)
-    assert trainer.trained == ["learning_rate=8e-5"]
-    assert len(found.runs) == 3
 
 
 @pytest.mark.parametrize(
@@ -194,13 +168,6 @@ def test_a_sweep_whose_runs_all_fail_says_why(grid: Callable[..., Grid], tmp_pat
     with pytest.raises(InputError, match="every run failed, runs/learning_rate=1e-5 with: no data for 1e-5"):
         run_sweep(grid(RATES), tmp_path, train=trainer)
     assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == ["failed"] * 3
-
-
-def test_programming_errors_are_not_caught(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    trainer = Trainer(peak)
-    trainer.fails["learning_rate=1e-5"] = KeyError("a bug")
-    with pytest.raises(KeyError):
-        run_sweep(grid(RATES), tmp_path, train=trainer)
 
 
 @pytest.mark.parametrize("file", ["run.json", pytest.param("recipe.json", marks=pytest.mark.slow)])
@@ -260,53 +227,6 @@ def test_overwriting_removes_only_files_of_runs(grid: Callable[..., Grid], tmp_p
         run_sweep(grid(RATES), tmp_path, train=trainer, overwrite=True)
     assert sorted(path.name for path in folder.rglob("*")) == ["mine.json", "notes.txt", "results"]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["learning_rate=1e-5", "learning_rate=3e-5"]
-
-
-@pytest.mark.slow
-def test_a_finished_run_without_a_score_is_refused(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
-    path = tmp_path / "runs" / "learning_rate=8e-5" / "run.json"
-    record = json.loads(path.read_text())
-    record["result"]["development"].pop()
-    path.write_text(json.dumps(record))
-    with pytest.raises(InputError, match="has no nDCG@10 at step 2"):
-        run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
-
-
-@pytest.mark.slow
-def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    trainer = Trainer(peak)
-    with lock_run(tmp_path), pytest.raises(InputError, match="is training there"):
-        run_sweep(grid(RATES), tmp_path, train=trainer)
-    assert trainer.calls == []
-    run_sweep(grid(RATES), tmp_path, train=trainer)
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
-        run_sweep(grid(RATES), tmp_path / "file", train=Trainer(peak))
-
-
-@pytest.mark.slow
-def test_memory_of_a_run_is_freed_before_the_next(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    class Model:
-        def __init__(self) -> None:
-            self.trainer = self  # a cycle, as trainers have them
-
-    models: list[weakref.ref[Model]] = []
-
-    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        assert all(model() is None for model in models)
-        models.append(weakref.ref(Model()))
-        Trainer(peak)(recipe, out, resume=resume, data_folder=data_folder)
-
-    gc.disable()
-    try:
-        run_sweep(grid(RATES), tmp_path, train=train)
-    finally:
-        gc.enable()
-    assert len(models) == 3
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import Pair, split_pairs
 from quiver.retrieval.training.data import TrainingRows, prepare_rows, rows_of_pairs
 from quiver.retrieval.training.data.prepare import TextsById
@@ -152,27 +150,6 @@ def test_copies_among_the_documents_of_a_row_are_excluded(write: Callable[..., P
     assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
 
 
-def test_copies_do_not_count_as_documents_of_a_row(write: Callable[..., Path], tmp_path: Path) -> None:
-    rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "a" if n == 0 else "b"]} for n in range(3)]
-    section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
-    with pytest.raises(InputError, match=r"rows.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
-        prepare_rows(section.replace(short_rows="error"), tmp_path / "work", seed=0)
-    assert prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
-
-
-def test_copies_are_found_by_id_and_by_text(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
-    write("documents.jsonl.gz", [{"document_id": f"d{n}", "text": f"document {n % 5}"} for n in range(9)])  # d5 is d0 again
-    lists = [["d0", "d5", "d1", "d2"], ["d1", "d2", "d2", "d3"], ["d1", "d2", "d3", "d4"]]
-    write("train.jsonl", [{"query_id": n, "document_ids": row, "scores": [4, 3, 2, 1]} for n, row in enumerate(lists)])
-    rows = prepare_rows(ids.replace(documents_per_row=3), tmp_path / "work", seed=0)
-    assert [(documents(row), row["scores"]) for row in rows] == [
-        (["document 0", "document 1", "document 2"], [4, 2, 1]),
-        (["document 1", "document 2", "document 3"], [4, 3, 1]),
-        (["document 1", "document 2", "document 3"], [4, 3, 2]),
-    ]
-    assert rows.copies == 2
-
-
 def test_several_positives_make_several_rows(write: Callable[..., Path], tmp_path: Path) -> None:
     """The fields of cfli/msmarco_train_m3 and of FlagEmbedding's own examples."""
     rows = [{"query": "q", "pos": ["a", "b"], "neg": ["n", "m"], "pos_scores": [3, 2], "neg_scores": [1, 0], "prompt": "", "type": "x"}]
@@ -260,27 +237,6 @@ def test_judgements_of_a_beir_folder_make_rows(beir: Path, tmp_path: Path) -> No
     (beir / "qrels" / "train.tsv").write_text("q1\td1\t0\n")
     with pytest.raises(InputError, match="no rows in"):
         rows_of(section, tmp_path)
-
-
-@pytest.mark.data
-def test_a_real_collection_is_prepared(quiver_data: Path, tmp_path: Path) -> None:
-    rows = prepare_rows(DataSection(train=(str(quiver_data / "scifact"),), format="beir"), tmp_path / "work", seed=0)
-    collection = load_collection(quiver_data / "scifact", "train")
-    texts = {document.id: document.content() for document in collection.documents}
-    queries = {query.id: query.text for query in collection.queries}
-    expected = [(queries[query], texts[key]) for query, judged in collection.qrels.items() for key, grade in judged.items() if grade > 0]
-    assert len(rows) == 919
-    assert [(row["query"], row["document_1"]) for row in rows] == expected
-
-
-@pytest.mark.data
-def test_pairs_of_the_standard_library_are_prepared(quiver_data: Path, tmp_path: Path) -> None:
-    path = quiver_data / "tldr_nl2cmd" / "train_pairs.jsonl.gz"
-    rows = prepare_rows(DataSection(train=(str(path),), document_fields=("pos",), shuffle=True, limit=500), tmp_path / "work", seed=0)
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        pairs = {(row["query"], row["pos"]) for row in map(json.loads, lines)}
-    assert len(rows) == 500
-    assert {(row["query"], row["document_1"]) for row in rows} < pairs
 
 
 PAIRS: Sequence[Pair] = [Pair(f"m.f{n}:1", f"does {n}", f"def f{n}(): ...", f"m{n % 20}", f"f{n}", 1) for n in range(40)]

@@ -98,8 +98,3 @@ def test_mining_does_not_take_a_negative_for_a_positive(write: Callable[..., Pat
     path = write("rows.jsonl", pairs("label", 1, 0))
     with pytest.raises(InputError, match=r"rows\.jsonl:2: the field 'label' is 0, .*leave such rows out"):
         mine_negatives(PairSource((str(path),)), MiningSystem(None), tmp_path / "out", rules=Rules(negatives=1), output=Output())
-
-
-def test_a_blank_cell_of_a_table_is_no_label(prepare: Prepare) -> None:
-    content = [{"query": f"q{n}", "positive": f"p{n}", "score": value} for n, value in enumerate(["1", "", "1"])]
-    assert len(prepare(content, name="rows.csv")) == 3

@@ -94,11 +94,6 @@ def test_longer_rows_are_cut_or_drawn_and_counted(prepare: Callable[..., Trainin
     assert seen == set(wrong(5, 5))
 
 
-def test_counts_are_those_of_the_rows_of_the_run(prepare: Callable[..., TrainingRows]) -> None:
-    rows = prepare([row(n, wrong(n, 5 if n == 9 else n % 2)) for n in range(10)], limit=4)
-    assert (rows.documents_per_row, len(rows), rows.short) == (2, 4, 2)
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_tables_with_empty_cells_are_like_lists(prepare: Callable[..., TrainingRows], name: str) -> None:
     rows = prepare([row(n, "" if n == 0 else f"n{n}") for n in range(4)], name=name)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow.feather
 import pytest
-from torch.utils.data import DataLoader
 
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.recipe import DataSection
@@ -74,13 +73,6 @@ def test_texts_include_negatives_that_may_be_drawn(pools: DataSection, tmp_path:
     assert texts[:10] == ["q0", "p0", *(f"n0.{k}" for k in range(8))]
 
 
-def test_without_drawing_the_first_negatives_are_used(pools: DataSection, tmp_path: Path) -> None:
-    rows = prepare_rows(pools.replace(negatives="first"), tmp_path / "work", seed=0)
-    rows.set_epoch(3)
-    check(rows)
-    assert negatives(rows[7]) == ["n7.0", "n7.1", "n7.2"]
-
-
 def test_a_row_does_not_depend_on_the_rows_it_is_read_with(pools: DataSection, tmp_path: Path) -> None:
     rows = prepare_rows(pools, tmp_path / "work", seed=0)
     order = [3, 29, 3, 0]
@@ -101,14 +93,6 @@ def test_copies_read_the_same_epoch_and_hold_no_texts(pools: DataSection, tmp_pa
     again = pickle.loads(pickle.dumps(rows))  # noqa: S301  # made by this test, as a worker process gets it
     assert again[4] == after
     assert len(pickle.dumps(rows)) < 2000
-
-
-def test_worker_processes_read_the_same_rows(pools: DataSection, tmp_path: Path) -> None:
-    rows = prepare_rows(pools, tmp_path / "work", seed=0)
-    rows.set_epoch(2)
-    expected = [rows[number] for number in range(6)]
-    batches = DataLoader(rows, sampler=range(6), batch_size=3, num_workers=1, collate_fn=list, multiprocessing_context="fork")
-    assert [row for batch in batches for row in batch] == expected
 
 
 def test_the_files_open_in_any_arrow_reader(pools: DataSection, tmp_path: Path) -> None:

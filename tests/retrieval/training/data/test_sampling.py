@@ -24,14 +24,6 @@ def test_without_shuffling_the_first_rows_are_used() -> None:
     assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
 
 
-def test_no_row_is_read_that_is_not_needed() -> None:
-    sample = RowSample(shuffle=False, limit=SAMPLE_BLOCK + 3, seed=0)
-    assert sample.next_rows == SAMPLE_BLOCK
-    for number in range(SAMPLE_BLOCK + 3):
-        sample.add(Example(str(number), "", [], []))
-        assert sample.next_rows == min(SAMPLE_BLOCK, SAMPLE_BLOCK + 2 - number)
-
-
 def test_shuffling_is_a_permutation_by_seed() -> None:
     orders = [chosen(3000, RowSample(shuffle=True, limit=None, seed=seed))[0] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]

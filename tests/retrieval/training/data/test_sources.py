@@ -23,14 +23,6 @@ def test_supported_files_are_read(write: Callable[..., Path], name: str) -> None
     assert count_rows([str(path), str(path)]) == 10
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv"])
-def test_columns_are_fields(write: Callable[..., Path], name: str) -> None:
-    rows = [{"query": f"q, {n}", "positive": "", "score": f"{n}.50"} for n in range(5)]
-    path = write(name, rows)
-    assert list(iter_source(str(path))) == [(f"{path}:{n}", row) for n, row in enumerate(rows, start=2)]
-    assert count_rows([str(path), str(path)]) == 10
-
-
 def test_parquet_reads_only_the_requested_columns(write: Callable[..., Path]) -> None:
     path = write("rows.parquet", ROWS)
     assert [row for _, row in iter_source(str(path), ("query", "positive.0"))] == [
@@ -162,13 +154,6 @@ def test_a_split_with_differing_columns_is_refused(data_set: Path, write: Callab
         list(iter_source("hub://owner/name/triplet/train"))
 
 
-def test_metadata_of_the_hub_client_is_ignored(data_set: Path, write: Callable[..., Path]) -> None:
-    before = source_files("hub://owner/name/triplet/train")
-    write("hub/owner/name/.cache/huggingface/download/rows.jsonl", ROWS)
-    (data_set / ".gitattributes").write_text("")
-    assert source_files("hub://owner/name/triplet/train") == before
-
-
 def test_rows_of_large_files_are_estimated(write: Callable[..., Path]) -> None:
     rows = [{"query": f"q{n * n}", "text": os.urandom(40).hex()} for n in range(5000)]
     for name in ("rows.jsonl", "rows.jsonl.gz"):
@@ -197,13 +182,6 @@ def test_files_of_the_hub_are_read(data_set: Path) -> None:
 def test_missing_data_sets_of_the_hub_are_refused(data_set: Path, source: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         list(iter_source(source))
-
-
-def test_a_damaged_file_of_the_hub_is_refused(data_set: Path) -> None:
-    file = data_set / "data" / "train-00001-of-00002.parquet"
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(InputError, match="hub://owner/name/triplet/train: downloading from the Hub failed"):
-        list(iter_source("hub://owner/name/triplet/train"))
 
 
 def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Callable[..., Path]) -> None:
@@ -241,9 +219,3 @@ def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:
             most = max(most, arrow.total_allocated_bytes() - before)
     assert rows == 20_000
     assert most < path.stat().st_size / 4
-
-
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, hub: Path) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"this data needs datasets: pip install 'quiver-retrieval\[train\]'"):
-        list(iter_source("hub://owner/name/triplet/train"))

@@ -50,11 +50,6 @@ def test_large_texts_make_batches_of_their_own(tmp_path: Path) -> None:
     assert written(tmp_path, texts).take([2, 0]) == ["c", texts[0]]
 
 
-@pytest.mark.parametrize("texts", [[], ["", ""]])
-def test_empty_files_are_read_back(tmp_path: Path, texts: list[str]) -> None:
-    assert list(written(tmp_path, texts)) == texts
-
-
 def test_copies_hold_no_texts(tmp_path: Path) -> None:
     column = written(tmp_path, TEXTS)
     for again in (copy.deepcopy(column), pickle.loads(pickle.dumps(column))):  # noqa: S301  # made by this test
@@ -94,9 +89,3 @@ def test_repeated_ids_are_distinguished_from_hash_collisions(tmp_path: Path, has
     found = indexed(tmp_path, ["a", "b", "a", "c", "b", "a"], hashed)
     assert sorted(found.repeated()) == [(0, 2), (0, 5), (1, 4)]
     np.testing.assert_array_equal(found.find(["a", "b", "c", "d"]), [0, 1, 3, -1])
-
-
-def test_an_empty_id_index_finds_nothing(tmp_path: Path) -> None:
-    found = indexed(tmp_path, [])
-    np.testing.assert_array_equal(found.find(["a"]), [-1])
-    assert list(found.repeated()) == []

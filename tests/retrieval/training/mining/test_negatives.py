@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
@@ -27,9 +25,8 @@ from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
-from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
-from quiver.retrieval.training.mining.job_folder import WORK, finish_job, open_job
+from quiver.retrieval.training.mining.job_folder import finish_job, open_job
 from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
@@ -119,13 +116,6 @@ def test_ranks_margins_and_copies_by_hand() -> None:
     assert (picked.suspects.rows.tolist(), picked.ranks.tolist()) == ([4, 6], [1, 2])  # below 0.81, above 0.65
     assert picked.dropped == {"perc-pos": 0, "margin-pos": 2}
     assert (picked.candidates, picked.left_out) == (4, 2)
-
-
-def test_a_margin_below_a_negative_score_stays_below() -> None:
-    for name, value in (("perc-pos", 0.95), ("margin-pos", 0.05)):
-        for positive in (-3.0, -0.2, 0.0, 0.2, 3.0):
-            assert Margin(name, value).limit(positive) <= positive
-    assert Margin("max-score", 0.7).limit(0.1) == 0.7
 
 
 def test_a_random_choice_depends_on_seed_and_query_alone() -> None:
@@ -228,22 +218,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "QUERIES_PER_PART", (7, 7))
 
 
-def test_suspects_are_the_candidates_that_the_margin_excluded(word_sum: Any, tmp_path: Path) -> None:
-    path, _ = pairs_file(tmp_path)
-    out = tmp_path / "out"
-    rules = Rules(negatives=4, ranks=Ranks(1, 30))
-    mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=rules, output=Output(suspects=2))
-    rows = {row["query"]: row for row in read_lines(out / "train.jsonl.gz")}
-    suspects = read_lines(out / "suspects.jsonl.gz")
-    assert len(suspects) > 10
-    for suspect in suspects:
-        assert suspect["candidate_score"] > 0.95 * suspect["positive_score"]
-        assert suspect["candidate_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["candidate"]), rel=1e-6)
-        assert suspect["positive_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["positive"]), rel=1e-6, abs=1e-6)
-        assert suspect["candidate"] not in rows[suspect["query"]]["negatives"]
-    assert max(sum(other["query"] == suspect["query"] for other in suspects) for suspect in suspects) == 2
-
-
 @pytest.mark.parametrize("kind", ["word_sum", "bm25"])
 def test_the_bar_moves_between_the_searches_of_a_part(
     kind: str, bars: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -267,15 +241,6 @@ def test_the_bar_moves_between_the_searches_of_a_part(
     assert len(seen) > 3
     assert {"reading", "documents", "writing"} <= bars.keys()
     assert sum(bars["documents"].steps) == bars["documents"].total
-
-
-@pytest.mark.parametrize("built", [False, True])
-def test_the_corpus_is_searched_where_the_model_is(beir: Path, word_sum: Any, tmp_path: Path, built: bool) -> None:
-    """``meta`` stands for a GPU that is not there: what is computed on it has no values."""
-    index = build_index(beir, word_sum, tmp_path / "index") if built else None
-    word_sum.device = torch.device("meta")
-    with pytest.raises(NotImplementedError, match="meta"):
-        mine_negatives(BeirSource(beir), MiningSystem(word_sum, index), tmp_path / "out", rules=Rules(), output=Output())
 
 
 def test_copies_of_the_positive_and_the_query_are_not_negatives(word_sum: Any, tmp_path: Path) -> None:
@@ -384,21 +349,6 @@ def close(row: dict[str, Any]) -> dict[str, Any]:
     return {name: pytest.approx(value, abs=1e-6) if "score" in name else value for name, value in row.items()}
 
 
-def test_pairs_can_be_mined_with_an_index_without_their_positives(beir: Path, word_sum: Any, tmp_path: Path) -> None:
-    path, pairs = pairs_file(tmp_path)
-    index = build_index(beir, word_sum, tmp_path / "index")
-    rules = Rules(negatives=5, ranks=Ranks(1, 30))
-    mine_negatives(
-        PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum, index), tmp_path / "out", rules=rules, output=Output()
-    )
-    contents = [document.content() for document in load_collection(beir, "train").documents]
-    expected = brute_force(word_sum, pairs, [*contents, *(document for _, document in pairs)], rules)
-    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
-    assert [(row["query"], row["positive"]) for row in rows] == [each[:2] for each in expected]
-    assert {text for row in rows for text in row["negatives"]} <= set(contents)
-    assert all(key.startswith("d") for row in rows for key in row["document_ids"][1:])
-
-
 def test_an_index_of_another_model_is_refused(beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path) -> None:
     rules, out = Rules(), tmp_path / "out"
     index = build_index(beir, word_sum, tmp_path / "index")
@@ -455,15 +405,6 @@ def test_mined_rows_can_be_trained_on(ids: bool, beir: Path, word_sum: Any, tmp_
         assert row["scores"] == mined["scores"]
 
 
-def test_a_run_without_ids_removes_text_files_of_the_previous_run(beir: Path, word_sum: Any, tmp_path: Path) -> None:
-    for ids in (True, False):
-        mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
-    (tmp_path / "out" / "queries.jsonl.gz").write_bytes(b"somebody's: no run here has written such a file")
-    mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output(), overwrite=True)
-    assert (tmp_path / "out" / "queries.jsonl.gz").is_file()
-
-
 def test_mining_and_evaluation_use_the_same_bm25(beir: Path, tmp_path: Path) -> None:
     collection = load_collection(beir, "train")
     documents = list(collection.documents)
@@ -500,20 +441,6 @@ def test_bm25_mines_negatives(tmp_path: Path) -> None:
     blank = write_lines(tmp_path / "blank.jsonl", [{"query": "a", "positive": "a b"}])
     with pytest.raises(InputError, match="no document contains a word"):
         mine_negatives(PairSource((str(blank),)), MiningSystem(None), tmp_path / "none", rules=rules, output=Output())
-
-
-def test_a_limit_of_queries_keeps_the_whole_corpus(word_sum: Any, tmp_path: Path) -> None:
-    path, pairs = pairs_file(tmp_path)
-    rules = Rules(negatives=4, ranks=Ranks(1, 30))
-    source = PairSource((str(path),), positive_field="pos")
-    record = mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output(limit=5))
-    corpus = list(dict.fromkeys(document for _, document in pairs))
-    expected = [row for row in brute_force(word_sum, pairs, corpus, rules) if row[0] in {query for query, _ in pairs[:5]}]
-    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
-    assert [(row["query"], row["positive"], row["negatives"]) for row in rows] == expected
-    assert (record["result"]["queries"], record["data"]["documents"]) == (5, 60)
-    asked = [text for role, texts in word_sum.calls if role == "query" for text in texts]
-    assert asked == [query for query, _ in pairs[:5]]
 
 
 @pytest.mark.parametrize(
@@ -628,27 +555,6 @@ def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_an_empty_folder_named_like_the_work_folder_is_refused(tmp_path: Path, word_sum: Any) -> None:
-    """Successful, failed and replacing runs do not touch files that they have not created."""
-    path, _ = pairs_file(tmp_path)
-    out = tmp_path / "out"
-    mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())
-    (out / "work").mkdir()
-    (out / "work" / "thesis.tex").write_text("years")
-    with pytest.raises(InputError, match="holds a finished result"):
-        mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())
-    with pytest.raises(InputError, match="no field 'nothing'"):
-        mine_negatives(
-            PairSource((str(path),), positive_field="nothing"), MiningSystem(word_sum), out, rules=Rules(), output=Output(), overwrite=True
-        )
-    assert (out / "mining.json").is_file()
-    mine_negatives(
-        PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output(), overwrite=True
-    )
-    assert (out / "work" / "thesis.tex").read_text() == "years"
-    assert not (out / WORK).exists()
-
-
 def test_texts_are_numbered_once(tmp_path: Path) -> None:
     with TextTableWriter(tmp_path) as writer:
         numbers = [*writer.number(["a b", "c", " a b ", "A  B"]), *writer.number(["c", "é\n", "a b", "d"])]
@@ -658,28 +564,6 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert table.same.tolist() == [0, 1, 0, 3, 4]
     assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
     assert len(set(table.ids)) == len(table) == 5
-
-
-@pytest.mark.slow
-def test_a_text_table_needs_little_memory(tmp_path: Path) -> None:
-    count = 50_000  # what does not grow with it is small beside it
-    documents = (Document(f"a rather long id of a document {number}", f"{number} " + "text " * 40) for number in range(count))
-    tracemalloc.start()
-    try:
-        with TextTableWriter(tmp_path, by_content=False) as writer:
-            for some in blocks(documents):
-                writer.add(some)
-        table = writer.table()
-        held, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    # 24 bytes for the keys and their numbers, 8 for `same`; the keys once more, while the writer lives.
-    assert held / count < 60
-    assert most / count < 120
-    assert table.ids[4321] == "a rather long id of a document 4321"
-    assert table.find_ids([table.ids[40_000], "none", table.ids[7]]).tolist() == [40_000, -1, 7]
-    with pytest.raises(ValueError, match="by_content"):
-        writer.number(["text"])
 
 
 def test_mining_data_of_equal_content_have_equal_checksums(tmp_path: Path) -> None:

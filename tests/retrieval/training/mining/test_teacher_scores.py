@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.options import ModelFolder
-from quiver.retrieval.records import IN_PROCESS
 from quiver.retrieval.training.mining import teacher_scores
 from quiver.retrieval.training.mining.job_folder import WORK
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
@@ -116,13 +115,6 @@ class Watched(VectorTeacher):
         with super().scorer(data, cache=cache, progress=progress) as score:
             yield score
         self.events.append(f"{self.name} closes")
-
-
-def test_one_teacher_finishes_before_the_next_starts(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
-    """A scorer may need all memory and cores, so only one is open at a time."""
-    path, events = write_lines(tmp_path / "rows.jsonl", ROWS), list[str]()
-    score_rows(section(path), Ensemble([Watched(word_sum, "a", events), Watched(word_by_word, "b", events)]), tmp_path / "out")
-    assert events == ["a opens", "a closes", "b opens", "b closes"]
 
 
 class Backwards(VectorTeacher):
@@ -332,33 +324,6 @@ def test_rows_that_change_during_scoring_are_refused(rows: Sequence[Any], messag
     assert score_rows(section(path), VectorTeacher(word_sum), out)["result"]["rows"] == 30
 
 
-def test_several_positives_are_scored_in_one_row(word_sum: Any, tmp_path: Path) -> None:
-    """Rows as in FlagEmbedding's files; a recipe with data.positives: each makes a row of each positive."""
-    path = write_lines(tmp_path / "rows.jsonl", [{"query": "w1", "pos": ["w1 w2", "w3"], "neg": ["w1", "w4"]}])
-    given = section(path, document_fields=("pos", "neg"))
-    score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
-    (row,) = read_lines(tmp_path / "out" / "train.jsonl.gz")
-    assert row["scores"] == pytest.approx([similarity(word_sum, "w1", text) for text in ("w1 w2", "w3", "w1", "w4")], abs=1e-6)
-
-
-def test_a_non_finite_score_is_refused(word_sum: Any, tmp_path: Path) -> None:
-    class Broken(VectorTeacher):
-        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
-            from contextlib import nullcontext
-
-            def scores(parts: Any, advance: Any) -> Iterator[Any]:
-                for number, part in parts.items():
-                    _, documents = data.pairs(part)
-                    yield number, np.where(documents == documents[3], np.nan, 1).astype(np.float32)
-
-            return nullcontext(scores)
-
-    rows = [{"query": f"w{row}", "positive": f"w{2 * row}", "negatives": [f"w{2 * row + 1}"]} for row in range(4)]
-    path = write_lines(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(InputError, match=r"rows.jsonl: row 2: the teacher's score is not finite"):
-        score_rows(section(path), Broken(word_sum), tmp_path / "out")
-
-
 @pytest.mark.parametrize("ids", [False, True])
 def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
     folder = tmp_path / "data"
@@ -480,47 +445,6 @@ def test_a_cross_encoder_scores_in_batches_that_fit(
     assert caplog.text.count("going on with") == (fitting < 32)
 
 
-def test_the_bar_moves_with_each_batch_of_a_cross_encoder(
-    cross_encoder: Path, tmp_path: Path, bars: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library, seen = pytest.importorskip("sentence_transformers"), list[int]()
-    predict = library.CrossEncoder.predict
-
-    def watched(model: Any, pairs: Sequence[tuple[str, str]], **options: Any) -> Any:
-        seen.append(sum(bars["scoring"].steps))
-        return predict(model, pairs, **options)
-
-    monkeypatch.setattr(library.CrossEncoder, "predict", watched)
-    score_rows(section(write_lines(tmp_path / "rows.jsonl", ROWS)), load_teacher(str(cross_encoder)), tmp_path / "out", progress=True)
-    assert seen == [0, 32, 64]
-    assert sum(bars["scoring"].steps) == bars["scoring"].total == 73
-    assert sum(bars["writing"].steps) == bars["writing"].total == len(ROWS)
-
-
-def test_a_cross_encoder_that_never_fits_is_reported(cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = pytest.importorskip("sentence_transformers")
-
-    def full(model: Any, pairs: Sequence[tuple[str, str]], **options: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    teacher = load_teacher(str(cross_encoder))
-    monkeypatch.setattr(library.CrossEncoder, "predict", full)
-    with pytest.raises(InputError, match="pass a smaller --batch-tokens"):
-        score_rows(section(write_lines(tmp_path / "rows.jsonl", ROWS)), teacher, tmp_path / "out")
-
-
-@pytest.mark.exhaustive  # CI has workers with one teacher below, and several teachers in one process above
-def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
-    pytest.importorskip("sentence_transformers")
-    path = write_lines(tmp_path / "rows.jsonl", ROWS)
-    other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
-    for name, executor in (("here", IN_PROCESS), ("there", LocalProcesses(1))):  # for each teacher
-        teachers = [load_teacher(str(source), executor=executor) for source in (cross_encoder, tiny_model, other)]
-        score_rows(section(path), Ensemble(teachers, [1, 20, 0.5]), tmp_path / name)
-    for row, same in zip(*(read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there")), strict=True):
-        assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
-
-
 @pytest.mark.slow
 def test_workers_score_pairs_with_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
@@ -609,11 +533,3 @@ def test_unsuitable_cross_encoders_are_refused(cross_encoder: Path, tmp_path: Pa
     (cross_encoder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(InputError, match="sentence-transformers cannot load this model"):
         load_teacher(str(cross_encoder))
-
-
-def test_models_and_cross_encoders_are_distinguished(tiny_model: Path) -> None:
-    teacher = load_teacher(str(tiny_model))
-    assert isinstance(teacher, VectorTeacher)
-    assert teacher.description["kind"] == "dense"
-    with pytest.raises(InputError, match="neither an existing folder nor a hub id"):
-        load_teacher("/nowhere/model")
