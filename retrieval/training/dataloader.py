@@ -99,8 +99,10 @@ class BatchOrder:
             self._rows.set_epoch(epoch)
             full = 0
             for full, (rows, last) in enumerate(_with_last(self._epoch(epoch)), start=1):
-                if last:
-                    self._warn_of_left_out(epoch, full)
+                left_out = (self.per_epoch - full) * self._size
+                if last and self._warn and left_out > _MOST_LEFT_OUT * len(self._rows):
+                    text = "epoch %d leaves out %d of %d rows because they repeat texts; %s"
+                    logger.warning(text, epoch + 1, left_out, len(self._rows), _REMEDY)
                 if full > done:
                     yield Batch(epoch, full, rows, last)
             if not full:
@@ -110,20 +112,11 @@ class BatchOrder:
             epoch, done = epoch + 1, 0
 
     def _epoch(self, epoch: int) -> Iterator[list[int]]:
-        order = self._permutation(epoch)
+        generator = torch.Generator().manual_seed(self._seed + epoch)
+        order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
         if self._no_duplicates:
             return without_shared_texts(_rows_with_keys(self._rows, order), self._size)
         return (order[first : first + self._size] for first in range(0, self.per_epoch * self._size, self._size))
-
-    def _permutation(self, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(self._seed + epoch)
-        order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
-        return order
-
-    def _warn_of_left_out(self, epoch: int, full: int) -> None:
-        left_out = (self.per_epoch - full) * self._size
-        if self._warn and left_out > _MOST_LEFT_OUT * len(self._rows):
-            logger.warning("epoch %d leaves out %d of %d rows because they repeat texts; %s", epoch + 1, left_out, len(self._rows), _REMEDY)
 
 
 def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
@@ -229,16 +222,6 @@ class Collator:
     """Tokenizes and packs rows, with the prompts, prefixes, lengths and query expansion that the model applies when it encodes.
 
     It logs one warning if many texts are truncated.
-
-    Args:
-        model: Model that is trained.
-        max_length: Tokens to which texts are truncated, if fewer than the model's own limit.
-        merge_documents: Put all documents of a batch in one column, row by row, as PyLate's distillation loss reads them; otherwise
-            each position in a row is a column.
-        minmax: Scale the teacher scores of each row to 0..1.
-
-    Attributes:
-        counts: Totals of all batches so far.
 
     Raises:
         InputError: A limit leaves no token for the text after its prompt or prefix.

@@ -68,28 +68,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a recipe would do on this machine, in one process.
-
-    Attributes:
-        rows: Training rows.
-        skipped: Rows that were skipped.
-        not_relevant: Rows that were left out by their label.
-        rows_short: Rows with fewer documents than ``documents_per_row``.
-        rows_cut: Rows with more.
-        documents_per_row: Documents per row, positive included.
-        batch: Rows per batch and per update, negatives per query, as in ``run.json``.
-        updates: Optimizer steps.
-        texts: Texts that go through the model.
-        truncated: Share of the texts that are truncated.
-        tokens: Tokens that go through the model, without query expansion.
-        exact: Whether texts, truncated and tokens are counted; otherwise they are estimated from a sample.
-        parameters: Trained weights.
-        device: Device of the model.
-        dtype: Dtype of the forward and backward pass.
-        peak_memory: Peak of this process so far, in bytes: on its GPU, otherwise in RAM; None where it cannot be read.
-        measured_batches: Batches that were timed.
-        tokens_per_second: Measured rate, evaluation and saving excluded.
-    """
+    """What a recipe would do on this machine, in one process."""
 
     rows: int
     skipped: int
@@ -102,11 +81,11 @@ class DryRun:
     texts: int
     truncated: float
     tokens: int
-    exact: bool
+    exact: bool  # counted, not estimated from a sample
     parameters: int
     device: str
     dtype: str
-    peak_memory: int | None
+    peak_memory: int | None  # in bytes, on its GPU, otherwise in RAM; None where it cannot be read
     measured_batches: int
     tokens_per_second: float
 
@@ -117,12 +96,7 @@ class DryRun:
 
 
 def dry_run(
-    recipe: Recipe,
-    *,
-    device: str | None = None,
-    seconds: float = 30.0,
-    progress: bool = False,
-    say: Callable[[str], None] | None = None,
+    recipe: Recipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False, say: Callable[[str], None] | None = None
 ) -> DryRun:
     """Check the data, the model and the settings of a recipe, and measure a few batches.
 
@@ -247,12 +221,7 @@ def _row_counts(model: BiEncoder | ColBERT, rows: TrainingRows, numbers: Sequenc
 
 
 class _Timed(Callback):
-    """Batches of successive steps until the time is over, with the times at which the steps ended.
-
-    Attributes:
-        tokens: Tokens of the batches.
-        counts: Other counts of them.
-    """
+    """Batches of successive steps until the time is over, with the times at which the steps ended."""
 
     def __init__(self, batches: Iterable[list[TrainingBatch]], seconds: float, *, progress: bool) -> None:
         self._batches, self._seconds, self._progress = batches, seconds, progress
@@ -293,18 +262,7 @@ class _Timed(Callback):
 
 @dataclass(frozen=True)
 class PhaseDryRun:
-    """What a phase of a pretraining recipe would do.
-
-    Attributes:
-        name: Name of the phase.
-        tokens: Tokens that it reads.
-        passes: How often it reads the corpus, by its mix; at most, where only a part of the corpus was read.
-        split: Share of the documents that are longer than its context and are divided.
-        packing: Share of the measured rows that held tokens.
-        updates: Optimizer steps, estimated by ``packing``.
-        measured_updates: Updates that were timed, of fewer rows where an update has many.
-        tokens_per_second: Measured rate, evaluation and saving excluded.
-    """
+    """What a phase of a pretraining recipe would do."""
 
     name: str
     tokens: int
@@ -323,25 +281,12 @@ class PhaseDryRun:
 
 @dataclass(frozen=True)
 class PretrainingDryRun:
-    """What a pretraining recipe would do on this machine, in one process.
-
-    Attributes:
-        documents: Documents to train on that were read.
-        corpus_tokens: Their tokens.
-        held_out: Documents that were held out.
-        exact: Whether the whole corpus was read; otherwise at most `READ` characters of each source.
-        vocabulary: Ids of the tokenizer.
-        phases: The phases.
-        parameters: Trained weights.
-        device: Device of the model.
-        dtype: Dtype of the forward and backward pass.
-        peak_memory: See `DryRun`.
-    """
+    """What a pretraining recipe would do on this machine, in one process."""
 
     documents: int
     corpus_tokens: int
     held_out: int
-    exact: bool
+    exact: bool  # counted, not estimated from a sample
     vocabulary: int
     phases: tuple[PhaseDryRun, ...]
     parameters: int

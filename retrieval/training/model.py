@@ -88,7 +88,12 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
             _colbert_settings(parts.settings.colbert if choice.own else ColBERTSettings(), choice) if recipe.kind == "colbert" else None
         )
         add_tokens(parts, _prefixes(colbert), seed=seed)
-    start = parts.settings if choice.own else _without_settings(parts.settings, recipe)
+    start = parts.settings
+    if not choice.own:  # of a bare encoder, or of a checkpoint of the other kind, whose settings have no meaning for this one
+        if start.projections or start.query_prompt or start.document_prompt:
+            kind = "a ColBERT model" if start.kind == "colbert" else "a bi-encoder"
+            logger.warning("%s is %s: only its encoder is used, without its Dense modules and prompts", section.init, kind)
+        start = ModelFolder(kind=recipe.kind, encoder_folder=start.encoder_folder, lower_case=start.lower_case)
     if colbert is None:
         settings = _dense_settings(start, choice)
         choice.log()
@@ -143,14 +148,6 @@ def _shown(value: object) -> str:
         if value == tokens:
             return repr(name)
     return f"{value[0]} ({value[1]})".lower() if isinstance(value, tuple) and len(value) == 2 else repr(value)
-
-
-def _without_settings(start: ModelFolder, recipe: Recipe) -> ModelFolder:
-    """Settings of a bare encoder, or of a checkpoint of the other kind, whose own settings have no meaning for this one."""
-    if start.projections or start.query_prompt or start.document_prompt:
-        kind = "a ColBERT model" if start.kind == "colbert" else "a bi-encoder"
-        logger.warning("%s is %s: only its encoder is used, without its Dense modules and prompts", recipe.model.init, kind)
-    return ModelFolder(kind=recipe.kind, encoder_folder=start.encoder_folder, lower_case=start.lower_case)
 
 
 def _dense_settings(start: ModelFolder, choice: _Choice) -> ModelFolder:

@@ -135,17 +135,6 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Train a recipe with rows and a model in memory.
 
-    Args:
-        recipe: Loss and optimization; it has no development collection.
-        rows: Training rows.
-        model: Model to train, in place.
-        out: Run folder.
-        progress: Show a progress bar.
-        command: Command line to record.
-
-    Returns:
-        The content of ``run.json``.
-
     Raises:
         InputError: The rows do not fill a batch, the loss is not finite, or ``out`` cannot be written or holds a run.
         RunStoppedError: See `train`.

@@ -112,11 +112,6 @@ class Schedule:
     """Length of a run in steps, and the steps after which it logs, evaluates and saves.
 
     The number of steps is fixed in advance. The number of batches per epoch is not, if no text may occur twice in a batch.
-
-    Attributes:
-        steps: Optimizer steps.
-        batches_per_epoch: Full batches of the rows; an epoch has at most this many.
-        accumulation: Batches per step.
     """
 
     steps: int
@@ -172,12 +167,14 @@ class Shards:
     @contextmanager
     def gathered(self) -> Iterator[BiEncoder | ColBERT | None]:
         """Yield the model with whole weights on the device of the shards in the main process, None in the others; called by all."""
-        shares, whole = _modules(self.model), None if self.whole is None else _modules(self.whole)
-        for number, weight in enumerate(_weights(shares)):
+        whole = () if self.whole is None else (self.whole.encoder, self.whole.projections)
+        copies = [weight for module in whole for weight in module.parameters()]
+        shares = [weight for module in (self.model.encoder, self.model.projections) for weight in module.parameters()]
+        for number, weight in enumerate(shares):
             full = whole_tensor(weight.detach())  # all processes take part; one weight at a time, to save memory
-            if whole is not None:
-                _weights(whole)[number].data.copy_(full)
-        if self.whole is None or whole is None:
+            if copies:
+                copies[number].data.copy_(full)
+        if self.whole is None:
             yield None
             return
         for module in whole:
@@ -191,23 +188,12 @@ class Shards:
 
 def shard(model: BiEncoder | ColBERT, module: nn.Module, processes: Processes) -> Shards:
     """Shard the weights of a model in place, see `quiver.encoder.training.sharding`."""
-    whole = _cpu_copy(model) if processes.is_main_process else None
+    whole = None
+    if processes.is_main_process:
+        settings = replace(model.settings, projections=tuple(copy.deepcopy(one).to("cpu") for one in model.settings.projections))
+        whole = type(model).from_parts(copy.deepcopy(model.encoder).to("cpu"), model.tokenizer, settings, source=model.source)
     sharding.shard(module, model.encoder.layers if isinstance(model.encoder, Encoder) else (), processes, model.encoder.device)
     return Shards(model, whole)
-
-
-def _modules(model: BiEncoder | ColBERT) -> tuple[nn.Module, nn.Module]:
-    return model.encoder, model.projections
-
-
-def _weights(modules: tuple[nn.Module, ...]) -> list[nn.Parameter]:
-    return [weight for module in modules for weight in module.parameters()]
-
-
-def _cpu_copy(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
-    encoder = copy.deepcopy(model.encoder).to("cpu")
-    settings = replace(model.settings, projections=tuple(copy.deepcopy(one).to("cpu") for one in model.settings.projections))
-    return type(model).from_parts(encoder, model.tokenizer, settings, source=model.source)
 
 
 def without_cache(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
@@ -303,12 +289,6 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
     """Load models one by one and average their weights.
 
     Two models are in memory at a time.
-
-    Args:
-        sources: Folders or Hub ids, at least one. A model that occurs twice counts twice.
-
-    Returns:
-        The average, with the common settings.
 
     Raises:
         InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     runs = []
     for overrides, recipe in recipes:
         dumped = recipe.model_dump(mode="json")
-        values = {path: reduce(getitem, path.split("."), dumped) for path in axes}
+        values: dict[str, Any] = {path: reduce(getitem, path.split("."), dumped) for path in axes}
         name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
         runs.append(GridRun(name, values, overrides, recipe))
     if repeated := next((run.name for position, run in enumerate(runs) if run.name in {other.name for other in runs[:position]}), None):
@@ -231,11 +231,8 @@ SCHEMA = "quiver-sweep/1"
 FAILURES = (InputError, RuntimeError, MemoryError, OSError)
 
 
-class Train(Protocol):
-    """`quiver.retrieval.training.run.train` with the arguments that all runs share."""
-
-    def __call__(self, recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> object:
-        """Train into a folder, or resume there; prepared rows are shared in ``data_folder``."""
+Train: TypeAlias = Callable[..., object]
+"""`quiver.retrieval.training.run.train`: gets the recipe, the run folder, and the keywords ``resume`` and ``data_folder``."""
 
 
 @dataclass(frozen=True)

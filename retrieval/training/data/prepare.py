@@ -410,16 +410,9 @@ def _with_texts(folder: str, split: str) -> Collection:
 def prepare_rows(
     data: DataSection, work: Path, *, seed: int, progress: bool = False, mine_pairs: Callable[..., Sequence[Pair]] = mine
 ) -> TrainingRows:
-    """Prepare the rows of a recipe under ``work``, or open them if they are already there.
+    """Prepare the rows of a recipe under ``work``, the run folder's part for them, or open them if they are already there.
 
     If several processes call this at the same time, one prepares and the others wait for it.
-
-    Args:
-        data: Data section of the recipe.
-        work: Folder of the run, created if missing. All processes on a machine pass the same one.
-        seed: Random seed for the order of the rows and the negatives.
-        progress: Show a progress bar.
-        mine_pairs: Function that mines the pairs of ``docstrings:stdlib``.
 
     Raises:
         InputError: A source is missing or cannot be read, a row is malformed, an id has no text, no row is left, or ``work`` cannot be

@@ -173,7 +173,14 @@ def _keys(names: Sequence[str], fields: Sequence[str], also: Collection[str]) ->
 def _hub_rows(source: str, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
     hub = _hub(source)
     if hub.file is not None:
-        yield from _file_rows(_hub_file(source, hub, hub.file), fields, also)
+        if hub.local is not None:
+            path = hub.local / hub.file
+        else:
+            from huggingface_hub import hf_hub_download
+
+            with _hub_errors(source):
+                path = Path(hf_hub_download(hub.repository, hub.file, repo_type="dataset", revision=hub.revision))
+        yield from _file_rows(path, fields, also)
         return
     number = 0
     with _hub_errors(source):
@@ -214,15 +221,6 @@ def _silent(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _hub_file(source: str, hub: HubSource, name: str) -> Path:
-    if hub.local is not None:
-        return hub.local / name
-    from huggingface_hub import hf_hub_download
-
-    with _hub_errors(source):
-        return Path(hf_hub_download(hub.repository, name, repo_type="dataset", revision=hub.revision))
 
 
 @contextmanager

@@ -266,16 +266,6 @@ class TrainingRows:
 
     A row is ``{"query": str, "document_1": str, ..., "document_n": str}`` and, if ``scored``, ``"scores": list[float]`` of length n. The
     last documents of a short row are None, unless ``repeats``. A pickled copy holds only the path of the table.
-
-    Args:
-        table: The table.
-        counts: Its counts, which are attributes of the rows too.
-        scored: Rows have teacher scores.
-        seed: Random seed for the negatives; None if nothing is drawn.
-        repeats: Short rows get n documents, some of their negatives more than once.
-
-    Attributes:
-        epoch: Epoch whose negatives are drawn, from 0.
     """
 
     def __init__(self, table: Table, counts: RowCounts, *, scored: bool, seed: int | None, repeats: bool = False) -> None:
@@ -340,12 +330,7 @@ class TrainingRows:
 
 
 class IdIndex:
-    """Numbers of ids, found by their hashes, 8 bytes each in memory; ids of equal hash are compared on disk. Useful to one process.
-
-    Args:
-        path: File to create for the ids.
-        hashed: A signed hash of at most 64 bits. Python's own differs between processes.
-    """
+    """Numbers of ids, found by their hashes, 8 bytes each in memory; ids of equal hash are compared on disk. Useful to one process."""
 
     def __init__(self, path: Path, *, hashed: Callable[[str], int] = hash) -> None:
         self._path = path

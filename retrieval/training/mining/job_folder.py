@@ -30,13 +30,6 @@ def part_name(number: int) -> str:
 def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[WorkFolder]:
     """Start a job in a folder, or resume the unfinished one there.
 
-    Args:
-        out: The folder; created if missing. It is unchanged if an error occurs before the first part is finished.
-        record: Name of the record of a finished job.
-        schema: Value of ``schema`` in the record.
-        settings: Settings that must be equal to resume a job, as JSON values.
-        overwrite: Start over; a finished result is replaced once the new one is complete.
-
     Raises:
         InputError: The folder holds a finished job, an unfinished one with other settings, or other files; it cannot be written; or another
             process uses it.

@@ -42,13 +42,7 @@ from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairS
 
 
 class MarginKind(NamedTuple):
-    """Meaning of a margin's value.
-
-    Attributes:
-        limit: Function from the positive's score and the value to the highest score that a negative may have.
-        allowed: Whether a value is valid.
-        bounds: The valid values in words.
-    """
+    """Meaning of a margin's value."""
 
     limit: Callable[[float, float], float]
     allowed: Callable[[float], bool]
@@ -414,7 +408,11 @@ def mine_negatives(
         with progress_bar("reading", 1, enabled=progress):
             data = read_mining_data(source, work.scratch("texts"), index=system.index)
         work.agree({"data": data.sha256})
-        depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
+        count = len(data.queries) if output.limit is None else min(output.limit, len(data.queries))
+        copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
+        extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
+        # Per query the depth at which the last rank is likely to be reached without positives and their copies.
+        depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
         parts = _parts(depths, data.searchable)
         missing = [number for number in range(len(parts)) if work.find(part_name(number)) is None]
         if missing:
@@ -502,14 +500,6 @@ class _Miner:
 def _plain(scores: NDArray[np.float32]) -> list[float]:
     """Scores with nine digits, which represent every float32 exactly."""
     return [float(f"{score:.9g}") for score in scores.tolist()]
-
-
-def _depths(data: MiningData, rules: Rules, count: int) -> NDArray[np.int64]:
-    """Search depth per query at which the last rank is likely to be reached without positives and their copies."""
-    copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
-    extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
-    depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
-    return depths
 
 
 def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:

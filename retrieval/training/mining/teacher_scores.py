@@ -57,16 +57,7 @@ from quiver.retrieval.training.recipe import DataSection
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Rows to score.
-
-    Attributes:
-        texts: T texts, on disk.
-        queries: Number of each row's query, (R,).
-        documents: Numbers of all rows' documents, row by row.
-        ends: The documents of row r are ``documents[ends[r]:ends[r + 1]]``, (R + 1,).
-        rows: Key of each row with all its fields but the scores, (R,).
-        sha256: Checksum of the rows and their texts.
-    """
+    """Rows to score."""
 
     texts: TextColumn
     queries: NDArray[np.int64]
@@ -280,11 +271,8 @@ class CrossEncoderTeacher:
         threads = self._executor.threads(torch.get_num_threads())
         here = Path(self._source)
         source = str(here.resolve()) if here.is_dir() else self._source  # a worker may have another working directory
-        task = (
-            _WorkerModelTask(source, str(self.description["fingerprint"]), threads, self._batch_tokens)
-            if self._executor.remote
-            else _LoadedModelTask(self._model, self._batch_tokens)
-        )
+        loaded = None if self._executor.remote else self._model
+        task = _ScoringTask(source, str(self.description["fingerprint"]), threads, self._batch_tokens, loaded)
 
         def score(parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
             pairs = (_Pairs(number, *(tuple(data.texts.take(side)) for side in data.pairs(part))) for number, part in parts.items())
@@ -305,26 +293,18 @@ class _Pairs:
 
 
 @dataclass(frozen=True)
-class _LoadedModelTask:
-    """Score pairs with a loaded cross-encoder."""
-
-    model: Any
-    batch_tokens: int | None
-
-    def open(self, advance: Advance) -> Callable[[_Pairs], NDArray[np.float32]]:
-        return _PairScorer(self.model, self.batch_tokens, advance)
-
-
-@dataclass(frozen=True)
-class _WorkerModelTask:
-    """Score pairs with a cross-encoder that the worker loads."""
+class _ScoringTask:
+    """Score pairs with a loaded cross-encoder, or with one that the worker loads."""
 
     source: str
     fingerprint: str
     threads: int
     batch_tokens: int | None
+    model: Any = None
 
     def open(self, advance: Advance) -> Callable[[_Pairs], NDArray[np.float32]]:
+        if self.model is not None:
+            return _PairScorer(self.model, self.batch_tokens, advance)
         torch.set_num_threads(self.threads)
         model = _cross_encoder(self.source, default_device())
         found = _fingerprint(self.source, local_folder(self.source), model.max_length)
@@ -396,15 +376,6 @@ def load_teacher(
     executor: Executor = IN_PROCESS,
 ) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
-
-    Args:
-        source: Folder or Hub id of a cross-encoder, bi-encoder or ColBERT model.
-        dtype: Dtype of the weights of a bi-encoder or ColBERT model; None for the default of the device. sentence-transformers
-            chooses that of a cross-encoder.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
-        batch_tokens: Tokens per batch, padding of a cross-encoder's pairs included; None to choose.
-        options: Lengths, prompts and width of a bi-encoder or ColBERT model.
-        executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
     Raises:
         InputError: The folder is not a supported model.

@@ -29,7 +29,7 @@ from quiver.retrieval.data.corpus import Collection, load_collection, read_docum
 from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
-from quiver.retrieval.training.data.sources import Example, read_whole
+from quiver.retrieval.training.data.sources import read_whole
 from quiver.retrieval.training.data.table import BLOCK, ArrowWriter, TextColumn, blocks
 from quiver.retrieval.training.recipe import DataSection
 
@@ -313,22 +313,17 @@ def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTab
         if source.corpus is not None:
             for block in blocks(read_documents(source.corpus)):
                 documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
-        for examples in blocks(_examples(section)):
+        remedy = "leave such rows out, or rename or remove the field if it says something else"
+        for examples in blocks(example for example, _ in read_whole(section, all_columns=False, label_remedy=remedy)):
+            for example in examples:
+                if not all(text.strip() for text in example.documents):
+                    raise InputError(f"{example.location}: the field '{source.positive_field}' holds a blank positive")
             numbers = queries.number([example.query for example in examples])
             owners.extend(np.repeat(numbers, [len(example.documents) for example in examples]).tolist())
             positives.extend(documents.number([text for example in examples for text in example.documents]).tolist())
     texts, table = queries.table(), documents.table()
     rows, starts = _grouped(np.array(owners, np.int64), np.array(positives, np.int64), len(texts))
     return MiningData(texts, table, len(table) if index is None else len(index), rows, starts, 0)
-
-
-def _examples(section: DataSection) -> Iterator[Example]:
-    """Query and positives of each row."""
-    remedy = "leave such rows out, or rename or remove the field if it says something else"
-    for example, _ in read_whole(section, all_columns=False, label_remedy=remedy):
-        if not all(text.strip() for text in example.documents):
-            raise InputError(f"{example.location}: the field '{section.document_fields[0]}' holds a blank positive")
-        yield example
 
 
 def _grouped(owners: NDArray[np.int64], positives: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
