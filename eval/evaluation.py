@@ -66,7 +66,7 @@ from quiver.retrieval.index.index import IndexReader, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Document, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
 from quiver.retrieval.search.search import Fusion
@@ -104,6 +104,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     model: str | Path | DenseModel | TokenModel | Retriever | IndexReader | None = None,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark] = (),
     *,
+    documents: Mapping[str, str] | Iterable[Document] | Iterable[Mapping[str, object]] | None = None,
     queries: str | Path | Mapping[str, str] | Iterable[Mapping[str, object]] | None = None,
     qrels: str | Path | Mapping[str, Mapping[str, int] | Iterable[str]] | Iterable[Mapping[str, object]] | None = None,
     rename: Mapping[str, str] = NO_NAMES,
@@ -155,8 +156,10 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         name: Name of the system in reports; empty for one made from its parts.
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
             of one collection. A folder needs no corpus if an index or a run is scored: the documents are those that it names.
+        documents: Documents in memory, beside ``queries`` and ``qrels`` in memory: a data frame, documents, mappings, or ``{id: text}``.
+            An index or a run needs none.
         queries: File of queries, see `quiver.retrieval.data.corpus.read_queries`, instead of those of the folder; without ``data``,
-            ``queries`` and ``qrels`` are a collection by themselves. For an index or a run both can be in memory instead: data
+            ``queries`` and ``qrels`` are a collection by themselves. Both can be in memory instead: data
             frames, data sets or lists of mappings with the fields of such files; or ``{id: text}`` and
             ``{query id: {document id: grade}}``, or the ids of the relevant documents in place of the inner mapping.
         qrels: File of judgements, see `quiver.retrieval.data.corpus.read_qrels`, instead of a split of the folder.
@@ -230,8 +233,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     given = [data] if isinstance(data, (str, Path, Benchmark)) else list(data)
-    if queries is not None or qrels is not None or rename:
-        given = [_benchmark_of_questions(given, queries, qrels, split, rename)]
+    if any(each is not None for each in (documents, queries, qrels)) or rename:
+        given = [_benchmark_of_questions(given, queries, qrels, split, rename, documents)]
     attempts = _Attempts()
     benchmarks = _benchmarks(given, _names(collection_name), split, in_domain, attempts, offline=offline, progress=progress)
     _check_runs((run, *fuse), attempts.collections)
@@ -373,16 +376,19 @@ def _check_runs(given: Sequence[object], collections: int) -> None:
 
 
 def _benchmark_of_questions(
-    data: Sequence[str | Path | Benchmark], queries: Any, qrels: Any, split: str | None, rename: Mapping[str, str]
+    data: Sequence[str | Path | Benchmark], queries: Any, qrels: Any, split: str | None, rename: Mapping[str, str], documents: Any
 ) -> Benchmark:
     """The collection of queries and judgements in files or in memory, and of a folder for what is not given."""
-    if queries is None and qrels is None:
+    if queries is None and qrels is None and documents is None:
         raise InputError("rename (--rename) names fields of queries (--queries) and judgements (--qrels); pass them too")
     in_memory = [each is not None and not isinstance(each, str | Path) for each in (queries, qrels)]
-    if any(in_memory):
+    if any(in_memory) or documents is not None:
         if data or not all(in_memory):
-            raise InputError("queries and qrels in memory go together, and without data: they judge an index or a run")
-        return Benchmark.of_questions(queries, qrels, rename)
+            raise InputError(
+                "queries and qrels in memory, and documents if they are given, go together, and without data; without documents they judge"
+                " an index or a run"
+            )
+        return Benchmark.of_questions(queries, qrels, rename, documents)
     asked, judged = (None if file is None else Path(file) for file in (queries, qrels))
     if judged is not None and split is not None:
         raise InputError(f"{judged}: judgements from a file (--qrels) have no split; leave out the split (--split)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -52,9 +52,10 @@ from quiver.retrieval.data.corpus import (
     telling_name,
     with_numbers,
 )
-from quiver.retrieval.data.entries import EntryPosition
+from quiver.retrieval.data.entries import EntryPosition, checked_document
+from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.data.tables import read_rows, rows_of_frame
-from quiver.retrieval.records import Run
+from quiver.retrieval.records import Document, Run
 
 logger = logging.getLogger(__name__)
 
@@ -210,11 +211,12 @@ def _has_known_field(file: Path) -> bool:
 
 @dataclass(frozen=True)
 class GivenQuestions:
-    """Queries and judgements in memory, without a corpus."""
+    """Queries and judgements in memory, and documents if there are some."""
 
     queries: Any
     qrels: Any
     rename: Mapping[str, str] = field(default_factory=dict)
+    documents: Any = None
 
     def load(self, *, needs_corpus: bool = True, duplicates: DuplicateJudgements = "error") -> Collection:
         """Check the collection.
@@ -222,7 +224,7 @@ class GivenQuestions:
         Raises:
             InputError: A field is missing or has the wrong type, an id is repeated, or a judged query has no text.
         """
-        if needs_corpus:
+        if needs_corpus and self.documents is None:
             raise InputError(f"queries: {_NEEDS_CORPUS}")
         given = self._rows(_QUERIES, _query_rows(self.queries)), self._rows(_QRELS, _judgement_rows(self.qrels))
         check_names(self.rename, given)
@@ -232,7 +234,8 @@ class GivenQuestions:
         judgements: Iterable[Judgement] = merged_judgements(table_judgements(_QRELS, qrels), duplicates)
         if not have_ids(queries):
             judgements = with_numbers(list(judgements), _QUERIES, table_queries(_QUERIES, queries))
-        return assemble("queries", "", documents=None, queries=lambda: table_queries(_QUERIES, queries), judgements=judgements)
+        documents = None if self.documents is None else _read_documents(self.documents)
+        return assemble("queries", "", documents=documents, queries=lambda: table_queries(_QUERIES, queries), judgements=judgements)
 
     @staticmethod
     def _rows(what: Path, given: Any) -> Sequence[tuple[EntryPosition, Mapping[str, object]]]:
@@ -247,7 +250,17 @@ class GivenQuestions:
         return "queries"
 
 
-_QUERIES, _QRELS = Path("queries"), Path("qrels")
+_QUERIES, _QRELS, _DOCUMENTS = Path("queries"), Path("qrels"), Path("documents")
+
+
+def _read_documents(given: Any) -> Callable[[], Iterable[tuple[EntryPosition, Document]]]:
+    """A pass over documents in memory: documents, mappings, a data frame, or ``{id: text}``."""
+    rows = _query_rows(given)
+    if isinstance(rows, Sequence) and all(isinstance(each, Document) for each in rows):
+        documents = list(map(checked_document, rows))
+    else:
+        documents = list(open_corpus(rows))
+    return lambda: ((EntryPosition(_DOCUMENTS, number), document) for number, document in enumerate(documents, start=1))
 
 
 def _query_rows(given: Any) -> Any:
@@ -325,9 +338,9 @@ class Benchmark:
         return cls(name_of(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels, rename))
 
     @classmethod
-    def of_questions(cls, queries: Any, qrels: Any, rename: Mapping[str, str] = NO_NAMES) -> Benchmark:
-        """The benchmark of queries and judgements in memory, see `GivenQuestions`."""
-        return cls("queries", "", Policy(), Metadata(), GivenQuestions(queries, qrels, rename))
+    def of_questions(cls, queries: Any, qrels: Any, rename: Mapping[str, str] = NO_NAMES, documents: Any = None) -> Benchmark:
+        """The benchmark of queries, judgements and documents in memory, see `GivenQuestions`."""
+        return cls("queries", "", Policy(), Metadata(), GivenQuestions(queries, qrels, rename, documents))
 
     @property
     def key(self) -> str:

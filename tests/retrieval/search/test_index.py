@@ -124,6 +124,23 @@ def test_any_retriever_is_evaluated_fused_and_given_to_langchain(index: Index) -
     assert [(each.id, each.page_content) for each in documents] == [(key, index.text_of(key)) for key in ("d01", "d05")]
 
 
+def test_a_collection_of_mappings_is_evaluated(word_sum: Any) -> None:
+    rows = [{"id": document.id, "text": document.text, "part": document.metadata["part"]} for document in DOCUMENTS]  # type: ignore[index]
+    queries, qrels = {"q1": TEXT, "q2": "word3"}, {"q1": {"d05": 1}, "q2": ["d03", "d07"]}
+    texts = {document.id: document.text for document in DOCUMENTS}
+    scores = [
+        evaluate(model, documents=given, queries=queries, qrels=qrels).collections[0].measures
+        for model in (word_sum, build_index(DOCUMENTS, word_sum))
+        for given in (rows, texts, DOCUMENTS)
+    ]
+    assert all(each == scores[0] for each in scores)
+    assert evaluate("bm25", documents=rows, queries=queries, qrels=qrels, baselines=()).collections[0].documents == 24
+    with pytest.raises(InputError, match="none of the 3 judged"):
+        evaluate("bm25", documents={"other": "text"}, queries=queries, qrels=qrels)
+    with pytest.raises(InputError, match="go together, and without data"):
+        evaluate(word_sum, documents=rows)
+
+
 def test_no_module_of_index_imports_search() -> None:
     folder = Path(quiver.__file__).parent.parent / "retrieval" / "index"
     modules = sorted(folder.rglob("*.py"))
