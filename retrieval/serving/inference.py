@@ -341,16 +341,18 @@ class TextModel:
     def _scores(self, query: NDArray[np.float32], texts: Any) -> NDArray[np.float32]:
         if self.shared.card.kind == "colbert":
             offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-            return maxsim_packed([query], np.concatenate(texts), offsets)[0]
-        scores: NDArray[np.float32] = comparable(texts, self.shared.card) @ comparable(query[None], self.shared.card)[0]
+            scores: NDArray[np.float32] = maxsim_packed([query], np.concatenate(texts), offsets)[0]
+            return scores
+        scores = comparable(texts, self.shared.card) @ comparable(query[None], self.shared.card)[0]
         return scores
 
     def _encode(self, work: Sequence[Texts]) -> list[Encoded | Exception]:
         found: dict[int, Encoded | Exception] = {}
         for role in ("document", "query"):
             members = [number for number, each in enumerate(work) if each.role == role and isinstance(each.texts[0], str)]
-            encoding = self.shared.encode_texts([str(text) for each in members for text in work[each].texts], role) if members else None
-            first = 0
+            if not members:
+                continue
+            encoding, first = self.shared.encode_texts([str(text) for each in members for text in work[each].texts], role), 0
             for number in members:
                 rows = slice(first, first + len(work[number]))
                 found[number] = Encoded(encoding.vectors[rows], encoding.tokens.tokens[rows], encoding.tokens.truncated[rows])

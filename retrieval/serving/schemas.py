@@ -191,13 +191,7 @@ class NewDocument:
 
 @dataclass(frozen=True)
 class AddRequest:
-    """Documents to add.
-
-    Attributes:
-        documents: One or more documents.
-        replace: Replace documents that have the same id.
-        retriever: Name of the retriever whose index is changed. Default: the first index.
-    """
+    """Documents to add to the index of a retriever, by default the first index; ``replace`` allows ids that it has."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
@@ -226,13 +220,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A token of the query and the most similar token of the passage, by their positions in the lists.
-
-    Attributes:
-        query: Position of the query token.
-        passage: Position of the passage token.
-        score: Contribution to the score of the hit.
-    """
+    """A token of the query and the most similar one of the passage, by their positions in the lists; their part of the hit's score."""
 
     query: int
     passage: int
@@ -397,13 +385,7 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnswer:
-    """An index after a change.
-
-    Attributes:
-        retriever: Name of the retriever of the index.
-        generation: New generation of the index, which searches see from now on.
-        documents: Number of documents in the index.
-    """
+    """An index after a change: its new generation, which searches see from now on, and its number of documents."""
 
     retriever: str
     generation: int
@@ -446,15 +428,7 @@ class RetrieverInfo:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Retrievers and limits of the service.
-
-    Attributes:
-        retrievers: The retrievers; the first is the default.
-        limits: Limits on requests.
-        writable: Whether documents can be added and deleted with a token.
-        private: Whether reading needs a token.
-        version: Version of Quiver.
-    """
+    """Retrievers, of which the first is the default, and limits; whether a token allows changes, and whether reading needs one."""
 
     retrievers: list[RetrieverInfo]
     limits: Limits
@@ -489,14 +463,7 @@ _LONGEST = 500  # longest message, in characters: messages quote values of the r
 
 
 class RequestError(Exception):
-    """A request that is refused.
-
-    Args:
-        status: HTTP status.
-        code: Error code for programs.
-        message: One line for people: what is wrong and what to do.
-        headers: Additional response headers.
-    """
+    """A request that is refused: HTTP status, a code for programs, and one line for people that says what is wrong and what to do."""
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -512,7 +479,7 @@ def json_body(content: Any) -> bytes:
 
 def problem_body(problem: Problem) -> bytes:
     """Body of an error response."""
-    return json_body(asdict(ErrorAnswer(problem)))
+    return json_body({"error": asdict(problem)})
 
 
 def problem_answer(error: RequestError) -> Response:
@@ -574,11 +541,7 @@ _EXAMPLES = {"filter": '; write it as "year >= 2015", or as a list of such condi
 
 
 def wrong_values(problems: Sequence[Any]) -> list[str]:
-    """Describe what is wrong at each place, once: pydantic has a problem for each type of a field, and names the type as a part.
-
-    Args:
-        problems: Errors of pydantic, whose places begin with the part of the request, such as ``body``.
-    """
+    """Describe what is wrong at each place, once: pydantic has a problem for each type of a field, and names the type as a part."""
     places: dict[tuple[Any, ...], list[Any]] = {}
     for problem in problems:
         places.setdefault(tuple(part for part in problem["loc"] if not _is_type(part)), []).append(problem)
@@ -587,11 +550,11 @@ def wrong_values(problems: Sequence[Any]) -> list[str]:
         if any(other[: len(place)] == place for other in places if len(other) > len(place)):  # the problem is in a part of it
             continue
         wanted = list(dict.fromkeys(_WANTED[each["type"]] for each in found if each["type"] in _WANTED))
-        other = next((each["msg"] for each in found if each["type"] not in _WANTED), None)
-        said = other or f"must be {', '.join(wanted[:-1])}{' or ' if len(wanted) > 1 else ''}{wanted[-1]}"
+        said = next((each["msg"] for each in found if each["type"] not in _WANTED), None)
+        example = _EXAMPLES.get(str(place[1]), "") if said is None and len(place) > 1 else ""
+        said = said or f"must be {', '.join(wanted[:-1])}{' or ' if len(wanted) > 1 else ''}{wanted[-1]}"
         if place[0] == "query" and found[0]["type"] == "missing":  # of an address: another name, such as ?query=, is the usual reason
             said = f"missing; write it in the address, as ?{place[-1]}=..."
-        example = "" if other is not None else _EXAMPLES.get(str(place[1]), "") if len(place) > 1 else ""
         messages.append(f"{'.'.join(map(str, place))}: {said}{example}")
     return messages
 

@@ -139,11 +139,11 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
     timeout_seconds = 10.0
     allowed: Connections
     app_state: dict[str, Any]
-    _header_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
+    _timers: dict[str, asyncio.TimerHandle]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the header timer, or refuse a connection that is one too many."""
+        self._timers = {}
         super().connection_made(transport)
         opened, seconds = len(self.connections), self.timeout_seconds
         if opened > self.allowed.most:
@@ -153,15 +153,15 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
                 return
             self.app_state = {**self.app_state, "refused": True}
             seconds = min(seconds, 1.0)
-        self._header_timer = self.loop.call_later(seconds, self._time_out)
+        self._timers["header"] = self.loop.call_later(seconds, self._time_out)
 
     def data_received(self, data: bytes) -> None:
         """Stop the header timer at the end of a header; start it at the beginning of one."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._header_timer = _cancel(self._header_timer)
-        elif self._header_timer is None and not self.transport.is_closing():
-            self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
+            self._stop("header")
+        elif "header" not in self._timers and not self.transport.is_closing():
+            self._timers["header"] = self.loop.call_later(self.timeout_seconds, self._time_out)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP as other requests are refused; Uvicorn's own answer is plain text."""
@@ -181,27 +181,27 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
         """Start the write timer: the client is not reading."""
         super().pause_writing()
         # close() would wait for the client to read buffered data; abort() does not.
-        self._write_timer = self.loop.call_later(self.timeout_seconds, self.transport.abort)
+        self._timers["write"] = self.loop.call_later(self.timeout_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the write timer."""
         super().resume_writing()
-        self._write_timer = _cancel(self._write_timer)
+        self._stop("write")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop both timers."""
-        self._header_timer, self._write_timer = _cancel(self._header_timer), _cancel(self._write_timer)
+        self._stop("header")
+        self._stop("write")
         super().connection_lost(exc)
 
+    def _stop(self, timer: str) -> None:
+        if timer in self._timers:
+            self._timers.pop(timer).cancel()
+
     def _time_out(self) -> None:
-        self._header_timer = None
+        del self._timers["header"]
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
