@@ -357,6 +357,7 @@ class ServedShards:
             "health_check_period_s": 1.0,
             "graceful_shutdown_wait_loop_s": 0.1,
             "graceful_shutdown_timeout_s": _DRAIN,
+            "logging_config": {"log_level": "ERROR", "enable_access_log": False},
         }
         deployments: list[Any] = []
         for number, spec in enumerate(specs):
@@ -364,7 +365,9 @@ class ServedShards:
             shard = self._serve.deployment(ShardReplica).options(name=f"shard-{number}", ray_actor_options=reserved, **options)
             # An application has one deployment that others come with.
             deployments.append(shard.bind(spec, deployments[:]) if number == len(specs) - 1 else shard.bind(spec))
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # Serve tells each of its steps, here too
         self._serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             application = self._serve.RunTarget(deployments[-1], self._name, route_prefix=None)
             self._serve.run_many([application], wait_for_applications_running=False)
