@@ -934,6 +934,11 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite and not _lacks_collections(folder):
+        stage = WorkFolder(folder / _STAGE)
+        if (
+            not (folder / f"{_STAGE}.lock").exists() and not stage.names()
+        ):  # left where a process was killed after its results were complete
+            stage.remove()
         raise InputError(
             f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite (overwrite=True in Python)"
         )
@@ -948,6 +953,9 @@ def _publish_results(stage: Stage, folder: Path) -> None:
         path.unlink(missing_ok=True)
     files = [path for path in stage.folder.rglob("*") if path.is_file() and path.parent != stage.folder]
     for path in (*sorted(files), stage.folder / FILE):
+        if path.name == FILE and not stage.unfinished:  # without their files, finished collections are of no more use
+            for part in stage.folder.glob("*.part"):
+                part.unlink()
         target = folder / path.relative_to(stage.folder)
         target.parent.mkdir(exist_ok=True)
         if stage.unfinished:  # the next evaluation needs the files of finished collections

@@ -8,7 +8,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +19,13 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.errors import full_disk as is_full_disk
+from quiver.encoder.files import file_sha256
 from quiver.encoder.training.run_folder import RECORD, Checkpoints, RunIdentity, finish_run, lock_run, new_run, unfinished_model
 from quiver.encoder.work_folder import SealedFolders, WorkFolder, exclusive_lock, open_work
+from quiver.eval import evaluate
+from quiver.eval.datasets.cache import Cache
+from quiver.eval.results import FileReference, Results, read_results, results_folder, write_results
+from quiver.retrieval.index import build_index
 from quiver.retrieval.training.data.prepare import prepare_rows
 from quiver.retrieval.training.mining import negatives, teacher_scores
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
@@ -144,7 +152,51 @@ def scores(out: Path) -> None:
     finished(lambda: teacher_scores.score_rows(section, LengthTeacher(), out))
 
 
+class Download:
+    """A source that needs no network."""
+
+    unit, url, revision = "tiny/zip", "http://tiny", "r1"
+
+    def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
+        for name in ("corpus.jsonl", "queries.jsonl"):
+            (folder / name).write_text(name)
+        return self.revision
+
+
+def downloads(out: Path) -> None:
+    Cache(out).fetch(Download())  # type: ignore[arg-type]
+
+
+@cache
+def scored() -> Results:
+    index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", Path(mkdtemp()) / "index")
+    return evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
+
+
+def evaluation(out: Path) -> None:
+    results = scored()
+    try:
+        with results_folder(out, {"k": 10}) as stage:
+            collections = []
+            for name in ("a", "b"):
+                found = stage.finished(name, {})
+                if found is None:
+                    (stage.folder / "runs").mkdir(exist_ok=True)
+                    (stage.folder / "runs" / name).write_text(name * 99)
+                    run = FileReference(f"runs/{name}", file_sha256(stage.folder / "runs" / name))
+                    found = replace(results.collections[0], name=name, split="", run=run)
+                    stage.save(found)
+                collections.append(found)
+            write_results(replace(results, collections=tuple(collections)), stage.folder)
+    except InputError as error:
+        if "already holds results" not in str(error):
+            raise
+    assert len(read_results(out).collections) == 2
+
+
 USERS = {
+    "downloads": User(downloads),
+    "evaluation": User(evaluation, ".unfinished.lock"),
     "parts": User(parts, ".work.lock"),
     "sealed folders": User(sealed),
     "checkpoints": User(checkpoints),
@@ -159,6 +211,7 @@ USERS = {
 def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "QUERIES_PER_PART", (5, 5))
     monkeypatch.setattr(teacher_scores, "PAIRS_PER_PART", 8)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
 def content(out: Path) -> dict[str, bytes]:
