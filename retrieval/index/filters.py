@@ -456,9 +456,11 @@ class _Binder:
         return name, self._types[name]
 
     def _find_scalar(self, node: exp.Expression, value: exp.Expression | None) -> tuple[str, Kind]:
+        from sqlglot import exp
+
         name, type_ = self._find_field(node)
         if is_list(type_):
-            example = "'value'" if value is None else _sql(value)
+            example = f"'{_field_name(value)}'" if isinstance(value, exp.Column) else "'value'" if value is None else _sql(value)
             raise self._refuse(f"{name} is a {type_name(type_)}; write array_contains({_quote_field(name)}, {example})")
         return name, kind_of(type_)
 

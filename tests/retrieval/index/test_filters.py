@@ -318,6 +318,7 @@ def test_a_field_that_a_segment_does_not_have_is_null() -> None:
         ("created > 2021", r"created is a date and 2021 is not; .* created >= '2021-06-01'"),
         ("created >= 2021-06-01", r"a date stands in single quotes"),
         ("created >= '2021'", r"'2021' is not a date such as '2021-06-01'; for a whole year write created BETWEEN"),
+        ("tags = x", r"write array_contains\(tags, 'x'\)"),
         ("tags = 'x'", r"tags is a list of strings; write array_contains\(tags, 'x'\)"),
         ("array_contains(lang, 'x')", r"lang is a string, not a list; write lang = 'x'"),
         ("year LIKE '20%'", r"year is an integer, and LIKE is for strings"),
