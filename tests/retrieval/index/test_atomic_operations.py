@@ -22,7 +22,7 @@ import faiss
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import DamagedIndexError, check_index, delete_documents, open_index, repair_index
+from quiver.retrieval.index import check_index, delete_documents, open_index, repair_index
 from quiver.retrieval.index.files import REAL, RealDisk, put_file
 from quiver.retrieval.index.pieces import PieceFolders
 from quiver.retrieval.index.store import writing
@@ -400,54 +400,6 @@ def test_the_next_writer_restores_the_head_of_a_killed_one(tmp_path: Path, fault
     assert "a0" not in open_index(tmp_path / "i").ids
 
 
-FLIPPED = [
-    *(pytest.param(engine, 100) for engine in [EXACT, *COMPRESSED, *OTHERS]),
-    *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [EXACT, *COMPRESSED, *OTHERS]),
-]
-"""Engines and numbers of flipped bits."""
-
-
-@pytest.mark.parametrize(("engine", "flips"), FLIPPED)
-def test_a_flipped_bit_is_named_or_changes_nothing(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
-    faults.prepared(tmp_path / "i", engine)
-    right = faults.answers(tmp_path / "i")
-    files = sorted(path for path in (tmp_path / "i").rglob("*") if path.is_file())
-    rng = random.Random(0)
-    named = unnamed = unharmed = reported = 0
-    touched: set[str] = set()
-    for _ in range(flips):
-        path = rng.choice(files)
-        whole = path.read_bytes()
-        if not whole:
-            continue
-        place = rng.randrange(len(whole))
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
-        try:
-            assert faults.answers(tmp_path / "i") == right
-            unharmed += 1
-        except DamagedIndexError as error:
-            named += path.name in str(error)
-            unnamed += path.name not in str(error)
-        reported += any(path.name in problem for problem in all_problems(tmp_path / "i"))
-        path.write_bytes(whole)
-        touched.add(path.name)
-    assert faults.answers(tmp_path / "i") == right
-    assert unnamed == 0
-    assert named > 0.4 * flips  # what these answers do not read, the check does
-    assert reported > 0.7 * flips
-    assert len(touched) > 0.8 * len({path.name for path in files})
-    sys.stdout.write(f"{engine}: {flips} bits flipped in {len(touched)} kinds of files: {named} named, {unharmed} without effect\n")
-
-
-def all_problems(folder: Path) -> list[str]:
-    """What a check says is damaged, in any generation."""
-    try:
-        report = check_index(folder)
-    except DamagedIndexError as error:
-        return [str(error)]
-    return [*report.head_problems, *(problem for each in report.generations for problem in each.problems)]
-
-
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="needs alarms")
 @pytest.mark.parametrize(
     ("engine", "flips"),
@@ -468,51 +420,6 @@ def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: 
     assert int(counts["DamagedIndexError"]) > 0
     assert int(counts["answers"]) > 0
     sys.stdout.write(f"{engine}: {flips} bits flipped in files that nobody compared with their checksums: {outcomes}\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(
-    ("engine", "seconds"),
-    [
-        (EXACT, 1.5),
-        *(
-            pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
-            for engine, seconds in ((EXACT, 140), ("ivf-tokens", 100), ("pq-dense", 60))
-        ),
-    ],
-)
-def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: float, tmp_path: Path, faults: ModuleType) -> None:
-    """No reader fails, and no acknowledged document is missing."""
-    folder = tmp_path / "i"
-    faults.prepared(folder, engine)
-    alive = set(open_index(folder).ids)
-    printed = script("soak", folder, seconds).splitlines()
-    *lines, codes = [line for line in printed if not line.startswith("rounds")]
-    assert codes == "readers 0 0 0 0"
-    rounds = [int(line.split()[1]) for line in printed if line.startswith("rounds")]
-    assert len(rounds) == 4
-    assert min(rounds) > 0
-    kills, acknowledged = replayed(lines, alive)
-    assert acknowledged > 0
-    assert check_index(folder).problems == ()
-    sys.stdout.write(f"{engine}: {kills} kills, {acknowledged} acknowledged changes, readers opened and searched {rounds} times\n")
-
-
-def replayed(lines: list[str], alive: set[str]) -> tuple[int, int]:
-    """How many kills and acknowledged changes there were; after every kill all that was acknowledged has to be there, and no more."""
-    uncertain: set[str] = set()
-    kills = acknowledged = 0
-    for line in lines:
-        word, *keys = line.split()
-        if word in ("adding", "deleting"):
-            uncertain = set(keys)
-        elif word == "found":
-            assert alive - uncertain <= set(keys) <= alive | uncertain
-            alive, uncertain, kills = set(keys), set(), kills + 1
-        else:
-            alive = alive | set(keys) if word == "added" else alive - set(keys)
-            uncertain, acknowledged = set(), acknowledged + 1
-    return kills, acknowledged
 
 
 def test_short_writes_are_completed(tmp_path: Path, faults: ModuleType) -> None:

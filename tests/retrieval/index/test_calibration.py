@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -368,17 +367,6 @@ def test_the_interval_contains_the_true_recall_in_95_percent() -> None:
     assert interval(np.ones(1), np.array([10]))[0] < 0.3
 
 
-@pytest.mark.parametrize(("engine", "documents"), [("pq", 1), ("lists", 1), ("tokens", 1), ("pq", 3), ("tokens", 7)])
-def test_tiny_indexes_are_measured(tmp_path: Path, engine: str, documents: int) -> None:
-    model = model_for(engine)
-    texts = [*corpus(last=documents), *([Document("nothing", "empty")] if engine == "tokens" else [])]
-    index = build_index(texts, model, tmp_path / "i", options=replace(ENGINES[engine], settings={}))
-    assert index.calibration is not None
-    assert {point.recall for table in index.calibration.tables for point in table.points} == {1.0}  # fewer than k: all are found
-    found = index.search(real_queries(engine, 2), 50, target_recall=0.9).ids
-    assert [len(ids) for ids in found] == [documents, documents]
-
-
 def test_an_index_without_documents(small: Path) -> None:
     everything = list(open_index(small).ids)
     emptied = delete_documents(small, everything)
@@ -414,12 +402,6 @@ def test_a_valid_calibration_is_kept_and_an_invalid_one_is_measured_again(small:
     assert check_index(small).problems == ()
 
 
-def test_without_a_table_none_is_made_by_changes(tmp_path: Path) -> None:
-    build_index(corpus(last=20), Heaps("dense"), tmp_path / "i", options=replace(ENGINES["pq"], calibrate=False))
-    assert add_documents(tmp_path / "i", corpus(20, 90), Heaps("dense")).manifest.calibration is None
-    assert compact_index(tmp_path / "i").manifest.calibration is None
-
-
 def test_calibrating_commits_the_same_documents_with_a_new_table(small: Path) -> None:
     before = open_index(small)
     model = Heaps("dense")
@@ -441,17 +423,6 @@ def test_calibrating_commits_the_same_documents_with_a_new_table(small: Path) ->
         with pytest.raises(ValueError, match="count must be >= 1 and every k"):
             calibrate_index(small, **wrong)
     assert open_index(small).manifest.generation == 2
-
-
-def test_recall_and_segments_do_not_depend_on_the_run(tmp_path: Path) -> None:
-    indexes = [build_index(corpus(last=120), Heaps("dense"), tmp_path / name, options=ENGINES["lists"]) for name in "ab"]
-    first, second = ([entry.files for entry in index.manifest.segments] for index in indexes)
-    assert first == second
-    assert indexes[0].manifest.codec == indexes[1].manifest.codec
-    recalls = [[[point.recall for point in table.points] for table in calibrate(index, count=20, seed=2).tables] for index in indexes]
-    assert recalls[0] == recalls[1]
-    plain = build_index(corpus(last=120), Heaps("dense"), tmp_path / "c", options=replace(ENGINES["lists"], calibrate=False))
-    assert [entry.files for entry in plain.manifest.segments] == first
 
 
 def test_time_is_limited(built: dict[str, Index]) -> None:
@@ -507,31 +478,6 @@ def test_a_build_killed_during_calibration_resumes(tmp_path: Path, monkeypatch: 
     assert check_index(path).problems == ()
 
 
-@pytest.mark.parametrize("operation", ["add", "compact"])
-def test_a_change_killed_during_calibration_leaves_the_old_state(small: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
-    model = Heaps("dense")
-    if operation == "compact":
-        add_documents(small, corpus(90, 150), model)
-    before, encoded = open_index(small).manifest, len(model.documents)
-
-    def change() -> Index:
-        return compact_index(small) if operation == "compact" else add_documents(small, corpus(90, 300), model)
-
-    def stop(*arguments: object, **named: object) -> None:
-        raise StoppedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(build, "calibrate", stop)
-        with pytest.raises(StoppedError):
-            change()
-    assert open_index(small).manifest == before
-    index = change()
-    assert index.manifest.calibration != before.calibration
-    assert len(model.documents) - encoded == (0 if operation == "compact" else 210)
-    assert check_index(small).problems == ()
-    assert check_index(small).leftovers == ()
-
-
 def test_a_ladder_climbs_and_has_the_presets() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((600, WIDTH)).astype(np.float32)
@@ -546,35 +492,3 @@ def test_a_ladder_climbs_and_has_the_presets() -> None:
                 search_params = [step[name] for step in param_grid[:-1]]
                 assert search_params == sorted(search_params), (engine, k, name)
             assert all(asdict(parse_params(codec, step)) == step for step in param_grid)
-
-
-def test_an_error_of_the_disk_at_any_commit_leaves_the_old_table_or_the_new(tmp_path: Path, faults: ModuleType) -> None:
-    """Calibrating again changes nothing but the manifest, so few calls of the disk are made: all of them fail once."""
-    base, work = tmp_path / "base", tmp_path / "work"
-    build_index(corpus(last=60), Heaps("dense"), base, options=ENGINES["pq"], disk=faults.FAST)
-    old, failing, states = open_index(base).calibration, 1, list[str]()
-    raised = True
-    while raised:
-        faults.fresh_copy(base, work)
-        raised, calls = False, 0
-
-        def hook(call: str, path: Path, at: int = failing) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                raise OSError(5, "input/output error", str(path))
-
-        try:
-            calibrate_index(work, ks=[10], count=10, seed=7, disk=faults.HookedDisk(hook))
-        except OSError:
-            raised = True
-        index = open_index(work)
-        assert check_index(work).problems == ()
-        assert index.calibration is not None
-        states.append("old" if index.calibration == old else "new")
-        assert index.calibration.seed == (0 if states[-1] == "old" else 7)
-        assert len(index) == 60
-        failing += 1
-    assert states == sorted(states, reverse=True)
-    assert set(states) == {"old", "new"}
-    assert failing > 5

@@ -371,12 +371,6 @@ def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[.
     assert "generation 9 does not exist; there are 1" in done.err
 
 
-def test_info_reports_an_index_opened_without_verification(quiver: Callable[..., Any], indexed: Path) -> None:
-    assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
-    assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
-    assert "off (--no-verify)" in quiver("index", "info", indexed, "--no-verify").out
-
-
 def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, word_sum: Any) -> None:
     new = Document("d0003", "another text", "", {"year": 2000})
     add_documents(exact, [new], word_sum, replace_existing=True, memory=1)

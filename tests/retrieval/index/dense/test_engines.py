@@ -7,13 +7,12 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.refine import ScalarCoding
-from quiver.retrieval.index.engines import Sample, find_engine, open_codec, parse_params
+from quiver.retrieval.index.engines import open_codec
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.models.encoding import comparable
 
@@ -89,31 +88,6 @@ def test_fewer_than_k_are_all_that_there_are(documents: Any, segments: Any, kind
             assert sorted(found.rows.tolist()) == [3, 1400]
 
 
-def test_where_the_lists_probed_hold_fewer_than_k_all_are_looked_at(dense: Any, documents: Any, segments: Any) -> None:
-    for kind in ("ivf", "faiss-ivf", "faiss-rotated"):
-        codec, segment = segments[kind]
-        effort = parse_params(codec, {"nprobe": 1, "k_factor": 1.0})
-        queries = documents.queries(5)
-        found = segment.search(queries, 600, params=effort, ranks=documents.ranks)
-        for query, each in zip(queries, found, strict=True):
-            assert each.rows.tolist() == dense.brute_force(segment, query, 600, documents.ranks, None)[0]
-
-
-def test_ties_go_to_the_greater_rank_however_many_they_are(dense: Any, documents: Any, tmp_path: Path, kind: str) -> None:
-    """More copies than candidates: FAISS takes any of them, and the ranks decide all the same; a graph does not even come by all copies."""
-    copies = dense.collection(40, seed=5).vectors
-    vectors = np.concatenate([copies, np.repeat(copies[:1], 700, axis=0), copies[1:]])
-    codec = documents.codec(kind)
-    segment = dense.write(codec, tmp_path / "s", vectors)
-    ranks = np.random.default_rng(0).permutation(len(vectors)).astype(np.uint32)
-    same = np.append(0, np.arange(40, 740))
-    expected = same[np.argsort(-ranks[same].astype(int))][:12].tolist()
-    for preset in ("exact",) if kind == "faiss-graph" else ("exact", "balanced", "fast"):
-        (found,) = segment.search(copies[:1], 12, params=codec.preset_params(preset, k=12), ranks=ranks)
-        assert len(set(found.scores.tolist())) == 1
-        assert found.rows.tolist() == expected
-
-
 def test_zero_vectors_are_documents_and_queries_like_others(dense: Any, documents: Any, tmp_path: Path, kind: str) -> None:
     vectors = documents.vectors.copy()
     vectors[::7] = 0
@@ -167,24 +141,6 @@ def test_scores_are_the_models_similarity(dense: Any, tmp_path: Path, kind: str,
     assert np.mean(recall) >= 0.95
 
 
-def test_the_smallest_collections(dense: Any, tmp_path: Path, kind: str) -> None:
-    trained = dense.collection(200)
-    for count in (1, 2):
-        few = type(trained)(trained.vectors[:count])
-        # What has lists or codes of FAISS's cannot be trained on one document, and says so elsewhere.
-        codec = (trained if kind in ("faiss-ivf", "faiss-codes", "faiss-rotated") else few).codec(kind)
-        segment = dense.write(codec, tmp_path / f"s{count}", few.vectors)
-        for preset in ("exact", "balanced"):
-            (found,) = segment.search(few.vectors[:1], 10, params=codec.preset_params(preset, k=10), ranks=few.ranks)
-            assert sorted(found.rows.tolist()) == list(range(count))
-        np.testing.assert_allclose(segment.vectors(np.arange(count))[0], few.vectors, atol=0.02)
-    none = dense.write(codec, tmp_path / "none", trained.vectors[:0])
-    (found,) = none.search(trained.vectors[:1], 3, params=codec.preset_params("balanced", k=3), ranks=trained.ranks[:0])
-    assert len(none) == len(found.rows) == len(found.scores) == 0
-    assert none.vectors(np.zeros(0, np.int64))[0].shape == (0, 16)
-    assert none.exact_scores(trained.vectors[0], np.zeros(0, np.int64)).shape == (0,)
-
-
 def test_chunks_and_merges_give_the_bytes_of_one_writing(dense: Any, tmp_path: Path, kind: str) -> None:
     documents = dense.collection(900)
     codec = documents.codec(kind)
@@ -219,19 +175,6 @@ def test_equal_input_gives_equal_bytes_and_a_saved_codec_writes_the_same(dense: 
     assert (opened.name, dict(opened.parameters)) == (codec.name, dict(codec.parameters))
     for preset in ("exact", "balanced", "fast"):
         assert opened.preset_params(preset, k=10) == codec.preset_params(preset, k=10)
-
-
-def test_another_seed_gives_another_codec(dense: Any, tmp_path: Path) -> None:
-    documents = dense.collection(5000)
-    for seed in (1, 2):
-        codec = find_engine("ivf-dense").train(
-            Sample(documents.vectors), documents.card, documents=5000, vectors=5000, settings={"nlist": 8}, seed=seed
-        )
-        (tmp_path / str(seed)).mkdir()
-        codec.save(tmp_path / str(seed), REAL)
-    first, second = dense.bytes_of(tmp_path / "1"), dense.bytes_of(tmp_path / "2")
-    assert first["centroids.f32"] != second["centroids.f32"]
-    assert first["centre.f32"] == second["centre.f32"]
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
@@ -284,19 +227,6 @@ def test_a_codec_whose_files_do_not_fit(dense: Any, documents: Any, tmp_path: Pa
             open_codec(codec.name, tmp_path)
         (tmp_path / name).write_bytes(content)
     assert dict(open_codec(codec.name, tmp_path).parameters) == dict(codec.parameters)
-
-
-@pytest.mark.parametrize("kind", FEW_KINDS)
-def test_the_number_of_threads_of_faiss_is_left_as_it_was(documents: Any, segments: Any, kind: str) -> None:
-    codec, segment = segments[kind]
-    former = faiss.omp_get_max_threads()
-    try:
-        faiss.omp_set_num_threads(3)
-        for count in (1, 4):
-            segment.search(documents.queries(count), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
-        assert faiss.omp_get_max_threads() == 3
-    finally:
-        faiss.omp_set_num_threads(former)
 
 
 @pytest.mark.parametrize("kind", ["pq", "ivf", "faiss-ivf"])
@@ -360,18 +290,6 @@ def test_a_codec_of_numbers_that_cannot_be_is_damage(documents: Any, tmp_path: P
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DamagedIndexError):
         open_codec("ivf-dense", tmp_path)
-
-
-def test_sizes_are_those_of_the_files(dense: Any, segments: Any, documents: Any) -> None:
-    for kind in ("pq", "pq4", "pq16", "ivf"):
-        codec, segment = segments[kind]
-        assert segment.size.mapped == len(documents.vectors) * codec.parameters["bytes_a_vector"]
-        assert segment.size.resident >= len(documents.vectors) * (8 + (4 if kind != "pq4" else 2))
-    for kind, each in (("faiss-ivf", 16 + 4), ("faiss-graph", 32 + 4)):
-        _, segment = segments[kind]
-        assert segment.size.resident > documents.vectors.nbytes
-        assert segment.size.mapped == segment.size.resident + len(documents.vectors) * each
-        np.testing.assert_array_equal(segment.lengths, np.ones(1500))
 
 
 def test_a_vector_that_is_too_long_for_bytes(documents: Any, tmp_path: Path, kind: str) -> None:

@@ -125,16 +125,6 @@ def test_invalid_vectors_and_queries_are_refused() -> None:
     assert len(index.search([], 3)) == 0
 
 
-def test_the_description_for_reports() -> None:
-    index = exact_index(IDS, texts(0, LENGTHS))
-    assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
-        "exact-tokens",
-        10,
-        4 * 16 * sum(LENGTHS) + 8 * 11,
-        {"precision": "float32"},
-    )
-
-
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("block", [5, 1000])
 def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -91,15 +90,6 @@ def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> Non
     assert list(hits.ids[1]) == sorted(ids, reverse=True)[:k]
 
 
-def test_k_beyond_the_corpus_gives_every_document_once() -> None:
-    ids = ["a", "b", "c"]
-    hits = exact_index(ids, unit(0, 3, 4)).search(unit(1, 25, 4), 1000)
-    assert len(hits) == 25
-    for found, scores in zip(hits.ids, hits.scores, strict=True):
-        assert sorted(found) == ids
-        assert (np.abs(scores) <= 1.001).all()
-
-
 @pytest.mark.parametrize("block", [1, 7, 64, 99, 1000])
 @pytest.mark.parametrize("k", [1, 10, 70, 500])
 def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
@@ -112,17 +102,6 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
         queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
         limits = SearchLimits(block_bytes=block * 4 * width, queries_rescored=4)
         check(searched(ids, vectors, queries, k, limits), ids, vectors, queries, min(k, 400))
-
-
-def test_copies_of_one_document_in_every_block_tie() -> None:
-    limits = SearchLimits(block_bytes=100 * 4 * 384)
-    vectors = unit(5, 3000, 384)
-    vectors[np.arange(50, 3000, 100)] = vectors[50]  # 30 copies, one a block
-    vectors[np.arange(60, 3000, 20)] = vectors[60]  # 147 copies, several a block: more than k and the margin
-    ids = [f"d{number}" for number in np.random.default_rng(0).permutation(3000)]
-    queries = np.concatenate([vectors[[50, 60, 70]], unit(6, 5, 384)])
-    for k in (1, 10, 100, 200):
-        assert [list(found) for found in searched(ids, vectors, queries, k, limits).ids] == expected(ids, vectors, queries, k)
 
 
 def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,16 +130,6 @@ def test_many_queries_are_searched_in_groups() -> None:
     assert len(index.search(queries[:0], 5)) == 0
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
-    vectors = unit(0, 10_000, 4)
-    vectors[9_000, 2] = bad
-    with pytest.raises(InputError, match="document 'd9000' is not finite"):
-        exact_index([f"d{number}" for number in range(10_000)], vectors)
-    with pytest.raises(ValueError, match="query 1 is not finite"):
-        exact_index(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
-
-
 def test_invalid_vectors_and_queries_are_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         exact_index([], np.zeros((0, 4), np.float32))
@@ -184,17 +153,6 @@ def test_scores_beyond_float32_are_refused_since_they_have_no_order() -> None:
         exact_index(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
 
 
-def test_the_description_for_reports() -> None:
-    vectors = unit(0, 200, 32)
-    index = exact_index([f"d{number}" for number in range(200)], vectors)
-    assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
-        "exact-dense",
-        200,
-        vectors.nbytes,
-        {"precision": "float32"},
-    )
-
-
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("block", [7, 1000])
 def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int) -> None:
@@ -213,9 +171,3 @@ def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int)
         best = expected(ids[allowed].tolist(), vectors[allowed], queries, k)
         assert [ids[rows].tolist() for rows, _ in found] == best
         assert [len(scores) for _, scores in found] == [min(k, int(allowed.sum()))] * 9
-
-
-def test_the_thread_setting_is_left_alone() -> None:
-    before = faiss.omp_get_max_threads()
-    exact_index(["a", "b"], unit(0, 2, 4)).search(unit(1, 30, 4), 1)
-    assert faiss.omp_get_max_threads() == before

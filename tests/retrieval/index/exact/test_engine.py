@@ -102,33 +102,6 @@ def test_scores_vectors_and_sizes_of_rows(tmp_path: Path, kind: str) -> None:
     assert segment.vectors(rows[:0])[0].shape == (0, DIM)
 
 
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_search_gives_only_rows_that_may_be_found(tmp_path: Path, kind: str) -> None:
-    codec = codec_of(kind)
-    vectors, lengths = documents(kind, 50)
-    segment = write(codec, tmp_path / "s", vectors, lengths, 50)
-    queries: Any = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
-    queries = queries if kind == "dense" else [queries[:1], queries]
-    ranks = np.random.default_rng(2).permutation(50).astype(np.uint32)
-    for share in (0.0, 0.1, 0.6, 1.0):
-        allowed = np.random.default_rng(5).random(50) < share
-        for preset in ("exact", "balanced", "fast"):
-            found = segment.search(queries, 100, params=codec.preset_params(preset, k=100), ranks=ranks, allowed=allowed)
-            for each in found:
-                assert sorted(each.rows.tolist()) == np.flatnonzero(allowed & (lengths > 0)).tolist()
-                assert (np.diff(each.scores) <= 0).all()
-
-
-def test_equal_scores_go_to_the_greater_rank(tmp_path: Path) -> None:
-    codec = codec_of("dense")
-    segment = write(codec, tmp_path / "s", np.ones((6, DIM), np.float32), np.ones(6, np.int64), 6)
-    ranks = np.array([3, 0, 5, 1, 4, 2], np.uint32)
-    effort = codec.preset_params("exact", k=3)
-    assert segment.search(np.ones((1, DIM), np.float32), 3, params=effort, ranks=ranks)[0].rows.tolist() == [2, 4, 0]
-    allowed = np.array([True, True, False, True, False, True])
-    assert segment.search(np.ones((1, DIM), np.float32), 3, params=effort, ranks=ranks, allowed=allowed)[0].rows.tolist() == [0, 5, 3]
-
-
 @pytest.mark.parametrize(
     "content", ["{}", '{"vectors": null}', '{"vectors": 20, "largest_norm": -1}', '{"vectors": 20, "largest_norm": "x"}']
 )

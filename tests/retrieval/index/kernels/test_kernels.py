@@ -184,19 +184,6 @@ def test_estimates_by_hand() -> None:
         np.testing.assert_allclose(module.aggregate(similarities, rows, 0.25)[1], [0.9 + 0.325, 0.5 + 0.7, 0.4 + 0.4], rtol=1e-6)
 
 
-def test_estimates_of_many() -> None:
-    rng = np.random.default_rng(0)
-    similarities = -np.sort(-rng.random((30, 200)).astype(np.float32), axis=1)
-    rows = rng.integers(0, 700, (30, 200)) * 1_000_003
-    rows[5, 150:] = -1
-    rows[6] = -1
-    found, scores = compiled.aggregate(similarities, rows, 0.15)
-    expected = reference.aggregate(similarities, rows, 0.15)
-    np.testing.assert_array_equal(found, expected[0])
-    np.testing.assert_allclose(scores, expected[1], rtol=1e-6)
-    assert len(np.unique(found)) == len(found) > 600
-
-
 @pytest.mark.parametrize("code", [np.int8, np.int16])
 @pytest.mark.parametrize("width", [1, 7, 64, 384])
 def test_inner_products_with_codes(code: type[np.signedinteger[Any]], width: int) -> None:

@@ -229,35 +229,6 @@ def test_two_generations_stay_and_names_are_never_used_twice(built: Path, word_s
     assert sorted(path.name for path in layout.segments.iterdir()) == ["s-000000000006-0000", "s-000000000008-0000"]
 
 
-def test_repair_keeps_the_segments_that_are_whole(built: Path, word_sum: Any) -> None:
-    add_documents(built, NEW, word_sum)
-    (built / "segments" / "s-000000000002-0000" / "vectors.f32").write_bytes(b"")
-    assert check_index(built).problems[0].startswith(str(built / "segments"))
-    with pytest.raises(DamagedIndexError):
-        open_index(built)
-    report = repair_index(built, encode_again=False)
-    assert (report.generation, report.restored, report.documents_before, report.documents) == (3, 2, 12, 5)
-    assert sorted(report.lost) == sorted(document.id for document in NEW)
-    index = open_index(built)
-    assert [document.id for document in index.documents] == [document.id for document in OLD]
-    assert index.manifest.operation == "repair"
-    assert not (built / "segments" / "s-000000000002-0000").exists()
-    assert (built / "quarantine" / "000000000003" / "s-000000000002-0000").is_dir()
-    again = repair_index(built)
-    assert (again.problems, again.generation, again.documents, again.quarantined) == ((), 3, 5, ())
-
-
-def test_repair_counts_documents_whose_ids_are_lost(built: Path, word_sum: Any) -> None:
-    add_documents(built, NEW, word_sum)
-    (built / "segments" / "s-000000000001-0000" / "ids.arrow").unlink()
-    report = repair_index(built)
-    assert (report.documents_before, report.documents, report.lost, report.lost_unnamed) == (12, 7, (), 5)
-    (built / "segments" / "s-000000000002-0000" / "vectors.f32").unlink()
-    with pytest.raises(InputError, match="no document can be restored; build the index again"):
-        repair_index(built, encode_again=False)
-    assert len(build_index(OLD, word_sum, built, overwrite=True)) == 5
-
-
 def test_repair_takes_a_damaged_manifest_from_the_head(built: Path, word_sum: Any) -> None:
     add_documents(built, NEW, word_sum)
     (built / "manifests" / "m-000000000002.json").write_text("{}")

@@ -120,46 +120,6 @@ def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: AnyCod
                 np.testing.assert_allclose(each.scores, expected, rtol=1e-5)
 
 
-def test_ties_go_to_the_greater_rank_for_copies_at_any_position(make_collection: Callable[..., Any], tmp_path: Path) -> None:
-    tokens = make_collection(200, empty=0)
-    first = tokens.lengths[0]
-    copies = type(tokens)(
-        np.concatenate([tokens.vectors, *[tokens.vectors[:first]] * 30]),
-        np.append(tokens.lengths, [first] * 30),
-        np.concatenate([tokens.token_ids, *[tokens.token_ids[:first]] * 30]),
-    )
-    codec = codec_of(copies)
-    segment = write(codec, tmp_path / "s", copies)
-    ranks = np.random.default_rng(0).permutation(230).astype(np.uint32)
-    same = np.append(0, np.arange(200, 230))
-    expected = same[np.argsort(-ranks[same].astype(int))]
-    for effort in (codec.preset_params("exact", k=12), WIDE):
-        found = segment.search([tokens.vectors[:first]], 12, params=effort, ranks=ranks)[0]
-        assert len(set(found.scores.tolist())) == 1
-        assert found.rows.tolist() == expected[:12].tolist()
-
-
-def test_a_query_finds_the_same_alone_and_among_others(segment: TokenSegment, codec: AnyCodec, tokens: Any) -> None:
-    queries = tokens.queries(20)
-    effort = codec.preset_params("fast", k=5)
-    together = segment.search(queries, 5, params=effort, ranks=tokens.ranks)
-    for query, found in zip(queries, together, strict=True):
-        alone = segment.search([query], 5, params=effort, ranks=tokens.ranks)[0]
-        np.testing.assert_array_equal(found.rows, alone.rows)
-        np.testing.assert_array_equal(found.scores, alone.scores)
-    assert segment.search([], 5, params=effort, ranks=tokens.ranks) == []
-
-
-@pytest.mark.parametrize("documents", [1, 2])
-@pytest.mark.parametrize("pool_factor", [1, 3])
-def test_the_smallest_collections(make_collection: Callable[..., Any], tmp_path: Path, documents: int, pool_factor: int) -> None:
-    tokens = make_collection(documents, empty=0)
-    codec = codec_of(tokens, pool_factor=pool_factor)
-    segment = write(codec, tmp_path / "s", tokens)
-    found = segment.search(tokens.queries(1), 10, params=codec.preset_params("balanced", k=10), ranks=tokens.ranks)[0]
-    assert sorted(found.rows.tolist()) == list(range(documents))
-
-
 def test_documents_without_vectors_alone_are_not_found(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
     nothing = type(tokens)(tokens.vectors[:0], np.zeros(3, np.int64), tokens.token_ids[:0])
     segment = write(codec, tmp_path / "s", nothing)
@@ -326,18 +286,6 @@ def test_the_error_names_invalid_search_parameters(codec: AnyCodec, search_param
         parse_params(codec, search_params)
 
 
-def test_knobs_by_name(codec: AnyCodec) -> None:
-    balanced = codec.preset_params("balanced", k=10)
-    assert parse_params(codec, {}) == balanced
-    assert parse_params(codec, {"nprobe": 3.0, "exhaustive": True}) == TokenParams(
-        3, balanced.tokens_k, balanced.candidates, balanced.slack, True
-    )
-    fast, wide = codec.preset_params("fast", k=10), codec.preset_params("balanced", k=100)
-    assert fast.nprobe < balanced.nprobe < wide.nprobe  # a hundred hits are spread over more lists
-    assert fast.tokens_k < balanced.tokens_k < wide.tokens_k
-    assert wide.candidates >= 500
-
-
 def test_a_writer_refuses_vectors_that_do_not_fit(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
     writer = codec.writer(tmp_path, REAL)
     with pytest.raises(ValueError, match="need the number of vectors of each document"):
@@ -374,8 +322,3 @@ def test_writing_stays_within_the_declared_memory(make_collection: Callable[...,
     writer.close()
     assert len(tokens.vectors) > 50_000
     assert peak < codec.memory(3000, len(tokens.vectors))
-
-
-def test_sizes_are_those_of_the_files(segment: TokenSegment, tokens: Any, codec: AnyCodec) -> None:
-    assert segment.size.mapped == len(tokens.vectors) * codec.parameters["bytes_a_vector"] + 4 * len(tokens.lengths)
-    assert codec.memory(10**9, 10**12) == codec.memory(1, 1) < 64 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.retrieval.index.tokens.settings import TokenSettings, default_centroids, default_grouping, preset_params, sample_size
+from quiver.retrieval.index.tokens.settings import default_centroids, default_grouping, preset_params, sample_size
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,6 @@ def test_a_sample_is_at_most_the_number_of_vectors() -> None:
     assert sample_size(500) == 500
     assert sample_size(900_000) == 131_072
     assert sample_size(10**9) == 32 * 65_536
-
-
-def test_settings_are_the_defaults_where_they_are_not_named() -> None:
-    assert TokenSettings.parse({}) == TokenSettings()
-    assert TokenSettings.parse({"bits": 2, "centroids": None, "pool_factor": 2.0}) == TokenSettings(bits=2, pool_factor=2)
 
 
 def test_fast_searches_less_than_balanced_and_exact_is_exhaustive() -> None:
