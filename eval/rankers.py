@@ -94,19 +94,11 @@ class Ranker(Protocol):
     """A system that has still to be opened for a collection."""
 
     def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
-        """The retriever of a collection's documents. Nothing is encoded before its first search.
-
-        Raises:
-            InputError: A run cannot be read.
-        """
+        """The retriever of a collection's documents. Nothing is encoded before its first search."""
 
 
 def check_ranker(ranker: Ranker, benchmark: Benchmark, collection: Collection) -> None:
-    """Check before anything is encoded that a system can rank a collection.
-
-    Raises:
-        InputError: It cannot.
-    """
+    """Check before anything is encoded that a system can rank a collection."""
     retriever = ranker(benchmark, collection)
     if isinstance(retriever, GroupedRetriever):
         collection = replace(collection, documents=retriever.groups.index.documents)
@@ -124,18 +116,7 @@ def check_ranker(ranker: Ranker, benchmark: Benchmark, collection: Collection) -
 
 
 def rank(ranker: Ranker, benchmark: Benchmark, collection: Collection, k: int, effort: Effort = None) -> Ranking:
-    """The first k documents of every query, after applying the benchmark's policy.
-
-    Args:
-        ranker: The system.
-        benchmark: Its policy applies.
-        collection: Documents and queries.
-        k: Documents per query.
-        effort: Effort of the search; None for the retriever's own.
-
-    Raises:
-        InputError: The index of a model cannot be built, or its vectors cannot be searched.
-    """
+    """The first k documents of every query, after applying the benchmark's policy."""
     retriever, policy = ranker(benchmark, collection), benchmark.policy
     wanted = depth(k, policy)
     # A deeper search would take more candidates than the retriever has in use.
@@ -248,17 +229,7 @@ def _overlap_name(k: int) -> str:
 
 @dataclass(frozen=True)
 class ModelSearcher(Unexplained):
-    """A model over a collection: it searches an in-memory index of the documents, which is built at the first search.
-
-    Attributes:
-        model: Model that encodes the texts.
-        store: Store for the vectors.
-        policy: Decides whether titles are part of the texts.
-        collection: Documents and queries.
-        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
-        name: Name in tables.
-        progress: Show progress bars.
-    """
+    """A model over a collection: it searches an in-memory index of the documents, which is built at the first search."""
 
     model: DenseModel | TokenModel
     store: EmbeddingStore
@@ -269,11 +240,7 @@ class ModelSearcher(Unexplained):
     progress: bool = False
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
-        """See `Retriever`; for the queries of the collection.
-
-        Raises:
-            InputError: The index cannot be built for this model or collection, or the queries are others.
-        """
+        """See `Retriever`; for the queries of the collection."""
         if queries is not self.collection.queries:
             raise InputError(f"{self.name}: the queries are not those of the collection")
         # Queries first: they take seconds, and a faulty model fails on them already.
@@ -369,14 +336,7 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
 
 @dataclass(frozen=True)
 class StreamedWords(Unexplained):
-    """BM25 over a collection, which is read in blocks.
-
-    Attributes:
-        policy: Decides whether titles are part of the texts.
-        collection: The documents.
-        progress: Show a progress bar.
-        limits: Size of the blocks.
-    """
+    """BM25 over a collection, which is read in blocks."""
 
     policy: Policy
     collection: Collection
@@ -385,11 +345,7 @@ class StreamedWords(Unexplained):
     name: str = "BM25"
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
-        """See `Retriever`; the search is always exhaustive.
-
-        Raises:
-            InputError: A filter is given.
-        """
+        """See `Retriever`; the search is always exhaustive."""
         del effort
         if filter is not None:
             raise InputError("BM25 over a collection has no filters; build an index of it")
@@ -416,11 +372,7 @@ class _RunOfCollection(RunRetriever):
 
 @dataclass(frozen=True)
 class RunFile:
-    """A TREC run.
-
-    Attributes:
-        path: The file; or a folder with one file ``COLLECTION.SPLIT.trec`` per collection, as in a results folder.
-    """
+    """A TREC run."""
 
     path: Path
 
@@ -430,11 +382,7 @@ class RunFile:
         return kind(self.read(benchmark), str(self._file(benchmark)))
 
     def read(self, benchmark: Benchmark) -> Run:
-        """The run of a collection.
-
-        Raises:
-            InputError: There is no such file, or it is malformed.
-        """
+        """The run of a collection."""
         return read_run(self._file(benchmark))
 
     def _file(self, benchmark: Benchmark) -> Path:
@@ -476,20 +424,7 @@ def _check_index(index: IndexReader, benchmark: Benchmark, collection: Collectio
 
 
 class GroupedDocuments:
-    """The values of a field of an index as documents; each has the text of the first passage with this value.
-
-    Args:
-        index: The index.
-        field: The field, such as ``file``.
-
-    Attributes:
-        index: The index, whose documents are the passages.
-        field: The field.
-        values_of: Function from ids of passages to their values.
-
-    Raises:
-        InputError: No document of the index has the field, or it stores no texts.
-    """
+    """The values of a field of an index as documents; each has the text of the first passage with this value."""
 
     def __init__(self, index: IndexReader, field: str) -> None:
         self.index = index
@@ -511,13 +446,7 @@ class GroupedDocuments:
 
 @dataclass(frozen=True)
 class SystemDocuments:
-    """Documents that the evaluated system names: those of its index, the values of a field of this index, or those of its run.
-
-    Attributes:
-        index: The first index of the system; None if it has none.
-        run: Its run; None if it has none, or an index.
-        groups: The values of the field that it is grouped by.
-    """
+    """Documents that the evaluated system names: those of its index, the values of a field of this index, or those of its run."""
 
     index: IndexReader | None
     run: RunFile | None = None
@@ -525,15 +454,7 @@ class SystemDocuments:
 
     @classmethod
     def of(cls, given: Sequence[object], group_by: str | None) -> SystemDocuments | None:
-        """The documents of systems, each as `Contenders.of` takes it; None if none of them names documents.
-
-        Args:
-            given: The systems.
-            group_by: Field that the rankings are grouped by.
-
-        Raises:
-            InputError: An index cannot be opened, or there is none with the field.
-        """
+        """The documents of systems, each as `Contenders.of` takes it; None if none of them names documents."""
         index = next((index for each in given for index in _indexes_of(each)), None)
         if group_by is not None and index is None:
             raise InputError(
@@ -546,11 +467,7 @@ class SystemDocuments:
         return None if run is None else cls(None, RunFile(Path(str(run))))
 
     def of_collection(self, benchmark: Benchmark, collection: Collection) -> tuple[Benchmark, Collection]:
-        """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
-
-        Raises:
-            InputError: None of the judged documents is among them, or the run cannot be read.
-        """
+        """A collection with these documents instead of its own; the index also decides whether titles are part of the texts."""
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:
             found = [] if self.run is None else list(self.run.read(benchmark).values())
@@ -640,12 +557,7 @@ class _CollectionScorer(Unexplained):
 
 @dataclass(frozen=True)
 class GroupedRetriever:
-    """Ranks the values of a field, each by its best passage.
-
-    Attributes:
-        first: Ranks the passages.
-        groups: The values.
-    """
+    """Ranks the values of a field, each by its best passage."""
 
     first: Retriever
     groups: GroupedDocuments
@@ -700,21 +612,13 @@ BASELINES: Mapping[str, Callable[..., Ranker]] = {"bm25": word_ranker}
 
 @dataclass(frozen=True)
 class Contender:
-    """A system with its ranker.
-
-    Attributes:
-        system: Record of the system.
-        ranker: Opens it for a collection.
-        model: A ColBERT model that explains the worst queries, or None.
-        made_of: What its rankings depend on beside the record of the system and the data, as JSON.
-        folder: Folder of an index, which tells it from others of the same model; empty otherwise.
-    """
+    """A system with its ranker."""
 
     system: System
     ranker: Ranker
     model: ColBERT | None = None
-    made_of: Mapping[str, object] = field(default_factory=dict)
-    folder: str = ""
+    made_of: Mapping[str, object] = field(default_factory=dict)  # what its rankings depend on beside system and data, as JSON
+    folder: str = ""  # of an index, which tells it from others of the same model
 
     @property
     def path(self) -> str:
@@ -739,22 +643,7 @@ class Contender:
 
 @dataclass
 class Contenders:
-    """Opens the systems of an evaluation: models, BM25, runs, indexes and retrievers, their fusions and re-rankings.
-
-    Attributes:
-        store: Store for the vectors of models.
-        engine: Index engine of models, see `ModelSearcher`.
-        effort: Search effort of models and indexes.
-        library: Library that loads and runs models.
-        dtype: Dtype of models.
-        device: Device of models.
-        batch_tokens: Tokens that a model encodes at once.
-        options: Lengths, prompts and width of models.
-        progress: Show progress bars.
-        encodes: Whether one of the opened systems is a model, which encodes the collection.
-        searches: Whether one of them searches vectors, so that it has an effort.
-        opened: The open indexes with their models, each once.
-    """
+    """Opens the systems of an evaluation: models, BM25, runs, indexes and retrievers, their fusions and re-rankings."""
 
     store: EmbeddingStore
     engine: str = EXACT
@@ -765,19 +654,15 @@ class Contenders:
     batch_tokens: int | None = None
     options: ModelOptions = FOLDERS_SETTINGS
     progress: bool = False
-    encodes: bool = field(default=False, init=False)
-    searches: bool = field(default=False, init=False)
+    encodes: bool = field(default=False, init=False)  # one of the opened systems is a model, which encodes the collection
+    searches: bool = field(default=False, init=False)  # one of them searches vectors, so that it has an effort
     opened: OpenIndexes = field(init=False)
 
     def __post_init__(self) -> None:
         self.opened = OpenIndexes(device=self.device, progress=self.progress)
 
     def model(self, model: str | Path | DenseModel | TokenModel) -> Contender:
-        """A loaded model, its folder or hub id, or ``bm25``.
-
-        Raises:
-            InputError: It cannot be loaded, or the engine does not suit it.
-        """
+        """A loaded model, its folder or hub id, or ``bm25``."""
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
             return Contender(BM25, word_ranker(progress=self.progress))
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
@@ -790,11 +675,7 @@ class Contenders:
         return Contender(System.of(loaded.card), ranker, loaded if isinstance(loaded, ColBERT) else None)
 
     def run(self, path: Path) -> Contender:
-        """A TREC run, or a folder of runs.
-
-        Raises:
-            InputError: There is no such file or folder, or it holds something else.
-        """
+        """A TREC run, or a folder of runs."""
         if not path.exists():
             raise InputError(f"{path}: no such file; pass a TREC run, or a folder with COLLECTION.SPLIT.trec for each collection")
         if format_version(path) is not None:
@@ -805,11 +686,7 @@ class Contenders:
         return Contender(system, RunFile(path), made_of=made_of)
 
     def index(self, folder: Path) -> Contender:
-        """An index with the model that built it.
-
-        Raises:
-            InputError: The index or its model cannot be opened.
-        """
+        """An index with the model that built it."""
         return replace(self.retriever(self.opened.vectors(folder)), folder=str(folder))
 
     def retriever(self, retriever: Retriever | IndexReader) -> Contender:
@@ -844,11 +721,7 @@ class Contenders:
         return self.run(Path(given)) if is_run(given) else self.model(given)
 
     def fused(self, parts: Sequence[Contender], fusion: Fusion, candidates: int) -> Contender:
-        """The fusion of several systems.
-
-        Raises:
-            InputError: The number of weights is wrong.
-        """
+        """The fusion of several systems."""
         fusion.weights_of(len(parts))
         short = short_names([part.path for part in parts])
         names = [part.path if part.system.kind in ("fusion", "re-ranking") else name for part, name in zip(parts, short, strict=True)]
@@ -861,11 +734,7 @@ class Contenders:
         return Contender(system, ranker, made_of=made_of)
 
     def reranked(self, first: Contender, given: str | Path | TokenModel, candidates: int) -> Contender:
-        """The re-ranking of a system's candidates by a ColBERT model or an index of one.
-
-        Raises:
-            InputError: It is neither.
-        """
+        """The re-ranking of a system's candidates by a ColBERT model or an index of one."""
         scorer = self.opened.scorer(given)
         (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
         made_of = {"first": first.described, "second": scorer.describe(), "candidates": candidates}
@@ -889,11 +758,7 @@ class Contenders:
         )
 
     def check_options(self) -> None:
-        """Refuse options of models and searches where no model encodes the collection and no vectors are searched.
-
-        Raises:
-            InputError: There are such options.
-        """
+        """Refuse options of models and searches where no model encodes the collection and no vectors are searched."""
         if not self.searches and self.effort != "balanced":
             raise InputError("BM25 and runs have no search effort; leave out the effort (--effort)")
         chosen = (self.engine, self.library, self.dtype, self.batch_tokens, self.options)
