@@ -33,7 +33,8 @@ from quiver.retrieval.index.documents import is_texts
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.filters import FilterLike
-from quiver.retrieval.index.index import Index, NamedHits, PartHits, SearchOptions, SearchRequest, merged, open_manifest
+from quiver.retrieval.index.index import Index, SearchOptions, SearchRequest, open_manifest
+from quiver.retrieval.index.segments import NamedHits, PartHits, merged
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.index.words import WordQueries
 from quiver.retrieval.records import Hits, Missing

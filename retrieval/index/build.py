@@ -49,17 +49,7 @@ from quiver.retrieval.index.engines import (
     train_codec,
 )
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
-from quiver.retrieval.index.index import (
-    Contents,
-    Index,
-    OpenSegment,
-    check_model,
-    encoded_queries,
-    merge_segments,
-    open_index,
-    open_manifest,
-    open_segment,
-)
+from quiver.retrieval.index.index import Index, check_model, encoded_queries, open_index, open_manifest
 from quiver.retrieval.index.memory import build_in_memory
 from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
@@ -89,6 +79,7 @@ from quiver.retrieval.index.pieces import (
     plan_pieces,
     survey,
 )
+from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segments, open_segment
 from quiver.retrieval.index.sources import (
     FILE,
     check_replaced,

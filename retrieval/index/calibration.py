@@ -30,8 +30,9 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.index.engines import Setting, one_thread
-from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
+from quiver.retrieval.index.index import Index, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
+from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import Hits
 
 MIXED = {"dense": 3, "colbert": 4}

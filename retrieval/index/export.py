@@ -29,7 +29,8 @@ from quiver.encoder.files import atomic_file, write_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.index.engines import WORDS
 from quiver.retrieval.index.files import little_endian
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.segments import OpenSegment
 
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""

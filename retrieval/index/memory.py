@@ -38,10 +38,11 @@ from quiver.retrieval.index.engines import (
 )
 from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
 from quiver.retrieval.index.files import Files, MemoryDisk
-from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
+from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
+from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
 

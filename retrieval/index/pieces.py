@@ -57,8 +57,8 @@ from quiver.retrieval.index.files import (
     write_array,
     write_file,
 )
-from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.on_device import clustering_on, device_of
+from quiver.retrieval.index.segments import Contents, SegmentFolderWriter
 from quiver.retrieval.index.store.reading import FileName, Layout, Policy, entries, is_resumable, verify_files
 from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
 from quiver.retrieval.models.encoding import comparable

@@ -24,7 +24,8 @@ from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.data.tables import GivenDocuments
 from quiver.retrieval.index.files import Disk, put_file
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import SourceOptions
 
 logger = logging.getLogger(__name__)

@@ -36,11 +36,11 @@ from quiver.encoder.files import read_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
-from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import TEXTS_FILE
 from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, FileEntry, Files, write_file
-from quiver.retrieval.index.index import OpenSegment
+from quiver.retrieval.index.index import IndexReader
+from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.store.reading import CodecEntry, FileName, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
@@ -321,8 +321,8 @@ class WordScore(NamedTuple):
 
 
 def word_index(
-    index: Index, *, cache: Path | None = None, verify: bool = True, progress: bool = False, limits: BlockLimits | None = None
-) -> Index:
+    index: IndexReader, *, cache: Path | None = None, verify: bool = True, progress: bool = False, limits: BlockLimits | None = None
+) -> IndexReader:
     """Open the documents of an index as an index of BM25; an index of BM25 is returned as it is.
 
     Args:
@@ -349,10 +349,10 @@ def word_index(
         tables = word_tables(read, texts_sha256=checksum, cache=None if file is None else cache, verify=verify, limits=limits)
         segments.append(replace(segment, vectors=WordSegment(tables)))
     words = replace(manifest, model=BM25().card, codec=CodecEntry(codec.name, "", codec.parameters, {}), calibration=None)
-    return Index(index.path, words, codec, segments, verified=index.verified)
+    return IndexReader(index.path, words, codec, segments, verified=index.verified)
 
 
-def word_scores(words: Index, query: str, document: str) -> list[WordScore]:
+def word_scores(words: IndexReader, query: str, document: str) -> list[WordScore]:
     """Return the contribution of each query word to a document's score, in the order of the query; they add up to the score.
 
     Args:

@@ -19,7 +19,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders
 
-from quiver.retrieval.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.records import DenseModel, Role, TokenVectors
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Explanation:
     matches: tuple[QueryTokenMatch, ...]
 
 
-def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
+def explain(index: IndexReader, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
     """Explain the scores of documents of an index for a query.
 
     Args:
@@ -264,7 +264,7 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
 
 
 def _matches(
-    index: Index, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
+    index: IndexReader, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
 ) -> list[QueryTokenMatch]:
     location = index.locate([document])[0]
     if location is None:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k
-from quiver.retrieval.index.index import Place
+from quiver.retrieval.index.index import IndexReader, Place
 from quiver.retrieval.records import Group, Hits
 
 _PASSAGES = 4  # passages a group that are searched for at first
@@ -67,7 +66,7 @@ def search_groups(search: Callable[[int], Hits], k: int, keys_of: Callable[[Sequ
         depth *= 4
 
 
-def field_of(index: Index, field: str) -> FieldValues:
+def field_of(index: IndexReader, field: str) -> FieldValues:
     """Function from ids of documents to their values of a field; a document without the field is a group of its own.
 
     Of a list, the different values count.
@@ -94,7 +93,7 @@ class FieldValues:
         most: The documents of the index have at most this number of different values, at least 1.
     """
 
-    def __init__(self, index: Index, field: str, column: _Column) -> None:
+    def __init__(self, index: IndexReader, field: str, column: _Column) -> None:
         self.most = column.most
         self._index, self._field, self._column = index, field, column
         self._known = dict[str, str]()  # queries have hits in common
@@ -132,10 +131,10 @@ class _Column:
 
 
 # The columns of each opened index by field: a service groups by the same fields again and again.
-_COLUMNS: WeakKeyDictionary[Index, dict[str, _Column]] = WeakKeyDictionary()
+_COLUMNS: WeakKeyDictionary[IndexReader, dict[str, _Column]] = WeakKeyDictionary()
 
 
-def _read_column(index: Index, field: str) -> _Column:
+def _read_column(index: IndexReader, field: str) -> _Column:
     known, codes = dict[str, int](), list[NDArray[np.int32]]()
     used, others = set[int](), 0
     for segment in index.segments:

@@ -25,7 +25,7 @@ from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.filters import FilterLike
-from quiver.retrieval.index.index import Index, encoded_queries, open_index
+from quiver.retrieval.index.index import IndexReader, encoded_queries, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.index_model import load_index_model
@@ -284,7 +284,7 @@ class DistributedIndex(Protocol):
     """An index whose segments other processes search."""
 
     @property
-    def whole(self) -> Index:
+    def whole(self) -> IndexReader:
         """The index in this process."""
 
     def search(self, queries: Any, k: int, *, filter: FilterLike = None, effort: str | Mapping[str, Setting] | None = None) -> Hits:
@@ -303,7 +303,7 @@ class IndexSearcher:
         progress: Show bars of the encoding and of the search.
     """
 
-    index: Index
+    index: IndexReader
     model: DenseModel | TokenModel = WORD_MODEL
     name: str = NAME
     sharded: DistributedIndex | None = None
@@ -347,7 +347,7 @@ class IndexSearcher:
         return {"kind": "index", "name": self.name, **identity_of(self.index)}
 
     @property
-    def indexes(self) -> Sequence[Index]:
+    def indexes(self) -> Sequence[IndexReader]:
         """The indexes that are searched."""
         return [self.index]
 
@@ -361,13 +361,13 @@ class IndexSearcher:
         return next(params for name, params in self.index.presets(k).items() if name == (effort or "balanced"))
 
 
-def identity_of(index: Index) -> dict[str, object]:
+def identity_of(index: IndexReader) -> dict[str, object]:
     """What tells an index from others and from its own other generations, as JSON."""
     manifest = index.manifest
     return {"engine": index.kind, "model": manifest.model.fingerprint, "generation": manifest.generation, "created": manifest.created}
 
 
-def _present_documents(index: Index, documents: Sequence[str]) -> list[str]:
+def _present_documents(index: IndexReader, documents: Sequence[str]) -> list[str]:
     return [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
 
 
@@ -457,7 +457,7 @@ class FusedRetriever:
         return {"kind": "fusion", "method": fusion.method, **how, "weights": weights, "candidates": self.candidates, "parts": parts}
 
     @property
-    def indexes(self) -> Sequence[Index]:
+    def indexes(self) -> Sequence[IndexReader]:
         """The indexes that are searched."""
         return [index for part in self.parts for index in indexes_of(part)]
 
@@ -466,7 +466,7 @@ class FusedRetriever:
         return [(part, weight) for part, weight in zip(self.parts, self.fusion.weights_of(len(self.parts)), strict=True) if weight]
 
 
-def indexes_of(retriever: object) -> Sequence[Index]:
+def indexes_of(retriever: object) -> Sequence[IndexReader]:
     """The indexes that a retriever, or what scores candidates, searches; none of one that names none."""
     return getattr(retriever, "indexes", ())
 
@@ -522,7 +522,7 @@ class RerankedRetriever:
         return {"kind": "re-ranking", "candidates": self.candidates, "first": self.first.describe(), "second": self.scorer.describe()}
 
     @property
-    def indexes(self) -> Sequence[Index]:
+    def indexes(self) -> Sequence[IndexReader]:
         """The indexes that are searched, and that score."""
         return [*indexes_of(self.first), *indexes_of(self.scorer)]
 
@@ -540,7 +540,7 @@ class IndexScorer:
         InputError: The index was built by another model.
     """
 
-    index: Index
+    index: IndexReader
     model: TokenModel
     leave_out: bool = False
 
@@ -570,7 +570,7 @@ class IndexScorer:
         return {str(self.index.path): identity_of(self.index)}
 
     @property
-    def indexes(self) -> Sequence[Index]:
+    def indexes(self) -> Sequence[IndexReader]:
         """The index."""
         return [self.index]
 
@@ -640,20 +640,20 @@ class OpenIndexes:
 
     def __init__(self, *, device: str | None = None, verify: bool = True, progress: bool = False) -> None:
         self._device, self._verify, self._progress = device, verify, progress
-        self._indexes: dict[Path, Index] = {}
+        self._indexes: dict[Path, IndexReader] = {}
         self._sharded: dict[Path, DistributedIndex] = {}
         self._sources: dict[Path, str] = {}
-        self._words: dict[Path, Index] = {}
+        self._words: dict[Path, IndexReader] = {}
         self._models: dict[str, SharedModel] = {}
 
     @property
-    def indexes(self) -> list[Index]:
+    def indexes(self) -> list[IndexReader]:
         """The open indexes, in the order in which they were opened."""
         return list(self._indexes.values())
 
     def index(
         self, folder: str | Path, *, model: str | None = None, generation: int | None = None, sharded: DistributedIndex | None = None
-    ) -> Index:
+    ) -> IndexReader:
         """Open an index, or return it if it is open.
 
         Args:
@@ -675,14 +675,14 @@ class OpenIndexes:
                 self._sources[path] = model
         return self._indexes[path]
 
-    def add(self, index: Index) -> None:
+    def add(self, index: IndexReader) -> None:
         """Use an index that is open, with its model, unless one of its path is open here already."""
         self.hold(index)
         if index.manifest.model.fingerprint not in self._models:  # a second wrapper would have a lock of its own
             model = index.model
             self._models[index.manifest.model.fingerprint] = model if isinstance(model, SharedModel) else SharedModel(model)
 
-    def hold(self, index: Index) -> None:
+    def hold(self, index: IndexReader) -> None:
         """Take documents from an index that is open, unless one of its path is open here already."""
         self._indexes.setdefault(index.path.resolve(), index)
 
@@ -729,7 +729,7 @@ class OpenIndexes:
         if first is None:
             raise InputError("bm25 ranks the documents of an index; name an index too")
         parts: list[Retriever] = []
-        opened: list[Index] = []
+        opened: list[IndexReader] = []
         weights = fusion.weights_of(len(paths))
         for path, name, weight, is_words in zip(paths, short_names(paths), weights, words, strict=True):
             if not weight:
@@ -780,7 +780,7 @@ class OpenIndexes:
             )
         return TextScorer(SharedModel(model), self.text_of, progress=self._progress)
 
-    def storing(self, key: str) -> Index | None:
+    def storing(self, key: str) -> IndexReader | None:
         """The first index that contains a document and stores texts; None if there is none."""
         texts = (index for index in self._indexes.values() if index.manifest.policy.store_text)
         return next((index for index in texts if index.locate([key])[0] is not None), None)
@@ -804,7 +804,7 @@ class OpenIndexes:
             )
         return index.text_of(key)
 
-    def _model_of(self, index: Index, source: str | None) -> SharedModel:
+    def _model_of(self, index: IndexReader, source: str | None) -> SharedModel:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
             device = None if index.kind == WORDS else self._device  # which may be that of another index

@@ -25,8 +25,9 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
-from quiver.retrieval.index import Filter, Index
+from quiver.retrieval.index import Filter
 from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.records import Hits, Run
 
 logger = logging.getLogger(__name__)
@@ -174,12 +175,12 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
     return Hits.of(dict(islice(ranking.items(), k)) for ranking in fused)
 
 
-def differing_documents(first: Index, other: Index) -> str | None:
+def differing_documents(first: IndexReader, other: IndexReader) -> str | None:
     """Describe how the documents of two indexes differ: their ids, and the texts of some that have one id; None if they do not."""
     return _difference(first, other, first.shared_documents(other))
 
 
-def check_fusible(first: Index, other: Index) -> None:
+def check_fusible(first: IndexReader, other: IndexReader) -> None:
     """Check that two indexes share documents; log a warning if they share only some.
 
     Raises:
@@ -196,7 +197,7 @@ def check_fusible(first: Index, other: Index) -> None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
 
 
-def describe_nothing_found(index: Index, condition: Filter | None, *, wordless: str | None = None) -> str:
+def describe_nothing_found(index: IndexReader, condition: Filter | None, *, wordless: str | None = None) -> str:
     """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields.
 
     Args:
@@ -217,7 +218,7 @@ def describe_nothing_found(index: Index, condition: Filter | None, *, wordless: 
     return "; ".join(parts)
 
 
-def _difference(first: Index, other: Index, shared: int, *, hint: str = "") -> str | None:
+def _difference(first: IndexReader, other: IndexReader, shared: int, *, hint: str = "") -> str | None:
     parts, share = [], 1.0
     if not len(first) == len(other) == shared:
         share = shared / (len(first) + len(other) - shared)
@@ -229,7 +230,7 @@ def _difference(first: Index, other: Index, shared: int, *, hint: str = "") -> s
     return "; ".join(parts) or None
 
 
-def _same_texts(first: Index, other: Index) -> Iterator[bool]:
+def _same_texts(first: IndexReader, other: IndexReader) -> Iterator[bool]:
     """Whether each of some evenly spaced documents of both indexes has the same text in both."""
     if not (first.manifest.policy.store_text and other.manifest.policy.store_text):
         return

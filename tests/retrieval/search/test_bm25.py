@@ -21,7 +21,8 @@ from quiver.retrieval.cluster.index import PackedRequest, PlannedShard, Shard, S
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.export import export_index
-from quiver.retrieval.index.index import SearchOptions, merged
+from quiver.retrieval.index.index import SearchOptions
+from quiver.retrieval.index.segments import merged
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed, word_index, word_scores
