@@ -24,7 +24,10 @@ def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]
     if rename and queries is None:
         raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
     check_names_of(rename, [queries])
-    return [Query(QUERY, check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
+    found = [Query(QUERY, check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
+    if blank := next((query for query in found if not query.text.strip()), None):
+        raise InputError("the query is blank; pass a text to search for" if queries is None else f"{queries}: query '{blank.id}' is blank")
+    return found
 
 
 def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:

@@ -30,7 +30,7 @@ from quiver.retrieval.units import parse_size
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.index import Filter, Index
-    from quiver.retrieval.records import Hits, Missing, Query, Run
+    from quiver.retrieval.records import Hits, Missing
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
     from quiver.retrieval.search.retrievers import Explained
@@ -98,7 +98,7 @@ def search(
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
-    text = _checked_text(folder, words, queries, out, explain=explain)
+    text = _find_text(folder, words, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given, rerank, group_by = [str(folder), *combination.fuse], combination.rerank, combination.group_by
     if generation is not None and (sharding.shards or sharding.shard_memory):
@@ -106,15 +106,15 @@ def search(
 
     from quiver.cli.hits import check_run, describe_hits, queries_of
     from quiver.retrieval.data.corpus import write_run
+    from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.bm25 import describe_wordless
     from quiver.retrieval.search.groups import field_of, search_groups
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes, search_with
 
-    condition = _condition(list(conditions), ids)
+    condition = Filter.parse(list(conditions), ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = combination.make_fusion([str(folder)])
     query_list = queries_of(text, queries, rename)
-    _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, sharding, verify=verify))
     opened = OpenIndexes(device=model.device, verify=verify, progress=output.progress)
     index = opened.index(folder, model=model.model, generation=generation, sharded=sharded)
@@ -142,7 +142,8 @@ def search(
         if found.groups is not None:
             ranking = {query: {each.key: each.score for each in own} for query, own in zip(names, found.groups, strict=True)}
         write_run(ranking, out, tag="quiver")
-        _report_run(out, ranking)
+        nothing = f"; no results for {empty} of them" if (empty := sum(not documents for documents in ranking.values())) else ""
+        say(f"{out}: {len(ranking)} queries, {sum(map(len, ranking.values()))} documents{nothing}")
         return
     explained = retriever.explain(text or "", found.ids[0]) if explain else {}
     hits = describe_hits(opened, found, explained)
@@ -151,13 +152,7 @@ def search(
     _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=output.json)
 
 
-def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
-    from quiver.retrieval.index import Filter
-
-    return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-
-
-def _checked_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+def _find_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
     if words and not folder.exists() and Path(words[-1]).is_dir():
         turned = ["quiver", "search", words[-1], " ".join([str(folder), *words[:-1]])]
         raise InputError(f"{folder}: no such folder; the index comes first, then the query: {shlex.join(turned)}")
@@ -169,12 +164,6 @@ def _checked_text(folder: Path, words: Sequence[str] | None, queries: Path | Non
     if explain and text is None:
         raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
     return text
-
-
-def _check_queries(queries: Sequence[Query], file: Path | None) -> None:
-    blank = next((query for query in queries if not query.text.strip()), None)
-    if blank is not None:
-        raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 
 
 def _check_device(device: str | None, rerank: str | None, indexes: Sequence[Index]) -> None:
@@ -230,12 +219,6 @@ def _report_missing(missing: Missing | None, *, run: Path | None) -> None:
         return
     say_error(f"{lost}; {run} was not written. Repeat the command, or add --replicas 2")
     raise typer.Exit(1)
-
-
-def _report_run(path: Path, run: Run) -> None:
-    empty = sum(not documents for documents in run.values())
-    nothing = f"; no results for {empty} of them" if empty else ""
-    say(f"{path}: {len(run)} queries, {sum(map(len, run.values()))} documents{nothing}")
 
 
 def _ranks(hit: Mapping[str, Any]) -> list[str]:
@@ -362,7 +345,10 @@ def explanation_view(query: str, explained: Mapping[str, Explained], text: str |
             text = text or why.text
         else:
             shown += [Padding(_passage(why.text or "", _met_tokens(why.matches)), (0, 2)), _matches_table(source, query, why)]
-    return shown if tokens or text is None else [Padding(_passage(text, _met_words(text, words)), (0, 2)), *shown]
+    if tokens or text is None:
+        return shown
+    met = {found.span(): [1.0] for found in re.finditer(r"\w+", text) if found.group().lower() in words}
+    return [Padding(_passage(text, met), (0, 2)), *shown]
 
 
 def _met_tokens(matches: Sequence[QueryTokenMatch]) -> dict[tuple[int, int], list[float]]:
@@ -373,11 +359,6 @@ def _met_tokens(matches: Sequence[QueryTokenMatch]) -> dict[tuple[int, int], lis
         if match.query.span is not None and match.document.span is not None:
             met.setdefault(match.document.span, []).append(match.similarity)
     return met
-
-
-def _met_words(text: str, words: Sequence[str]) -> dict[tuple[int, int], list[float]]:
-    """Span in the text of each of the words."""
-    return {found.span(): [1.0] for found in re.finditer(r"\w+", text) if found.group().lower() in words}
 
 
 def _passage(text: str, met: Mapping[tuple[int, int], Sequence[float]]) -> Text:
@@ -392,40 +373,34 @@ def _passage(text: str, met: Mapping[tuple[int, int], Sequence[float]]) -> Text:
 
 
 def _window(met: Mapping[tuple[int, int], Sequence[float]], length: int) -> int:
-    """First character of the part that is shown."""
+    """First character of the part that is shown: the part whose matches are the most similar."""
     if length <= _PASSAGE:
         return 0
+
+    def gain(start: int) -> float:
+        return sum(sum(similarities) for (begin, end), similarities in met.items() if start <= begin and end <= start + _PASSAGE)
+
     starts = [min(max(0, begin - _CONTEXT), length - _PASSAGE) for begin, _ in sorted(met)]
-    return max(starts, key=lambda start: _gain(met, start), default=0)
-
-
-def _gain(met: Mapping[tuple[int, int], Sequence[float]], start: int) -> float:
-    return sum(sum(similarities) for (begin, end), similarities in met.items() if start <= begin and end <= start + _PASSAGE)
+    return max(starts, key=gain, default=0)
 
 
 def _matches_table(source: str, query: str, why: Explanation) -> Table:
-    table = _table(source, ("query token", "matched", "similarity"))
-    others: list[QueryTokenMatch] = []
+    table = Table(title=Text(source, style="table.title"), title_justify="left")
+    for name, justify in (("query token", "left"), ("matched", "left"), ("similarity", "right")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    special = [match for match in why.matches if match.query.span is None]
     for match in why.matches:
-        if match.query.span is None:
-            others.append(match)
-            continue
-        shade = _shade(match.similarity)
-        table.add_row(
-            _clean(query[slice(*match.query.span)]), Text(_met(match, why.text or ""), shade), Text(f"{match.similarity:.4f}", shade)
-        )
-    if others:
-        counts = Counter(match.query.name for match in others)
+        if match.query.span is not None:
+            span, shade = match.document.span, _shade(match.similarity)
+            token, text = query[slice(*match.query.span)], "" if span is None else (why.text or "")[slice(*span)]
+            matched = NOT_SHOWN.sub(" ", text).strip() or match.document.name
+            table.add_row(Text(NOT_SHOWN.sub(" ", token)), Text(matched, shade), Text(f"{match.similarity:.4f}", shade))
+    if special:
+        counts = Counter(match.query.name for match in special)
         names = ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
-        table.add_row(Text(names, "dim"), "", Text(f"{sum(match.similarity for match in others):.4f}", "dim"))
+        table.add_row(Text(names, "dim"), "", Text(f"{sum(match.similarity for match in special):.4f}", "dim"))
     table.add_row("sum", "", f"{sum(match.similarity for match in why.matches):.4f}", style="bold")
     return table
-
-
-def _met(match: QueryTokenMatch, text: str) -> str:
-    """The matched token as written in the text, or its name in the vocabulary."""
-    span = match.document.span
-    return match.document.name if span is None else NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name
 
 
 def _words_line(source: str, words: Sequence[WordScore]) -> Text:
@@ -438,17 +413,6 @@ def _words_line(source: str, words: Sequence[WordScore]) -> Text:
     if lacking := [NOT_SHOWN.sub(" ", word.word) for word in words if not word.score]:
         line.append(f" (not in the text: {', '.join(lacking)})", "dim")
     return line
-
-
-def _table(source: str, header: Sequence[str]) -> Table:
-    table = Table(title=Text(source, style="table.title"), title_justify="left")
-    for name in header:
-        table.add_column(name, justify="right" if name == header[-1] else "left", overflow="fold")
-    return table
-
-
-def _clean(text: str) -> Text:
-    return Text(NOT_SHOWN.sub(" ", text))
 
 
 def _shade(similarity: float) -> str:

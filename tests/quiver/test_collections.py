@@ -105,25 +105,6 @@ def test_an_unknown_home_folder_is_reported_in_one_line(quiver: Callable[..., An
     assert "no home folder is known for ~nosuchuser" in done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("show", "scifact"), "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
-        (("fetch", "nothing/like/it"), "unknown collection 'nothing/like/it'"),
-        (("fetch", "mldr/en", "--from", "zip"), "mldr/en has no source 'zip'; its sources are hub"),
-        (("fetch", "beir/scifact"), "HF_HUB_OFFLINE is set"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(
-    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    done = quiver(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1
-
-
 def test_a_collection_is_made_of_squad_data(quiver: Callable[..., Any], tmp_path: Path) -> None:
     file, out = tmp_path / "squad.json", tmp_path / "out"
     paragraph = {"context": "Quiver trains retrievers.", "qas": [{"id": "7-0-0", "question": "What does it train?"}]}

@@ -24,16 +24,6 @@ def leaves(words: list[str], command: Any) -> Iterator[tuple[str, set[str]]]:
         yield " ".join(words), {option for parameter in command.params for option in parameter.opts}
 
 
-def test_every_command_that_encodes_has_a_device() -> None:
-    found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
-    encoding = {name for name, options in found.items() if options & {"--model", "--teacher"}}
-    assert encoding >= {"index build", "index add", "index calibrate", "evaluate", "search", "serve", "mine", "teacher-scores"}
-    assert not {name for name in encoding if "--device" not in found[name]}
-    # Where an index is there, its model runs in the dtype of the index.
-    of_indexes = {"index add", "index refresh", "index calibrate", "search", "serve", "mcp"}
-    assert {name for name in encoding if "--dtype" not in found[name]} == of_indexes
-
-
 def test_every_command_that_trains_has_a_dtype_and_a_device(quiver: Callable[..., Any], tmp_path: Path) -> None:
     found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
     assert {"train", "pretrain", "sweep", "glue", "qa train"} <= {
@@ -64,19 +54,6 @@ def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[...,
     assert quiver("index", "add", index, tmp_path / "more.jsonl", "--device", "cpu").code == 0
 
 
-def test_commands_that_encode_many_texts_have_devices_and_a_batch_size() -> None:
-    found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
-    assert {name for name, options in found.items() if "--devices" in options} == {"index build", "evaluate", "mine", "teacher-scores"}
-    assert {name for name, options in found.items() if "--workers" in options and options & {"--model", "--teacher"}} >= {
-        name for name, options in found.items() if "--devices" in options
-    }
-    for name in ("index build", "index add", "evaluate", "mine", "teacher-scores"):
-        assert "--batch-tokens" in found[name]
-    lengths_and_prompts = {"--query-length", "--document-length", "--query-prompt", "--document-prompt", "--truncate-dim"}
-    for name in ("index build", "evaluate", "mine", "teacher-scores"):
-        assert lengths_and_prompts <= found[name]
-
-
 @pytest.mark.slow
 def test_devices_give_what_one_process_gives(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     shown = {}
@@ -104,22 +81,6 @@ def test_results_record_the_dtype(quiver: Callable[..., Any], model: Path, data:
     assert done.code == 0, done.err
     assert json.loads((out / "results.json").read_text())["system"]["dtype"] == "float16"
     assert "float16" in (out / "report.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--device", "tpu"], "device must be cpu, cuda or cuda:NUMBER, got 'tpu'"),
-        (["--device", "cuda:99"], "device cuda:99 is not available"),
-        (["--dtype", "float8"], "'float8' is not one of"),
-    ],
-)
-def test_mistakes_are_one_line(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    done = quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", *options)
-    assert (done.code, message in done.err) == (2, True), done.err
-    assert not (tmp_path / "index").exists()
 
 
 def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(

@@ -65,22 +65,3 @@ def test_an_encoder_is_enlarged_to_the_sizes_of_a_preset(quiver: Callable[..., A
     # What is not a size is the smaller model's.
     assert (config.vocab_size, config.max_positions, config.local_theta) == (304, 32, SMALL.local_theta)
     assert config.num_layers == 7
-
-
-def test_mistakes_are_reported_in_one_line_and_nothing_is_written(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    write_json(tmp_path / "other.json", config_to_hf(replace(SMALL, vocab_size=512)))
-    write_json(tmp_path / "broken.json", {"model_type": "t5"})
-    out = tmp_path / "out"
-    before = sorted(path.name for path in tmp_path.iterdir())
-    for to, complaint in (
-        ("modernbert-huge", "neither a config.json nor a preset"),
-        (tmp_path / "other.json", "vocab_size is 304 and would be 512"),
-        (tmp_path / "broken.json", "model_type must be one of"),
-        (tmp_path / "missing.json", "missing"),
-    ):
-        done = quiver("enlarge", model, "--to", to, "--out", out)
-        assert done.code == 2
-        assert complaint in done.err
-        assert done.err.count("\n") == 1
-        assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert quiver("enlarge", model, "--to", "ettin-17m", "--out", model).code == 2

@@ -77,20 +77,5 @@ def test_an_export_is_described_as_json(quiver: Callable[..., Any], model: Path,
     assert printed["fingerprint"] == load_model(model).card.fingerprint
 
 
-def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    for arguments, message in (
-        ((model, "--layout", "stanford"), "is a bi-encoder, but the layout stanford is for ColBERT models"),
-        ((model, "--layout", "gguf"), "'gguf' is not one of"),
-        ((tmp_path, "--layout", "hf"), "contains the model to export"),
-        ((tmp_path / "runs", "--layout", "hf"), "not a model"),
-        ((model, "--layout", "hf", "--run-folder", tmp_path), "run.json: the file is missing"),
-        ((model, "--layout", "hf", "--results", tmp_path), "results.json"),
-    ):
-        done = quiver("export", *arguments, "--out", tmp_path / "out" if arguments[0] != tmp_path else tmp_path)
-        assert (done.code, done.err.count("\n")) == (2, 1)
-        assert message in done.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_all_layouts_are_offered() -> None:
     assert set(get_args(Layout)) == set(LAYOUTS)

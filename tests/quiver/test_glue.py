@@ -91,24 +91,3 @@ def test_tasks_are_trained_resumed_and_reported(
     assert "2 of 8" in (out / "report.md").read_text()
     done = quiver("glue", recipe, "--out", out)
     assert (done.code, "sst2: already contains a run" in done.err or "cola: already contains a run" in done.err) == (2, True)
-
-
-def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    write_cola(tmp_path / "hidden", "cola", "train", labels=False)
-    cases: list[tuple[list[Any], str]] = [
-        (["--task", "wnli"], "wnli"),
-        (["--task", "rte"], "--task rte: not in the recipe, which trains cola, sst2"),
-        (["tasks.colla.epochs=1"], "tasks.colla: unknown key, did you mean 'cola'?"),
-        ([f"data.source={tmp_path}"], "no folder 'cola'; expected the layout of nyu-mll/glue"),
-        ([f"data.source={tmp_path / 'hidden'}"], "the label is -1, so it is hidden"),
-        (["data.max_length=33"], "must be <= 32, the encoder's positions"),
-        (["--resume", "--overwrite"], "pass only one of them"),
-        (["tasks.cola=", "tasks.sst2="], "tasks: must name at least one task"),
-    ]
-    for arguments, complaint in cases:
-        done = quiver("glue", recipe, "--out", out, *arguments)
-        assert done.code == 2, arguments
-        assert complaint in done.err
-        assert len(messages(done.err)) == 1
-        assert not out.exists() or not any(out.iterdir())

@@ -214,28 +214,6 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     assert "intact, nothing to repair" in quiver("index", "repair", index).out
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
-        (("--memory", "8"), "--memory 8 is 8 bytes; building an index needs at least 16 MB"),
-        (("--engine", "ivf-dens"), "unknown index engine 'ivf-dens' (did you mean 'ivf-dense'?); choose one of auto, exact, exact-dense"),
-        (("--engine", "ivf-tokens"), "index engine 'ivf-tokens' does not exist for a dense model"),
-        (("--engine", "ivf-dense:bits"), "'bits' is not a setting; write key=value"),
-        (("--engine", "ivf-dense:bits=8,bits=16"), "the setting 'bits' is given twice"),
-        (("--engine", "ivf-dense:nlst=4"), "ivf-dense has no setting 'nlst' (did you mean 'nlist'?); it has dsub, bits, nlist"),
-        (("--engine", "exact:bits=4"), "exact has no setting 'bits'; it has none"),
-    ],
-)
-def test_invalid_options_are_refused(
-    quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index", *options)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert message in done.err
-    assert not (tmp_path / "index").exists()
-
-
 def test_options_choose_fields_texts_and_titles(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     done = quiver("index", "build", corpus, "--model", model, "--out", index, "--no-text", "--no-title", "--field", "year", "--json")

@@ -211,33 +211,6 @@ def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.
     assert asked == ["cuda", "cpu"] * 3
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("quickstart",),
-        ("train",),
-        ("validate",),
-        ("index", "build"),
-        ("index", "add"),
-        ("index", "delete"),
-        ("index", "compact"),
-        ("index", "check"),
-        ("index", "repair"),
-        ("index", "info"),
-        ("search",),
-        ("evaluate",),
-        ("report",),
-        ("doctor",),
-    ],
-    ids=" ".join,
-)
-def test_help_shows_an_example(quiver: Callable[..., Any], command: tuple[str, ...]) -> None:
-    done = quiver(*command, "--help")
-    assert done.code == 0
-    assert "Example" in done.out or not command
-
-
 def damage(path: Path, change: Callable[[str], str]) -> None:
     path.write_text(change(path.read_text()))
 
@@ -335,30 +308,6 @@ def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any
         assert part in done.err
     assert quiver("train", path, "--out", tmp_path / "out").code == 2
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("search", "INDEX"), "pass either a query text or --queries FILE"),
-        (("search", "INDEX", "x", "--queries", "f"), "pass either a query text or --queries FILE"),
-        (("search", "INDEX", "--queries", "f"), "--queries FILE and --out FILE must be used together"),
-        (("search", "INDEX", "x"), "no such folder"),
-        (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
-        (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
-        (("report", "nowhere", "--out", "o"), "nowhere"),
-        (("quickstart", "--package", "no_such_package", "--out", "o"), "no_such_package"),
-        (("quickstart", "training.batchsize=3", "--out", "o"), "did you mean 'batch_size'?"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_reported_in_one_line(
-    quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = quiver(*arguments)
-    assert done.code == 2
-    assert is_one_line(done.err), done.err
-    assert message in done.err
 
 
 @pytest.mark.parametrize(

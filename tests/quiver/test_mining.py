@@ -157,53 +157,6 @@ def test_negatives_of_pairs_are_mined_with_bm25(quiver: Callable[..., Any], data
     assert "suspected false negatives" in mined.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("{data}",), "pass --model (a folder, a hub id or bm25) or --index"),
-        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
-        (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
-        (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin must be one of perc-pos=VALUE"),
-        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; existing splits: train"),
-        (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
-        (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
-        (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),
-        (("{data}", "-m", "/nowhere"), "/nowhere: neither an existing folder nor a hub id"),
-    ],
-)
-def test_mistakes_of_mine_are_reported_in_one_line(
-    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path
-) -> None:
-    done = quiver("mine", *(part.format(data=data, pairs=pairs) for part in arguments), "--out", tmp_path / "out")
-    assert done.code == 2
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("{pairs}",), "no field 'query'"),
-        (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts; set queries and documents"),
-        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'min-max'"),
-        (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
-        (("{pairs}", "--teacher", "{model}"), "is given twice as a teacher; use weights to increase its share"),
-        (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
-    ],
-)
-def test_mistakes_of_teacher_scores_are_reported_in_one_line(
-    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
-) -> None:
-    done = quiver(
-        "teacher-scores", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out"
-    )
-    assert done.code == 2
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_dtype_of_a_cross_encoder_is_refused_before_another_teacher_is_loaded(
     quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

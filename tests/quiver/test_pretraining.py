@@ -126,22 +126,6 @@ def test_a_dry_run_reads_a_part_of_a_large_corpus(quiver: Callable[..., Any], fo
     assert "more than" in quiver("pretrain", "recipe.json", "--dry-run").out
 
 
-def test_mistakes_in_a_dry_run_are_reported_in_one_line(quiver: Callable[..., Any], folder: Path) -> None:
-    before = sorted(folder.rglob("*"))
-    for arguments, message in (
-        ((), "add --out FOLDER, or --dry-run"),
-        (("--dry-run", "--resume", "--out", "x"), "remove --resume"),
-        (("--dry-run", "--prepare"), "--dry-run writes nothing, and --prepare writes the corpus"),
-        (("--dry-run", "data.sources.0.path=nowhere.txt"), "nowhere.txt"),
-        (("--dry-run", "model.tokenizer=nowhere/at/all"), "nowhere/at/all"),
-        (("--dry-run", "phases.0.micro_batch=3"), "must divide batch_size 8, got 3"),
-    ):
-        failed = quiver("pretrain", "recipe.json", *arguments)
-        assert failed.code == 2
-        assert message in failed.err
-    assert sorted(folder.rglob("*")) == before
-
-
 def test_an_unfinished_run_has_a_report(quiver: Callable[..., Any], folder: Path) -> None:
     assert quiver("pretrain", "recipe.json", "--out", "out").code == 0
     (folder / "out" / "run.json").unlink()
@@ -168,23 +152,6 @@ def test_a_prepared_corpus_is_trained_on(quiver: Callable[..., Any], folder: Pat
     assert quiver("pretrain", "recipe.json", "--out", "out", "--resume").code == 0
     models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("out", "whole")]
     assert models[0] == models[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
-        (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain-base"),
-        (("recipe.json", "--out", "o", "--resume"), "o: contains no run to resume"),
-        (("recipe.json", "--out", "o", "data.sources.0.path=gone.txt"), "gone.txt: there is no such file or folder"),
-        (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], folder: Path, arguments: tuple[str, ...], error: str) -> None:
-    done = quiver("pretrain", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert error in done.err
-    assert not (folder / "o").exists()
 
 
 def test_validate_accepts_recipes_of_every_kind(quiver: Callable[..., Any], folder: Path) -> None:

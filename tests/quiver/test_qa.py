@@ -111,32 +111,3 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     # A run is trained over only when asked.
     again = quiver("qa", "train", recipe, "--out", out)
     assert (again.code, "already contains a run" in again.err) == (2, True)
-
-
-def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "model").write_text("mine")
-    none = write_numbers(tmp_path / "none.json", 3, 4, impossible=2)
-    all_none = write_numbers(tmp_path / "all.json", 4, 4, impossible=4)
-    out = tmp_path / "out"
-    cases: list[tuple[list[Any], str]] = [
-        ([recipe, "--out", full], "holds model, which does not come from a training run"),
-        (
-            [recipe, "--out", out, f"data.test={none}"],
-            "'3-0' has no answer, but squad_v1 does not support unanswerable questions; set data.official: squad_v2",
-        ),
-        ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to train on"),
-        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 test questions are also training questions"),
-        ([recipe, "--out", out, "model.extend_positions=2"], "no table of position embeddings to extend; it has rotary positions"),
-        ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
-        ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),
-        ([recipe, "--out", out, f"data.train={tmp_path / 'no.json'}"], "the file is missing"),
-    ]
-    for arguments, complaint in cases:
-        done = quiver("qa", "train", *arguments)
-        assert done.code == 2, arguments
-        assert complaint in done.err
-        assert len([line for line in done.err.splitlines() if "initialized at random" not in line]) == 1
-        assert not out.exists()
-    assert (full / "model").read_text() == "mine"

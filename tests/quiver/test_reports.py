@@ -213,23 +213,6 @@ def test_int8_is_refused_for_models_of_other_libraries(quiver: Callable[..., Any
     assert (done.code, "dtype, device and batch size are only available for library quiver" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--model", "bm25", "--candidates", "5"), "--candidates needs --fuse or --rerank"),
-        (("--model", "bm25", "--effort", "fast"), "have no search effort"),
-        (("--run", "runs", "--effort", "nprobe=8"), "have no search effort"),
-    ],
-)
-def test_options_that_nothing_uses_are_refused(
-    quiver: Callable[..., Any], results: Path, data: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    given = [str(results / "a" / "runs") if option == "runs" else option for option in options]
-    done = quiver("evaluate", *given, "--data", data, "--out", tmp_path / "out")
-    assert (done.code, done.out, done.err.count("\n"), message in done.err) == (2, "", 1, True)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_report_that_cannot_take_the_system_is_found_before_scoring(
     quiver: Callable[..., Any], results: Path, data: Path, tmp_path: Path
 ) -> None:

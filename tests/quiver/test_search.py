@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,8 +38,6 @@ DOCUMENTS = [
     Document("d4", "filler words come first " * 30 + "and far behind them a bird with wings"),
 ]
 QUERY = "bird wings"
-ESCAPE = "\x1b["
-COLOUR = re.compile(r"\x1b\[[\d;]*3\d[\d;]*m")
 
 Quiver = Callable[..., Any]
 
@@ -247,53 +244,6 @@ def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert content["bm25"] == {"score": 1.25, "words": [{"word": "bird", "score": 1.25}, {"word": "wings", "score": 0.0}]}
 
 
-def test_explanations_are_coloured_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    command = ("search", built.colbert, QUERY, "--explain", "--fuse", "bm25")
-    hits = found(quiver, *command[1:])
-    plain = quiver(*command)
-    assert plain.code == 0, plain.err
-    assert ESCAPE not in plain.out  # no terminal; nor may a text bring its own
-    assert "[bold]" in plain.out
-    masks = sum(match["query_token"] == "[MASK]" for match in hits[0]["explained"][built.colbert.name]["matches"])
-    assert f"[CLS], [Q], [SEP], {masks} [MASK]" in plain.out
-    for hit in hits:
-        assert f"{hit['rank']}. {hit['id']}  {hit['score']:.4f}" in plain.out
-        assert f"{hit['explained'][built.colbert.name]['score']:.4f}" in plain.out
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert COLOUR.search(quiver(*command).out)
-    assert ESCAPE not in quiver(*command, "--json").out
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not COLOUR.search(quiver(*command).out)
-    dense = quiver("search", built.dense, QUERY, "--explain", "-k", 1)
-    assert "similarity" in dense.out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--weights", "1,2"), "add --fuse bm25 or --fuse INDEX"),
-        (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
-        (("--fuse", "bm25", "--weights", "1"), "got 1 weights for 2 rankings"),
-        (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
-        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, at least one of them > 0"),
-        (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
-        (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
-        (("--fuse", "nowhere"), "nowhere: no such folder"),
-        (("--rerank", "nowhere"), "nowhere"),
-        (("--rerank", "{dense}"), "this index has a single vector per document"),
-        (("--rerank", "{dense_model}"), "this model gives a single vector per text"),
-    ],
-)
-def test_incompatible_options_are_refused(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
-    done = quiver("search", built.dense, QUERY, *(option.format(**built._asdict()) for option in options))
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert message in done.err
-
-
 def test_options_that_need_texts_are_refused_for_an_index_without_texts(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
@@ -385,17 +335,6 @@ def test_values_in_a_message_are_short_and_without_control_characters(quiver: Qu
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
 def test_search_reports_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
     check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
-
-
-@pytest.mark.parametrize("text", ["", " ", "\t\n"])
-def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Path, text: str) -> None:
-    done = quiver("search", built.dense, text)
-    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; pass a text to search for\n")
-    (tmp_path / "queries.jsonl").write_text(
-        json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
-    )
-    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--out", tmp_path / "run")
-    assert (done.code, "query 'q2' is blank" in done.err, (tmp_path / "run").exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize(

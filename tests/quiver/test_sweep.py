@@ -111,23 +111,6 @@ def test_progress_is_shown_with_the_remaining_time(quiver: Callable[..., Any], r
     assert "run 2 of 2: learning_rate=0.01 (about 1 min left)\n" in done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["training.learning_rate=1e-4"], "nothing to sweep"),
-        (["development="], "add a development section"),
-        (["development.data=nowhere"], "nowhere"),
-        (["training.learning_rate=1e-4,x"], "training.learning_rate: must be a number, got 'x'"),
-    ],
-)
-def test_invalid_sweeps_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, arguments: list[str], message: str) -> None:
-    done = quiver("sweep", recipe, "--out", "sweep", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
-    assert not Path("sweep").exists()
-
-
 @pytest.mark.slow
 def test_a_stopped_sweep_reports_how_to_resume(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object, **settings: object) -> None:
