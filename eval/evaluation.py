@@ -212,7 +212,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     fuse = [fuse] if isinstance(fuse, str | Path) else fuse
-    model, index = _of_opened(model, index)
+    model, index = _split_opened(model, index)
     first = [each for each in (model, index, run) if each is not None]
     if len(first) > 1:
         raise InputError("pass only one of a model, an index and a run; to combine them, fuse them")
@@ -236,10 +236,10 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if any(each is not None for each in (documents, queries, qrels)) or rename:
         given = [_benchmark_of_questions(given, queries, qrels, split, rename, documents)]
     attempts = _Attempts()
-    benchmarks = _benchmarks(given, _names(collection_name), split, in_domain, attempts, offline=offline, progress=progress)
+    benchmarks = _find_benchmarks(given, _check_names(collection_name), split, in_domain, attempts, offline=offline, progress=progress)
     _check_runs((run, *fuse), attempts.collections)
     named = SystemDocuments.of([*first, *fuse], group_by)
-    check = partial(_check, named=named, duplicates=duplicate_judgements, written=out is not None, progress=progress)
+    check = partial(_read_and_check, named=named, duplicates=duplicate_judgements, written=out is not None, progress=progress)
     checked = attempts.each(check, benchmarks)
     groups = None if named is None else named.groups
     check_preset(effort)
@@ -261,9 +261,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         checked = attempts.each(partial(_check_ranker, contender.ranker), checked)
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
-        with _stage(out, system, settings, overwrite=overwrite) as stage:
+        with _open_stage(out, system, settings, overwrite=overwrite) as stage:
             rankers = _baseline_rankers(others, groups, progress=progress)
-            evaluation = _Evaluation(system, contender.ranker, rankers, _explanation(contender.model), settings, stage)
+            evaluation = _Evaluation(system, contender.ranker, rankers, _make_explain(contender.model), settings, stage)
             scored = tuple(attempts.each(evaluation.score, checked))
             results = Results(system, scored, provenance(command), tuple(attempts.failed))
             if stage is not None:
@@ -294,7 +294,7 @@ class _Attempts:
                 if self.collections == 1:
                     raise
                 benchmark = item.benchmark if isinstance(item, _Checked) else item
-                self.fail(_failed(benchmark.name, benchmark.split, benchmark.metadata, error))
+                self.fail(_describe_failure(benchmark.name, benchmark.split, benchmark.metadata, error))
         if not results:
             raise self.all_failed()
         return results
@@ -306,7 +306,7 @@ class _Attempts:
         return InputError(f"{several if others else ''}{first.reason}")
 
 
-def _failed(name: str, split: str, metadata: Metadata, error: InputError) -> FailedCollection:
+def _describe_failure(name: str, split: str, metadata: Metadata, error: InputError) -> FailedCollection:
     return FailedCollection(name, split, metadata.group, metadata.group_size, str(error))
 
 
@@ -315,7 +315,7 @@ def _check_ranker(ranker: Ranker, checked: _Checked) -> _Checked:
     return checked
 
 
-def _names(collection_name: str | Sequence[str]) -> list[str]:
+def _check_names(collection_name: str | Sequence[str]) -> list[str]:
     names = [collection_name] if isinstance(collection_name, str) else list(collection_name)
     for name in names:
         if check_utf8(name, "a name of a collection (--collection-name)") != PurePath(name).name or not name.strip():
@@ -355,7 +355,7 @@ def _check_combination(systems: int, fusion: Fusion | None, rerank: object, cand
 _Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | IndexReader | None"
 
 
-def _of_opened(model: _Model, index: str | Path | IndexReader | None) -> tuple[_Model, str | Path | None]:
+def _split_opened(model: _Model, index: str | Path | IndexReader | None) -> tuple[_Model, str | Path | None]:
     """The system, which an opened index is, and the folder of an index."""
     if not isinstance(index, IndexReader):
         if isinstance(model, IndexReader) and index is not None:
@@ -407,7 +407,7 @@ def _benchmark_of_questions(
     return Benchmark.of_folder(expand_home(data[0]), split, queries=asked, qrels=judged, rename=rename)
 
 
-def _benchmarks(
+def _find_benchmarks(
     given: Sequence[str | Path | Benchmark],
     named: Sequence[str],
     split: str | None,
@@ -425,7 +425,7 @@ def _benchmarks(
     alone, benchmarks = len(given) == 1, list[Benchmark]()
     find_each = partial(resolve, split=split, offline=offline, progress=progress)
     for position, each in enumerate(given):
-        found = [each] if isinstance(each, Benchmark) else _resolved(each, find_each, attempts, split, alone=alone)
+        found = [each] if isinstance(each, Benchmark) else _resolve_members(each, find_each, attempts, split, alone=alone)
         if named and len(found) > 1:
             raise InputError(f"{each} is {len(found)} collections, which have names of their own; leave out --collection-name")
         benchmarks += [replace(one, name=named[position]) for one in found] if named else found
@@ -447,7 +447,7 @@ def _benchmarks(
     return benchmarks
 
 
-def _resolved(
+def _resolve_members(
     given: str | Path, find_each: Callable[[str | Path], list[Benchmark]], attempts: _Attempts, split: str | None, *, alone: bool
 ) -> list[Benchmark]:
     """The collections of a folder or name; of a group the members that are there, the others are noted as failed."""
@@ -458,14 +458,14 @@ def _resolved(
         if len(entries) < 2:
             if alone:
                 raise
-            attempts.fail(_failed(str(given), split or "", Metadata(), error))
+            attempts.fail(_describe_failure(str(given), split or "", Metadata(), error))
             return []
         found, missing = list[Benchmark](), list[FailedCollection]()
         for entry in entries:
             try:
                 found += find_each(entry.key)
             except InputError as missed:
-                missing.append(_failed(entry.name, split or entry.split, entry.metadata, missed))
+                missing.append(_describe_failure(entry.name, split or entry.split, entry.metadata, missed))
         if alone and not found:  # the error names all of them, and one command that downloads them
             raise
         for each in missing:
@@ -483,7 +483,7 @@ class _Checked:
     seconds: float
 
 
-def _check(
+def _read_and_check(
     benchmark: Benchmark, *, named: SystemDocuments | None, duplicates: DuplicateJudgements, written: bool, progress: bool
 ) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
@@ -495,10 +495,10 @@ def _check(
             benchmark, collection = named.of_collection(benchmark, collection)
         queries, shared, empty = collection.qrels.keys(), 0, 0
         if written and (spaced := next((key for key in queries if not fits_run(key)), None)):
-            raise _spaced(benchmark, spaced)
+            raise _unfit_id(benchmark, spaced)
         for document in collection.documents:
             if written and not fits_run(document.id):
-                raise _spaced(benchmark, document.id)
+                raise _unfit_id(benchmark, document.id)
             shared += document.id in queries
             empty += not document.text.strip()
             if not replaced:  # otherwise the documents belong to the system, and systems of the same queries and judgements are comparable
@@ -512,7 +512,7 @@ def _check(
     return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
 
 
-def _spaced(benchmark: Benchmark, key: str) -> InputError:
+def _unfit_id(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} {UNFIT}; rename it")
 
 
@@ -523,7 +523,7 @@ def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, 
 
 
 @contextmanager
-def _stage(out: str | Path | None, system: System, settings: _Settings, *, overwrite: bool) -> Iterator[Stage | None]:
+def _open_stage(out: str | Path | None, system: System, settings: _Settings, *, overwrite: bool) -> Iterator[Stage | None]:
     if out is None:
         yield None
         return
@@ -547,7 +547,7 @@ class _Evaluation:
     def score(self, checked: _Checked) -> CollectionResult:
         """Score one collection, or return its result if an interrupted evaluation has finished it."""
         key = checked.benchmark.key
-        done = self.stage.finished(key, _conditions(checked)) if self.stage is not None else None
+        done = self.stage.finished(key, _reuse_conditions(checked)) if self.stage is not None else None
         if done is None:
             started = time.perf_counter()
             result = self._score(checked)
@@ -586,7 +586,7 @@ class _Evaluation:
             exclude_self=policy.exclude_self,
             k=self.settings.k,
             measures=scores.means,
-            interval=_interval(scores),
+            interval=_headline_interval(scores),
             judged=judged_at(collection.qrels, ranking.run),
             unanswered=sum(not ranking.run.get(query) for query in collection.qrels),
             truncated=ranking.truncated,
@@ -622,7 +622,7 @@ class _Evaluation:
             name=name,
             parameters=ranking.index.parameters,
             measures=scores.means,
-            interval=_interval(scores),
+            interval=_headline_interval(scores),
             run=self._write_run(ranking.run, key, name),
             per_query=self._write("per_query", key, scores.per_query),
         )
@@ -645,7 +645,7 @@ class _Evaluation:
         return FileReference(name.as_posix(), file_sha256(path))
 
 
-def _conditions(checked: _Checked) -> dict[str, object]:
+def _reuse_conditions(checked: _Checked) -> dict[str, object]:
     """Values that the finished result of this collection must have to be reused: data checksum, policy and metadata."""
     benchmark = checked.benchmark
     return {"data_sha256": checked.sha256, **asdict(benchmark.policy)} | {
@@ -653,11 +653,11 @@ def _conditions(checked: _Checked) -> dict[str, object]:
     }
 
 
-def _interval(scores: Scores) -> Interval:
+def _headline_interval(scores: Scores) -> Interval:
     return bootstrap_interval(np.array([values[HEADLINE] for values in scores.per_query.values()]))
 
 
-def _explanation(model: object) -> Explain | None:
+def _make_explain(model: object) -> Explain | None:
     if not isinstance(model, ColBERT):
         return None
 
@@ -691,7 +691,9 @@ def worst_queries(
     The corpus is read a second time for the texts of the documents shown.
     """
     headline = {query: values[HEADLINE] for query, values in scores.per_query.items()}
-    cases = [_case(query, collection.qrels[query], run) for query in sorted(headline, key=lambda query: (headline[query], query))[:QUERIES]]
+    cases = [
+        _case_of(query, collection.qrels[query], run) for query in sorted(headline, key=lambda query: (headline[query], query))[:QUERIES]
+    ]
     wanted = {document for case in cases for document in (*case.found, *case.wanted)}
     contents = {each.id: each.content(use_title=policy.use_title) for each in collection.documents if each.id in wanted}
     texts = {query.id: query.text for query in collection.queries}
@@ -725,7 +727,7 @@ def worst_queries(
     )
 
 
-def _case(query: str, grades: Mapping[str, int], run: Run) -> _Case:
+def _case_of(query: str, grades: Mapping[str, int], run: Run) -> _Case:
     relevant = sorted((document for document in grades if grades[document] >= 1), key=lambda document: (-grades[document], document))
     return _Case(query, ranked(run.get(query, {}))[:SHOWN], relevant[:SHOWN], len(relevant))
 

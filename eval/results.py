@@ -656,17 +656,7 @@ class Results:
 
 
 def with_common_names(results: Sequence[Results]) -> list[Results]:
-    """Results that call the same queries and judgements by one name, that of the first: data in memory have no name of their own.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from quiver import build_index, evaluate
-        >>> index = build_index([{"id": "owl", "text": "Owls have wings."}], "bm25", "animals", overwrite=True)
-        >>> results = evaluate(index, queries={"q": "what has wings"}, qrels={"q": {"owl": 1}}, baselines=())
-        >>> other = replace(results, collections=tuple(replace(each, name="mine") for each in results.collections))
-        >>> [len({each.key for each in named.collections}) for named in with_common_names([results, other])]
-        [1, 1]
-    """
+    """Results that call the same queries and judgements by one name, that of the first: data in memory have no name of their own."""
     firsts: dict[str, CollectionResult] = {}
     renamed = []
     for each in results:

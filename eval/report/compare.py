@@ -31,7 +31,7 @@ from quiver.eval.metrics import (
     paired_tests,
 )
 from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
-from quiver.eval.report.rows import AVERAGE, LABELS, NOT_TESTED, Significance, collections_by_key, differently_scored, points, rows
+from quiver.eval.report.rows import AVERAGE, LABELS, NOT_TESTED, Significance, collections_by_key, counted, differently_scored, points, rows
 from quiver.eval.results import (
     FILE,
     HEADLINE,
@@ -344,19 +344,15 @@ def _find_homes(folders: Sequence[str | Path], results: Sequence[Results]) -> di
 
 def _superscript_rule(pairs: int, whole: int, *, parts: int, averaged: int) -> str:
     families = [
-        *([_counted(whole, "data set")] if whole else []),
-        *(["the average" if averaged == 1 else _counted(averaged, "average")] if averaged else []),
-        *([_counted(parts, "part") + " of groups"] if parts else []),
+        *([counted(whole, "data set")] if whole else []),
+        *(["the average" if averaged == 1 else counted(averaged, "average")] if averaged else []),
+        *([counted(parts, "part") + " of groups"] if parts else []),
     ]
     return (
         f"A superscript names the systems that a score is significantly better than (corrected p < {ALPHA:g}): two-sided paired"
-        f" sign-flip test on the scores per query, Holm's correction over {_counted(pairs, 'pair')} of systems on"
+        f" sign-flip test on the scores per query, Holm's correction over {counted(pairs, 'pair')} of systems on"
         f" {', and apart on '.join(families)}, for each measure separately. Where a system has no scores per query, nothing was tested."
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _find_significant(

@@ -51,6 +51,7 @@ from quiver.eval.report.rows import (
     Significance,
     check_data,
     collections_by_key,
+    counted,
     members,
     points,
     row_average,
@@ -253,13 +254,9 @@ def results_report(results: Sequence[Results], *, title: str = TITLE, significan
     )
     days = sorted({result.provenance.date[:10] for result in results})
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    lead = f"{_counted(len(content.keys), 'system')} on {_counted(len(content.collections), 'collection')}"
-    lead += f", which make {_counted(len(content.members), 'data set')}" if len(content.collections) != len(content.members) else ""
+    lead = f"{counted(len(content.keys), 'system')} on {counted(len(content.collections), 'collection')}"
+    lead += f", which make {counted(len(content.members), 'data set')}" if len(content.collections) != len(content.members) else ""
     return Report(title, parts, f"{lead}. Evaluated {dates}.")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def write_report(results: Sequence[str | Path | Results], *files: str | Path, title: str = "") -> None:
@@ -502,7 +499,7 @@ def _worst_blocks(system: Key, result: CollectionResult) -> Iterator[Block]:
 
 
 def _example(worst: WorstQuery, k: int) -> Example:
-    marks = (Span(f"nDCG@10 {points(worst.score)}", "mark"), Span(_counted(worst.relevant, "relevant document"), "mark"))
+    marks = (Span(f"nDCG@10 {points(worst.score)}", "mark"), Span(counted(worst.relevant, "relevant document"), "mark"))
     sides = {"Found first": worst.found, "Relevant": worst.wanted}
     return Example(worst.query, worst.text, marks, {name: tuple(_excerpt(each, k) for each in shown) for name, shown in sides.items()})
 

@@ -147,6 +147,11 @@ def row_average(
     return average(scores, list(scores))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def points(fraction: float | None) -> str:
     """Print a fraction in points, hundredths of it, with two decimals; None is the empty string.
 

@@ -33,11 +33,6 @@ def test_parts_of_different_splits_do_not_make_a_group() -> None:
     assert both == {"cqadupstack.test": pytest.approx(0.055), "cqadupstack.dev": None}
 
 
-def test_a_group_called_like_a_collection_is_another_data_set() -> None:
-    parts = [Part("cqadupstack", "test", value=0.9), *_forums(12), *_forums(12, split="dev")]
-    assert list(data_sets(parts)) == ["cqadupstack.test", "cqadupstack.test (group)", "cqadupstack.dev"]
-
-
 def test_an_average_is_over_the_members_asked_for() -> None:
     scores = {"a": 0.2, "b": 0.4, "c": 0.9}
     assert average(scores, ["a", "b"]) == Average(pytest.approx(0.3), 2, 2)

@@ -64,19 +64,6 @@ def test_documents_without_a_common_term_stay_out() -> None:
     assert run["q3"] == run["q4"] == {}
 
 
-def test_the_query_itself_is_dropped_before_the_cut() -> None:
-    documents = [Document("a", "red red red"), Document("b", "red blue"), Document("c", "red blue green")]
-    collection = _collection(documents, [Query("a", "red")])
-    assert list(bm25_run(collection, k=2, policy=Policy(exclude_self=False))["a"]) == ["a", "b"]
-    assert list(bm25_run(collection, k=2, policy=Policy(exclude_self=True))["a"]) == ["b", "c"]
-
-
-@pytest.mark.parametrize("texts", [["", ""], ["the of", "and"], ["?", "!"]])
-def test_a_collection_without_words_finds_nothing(texts: list[str]) -> None:
-    documents = [Document(f"d{place}", text) for place, text in enumerate(texts)]
-    assert bm25_run(_collection(documents, [Query("q", "word")])) == {"q": {}}
-
-
 @pytest.mark.parity
 @settings(deadline=None)  # the first example imports bm25s
 @given(

@@ -45,23 +45,6 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     assert only(folder).split == "test"
 
 
-@pytest.mark.parametrize("split", ["", "  "])
-def test_an_empty_split_is_refused(make_collection: Callable[..., Path], split: str) -> None:
-    for data in (make_collection(), "beir/scifact"):
-        with pytest.raises(InputError, match="the split is empty; name one"):
-            resolve(data, split)
-
-
-@pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])
-def test_an_unknown_name_is_reported(data: str) -> None:
-    with pytest.raises(
-        InputError,
-        match=rf"unknown collection '{data}': it is neither a folder nor a registered name; pass a BEIR folder "
-        rf".*qrels/dev\.tsv, or a registered name \(",
-    ):
-        resolve(data, "dev")
-
-
 Fetched = Callable[..., Path]
 
 

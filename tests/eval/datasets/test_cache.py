@@ -99,16 +99,6 @@ def test_the_next_call_resumes_the_download(served: Served, site: Any) -> None:
     assert len(load(served.cache, served.source).documents) == 3
 
 
-def test_a_complete_download_is_not_repeated(served: Served, site: Any) -> None:
-    """The kill came after the last byte and before the checksum: the server has no more bytes to send."""
-    work = served.cache.root / ".fetching"
-    work.mkdir(parents=True)
-    (work / "birds.zip.part").write_bytes(served.content)
-    served.cache.fetch(served.source)
-    assert len(load(served.cache, served.source).documents) == 3
-    assert [header for _, header in site.requests] == [f"bytes={len(served.content)}-"]
-
-
 def test_a_fetch_killed_while_unpacking_is_repeated(served: Served, site: Any) -> None:
     staging = served.cache.root / "beir" / "birds" / ".zip.unfinished" / "birds"
     staging.mkdir(parents=True)

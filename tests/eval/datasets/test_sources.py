@@ -133,16 +133,6 @@ def test_an_invalid_parquet_row_is_named(published: Any, tmp_path: Path) -> None
     assert len(source.load(tmp_path, "nano", "train").documents) == 3
 
 
-def test_an_id_that_occurs_in_two_corpus_files_is_refused(published: Any, tmp_path: Path) -> None:
-    source = beir_hub(published, tmp_path)
-    folder = tmp_path / "BeIR--birds" / "corpus"
-    second = folder / "corpus-00001-of-00002.parquet"
-    second.write_bytes(published.parquet([{"_id": "d3", "title": "", "text": "x"}, {"_id": "d2", "title": "", "text": "y"}]))
-    first = folder / "corpus-00000-of-00002.parquet"
-    with pytest.raises(InputError, match=re.escape(f"{second}:2: id 'd2' is already used in {first}:2")):
-        source.load(tmp_path, "birds", "test")
-
-
 def test_damaged_parquet_is_reported(published: Any, tmp_path: Path) -> None:
     source = nano(published, tmp_path)
     path = tmp_path / "zeta-alpha-ai--NanoBirds" / "corpus" / "train-00000-of-00001.parquet"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -102,16 +101,6 @@ def test_byte_tokens_map_to_their_character() -> None:
     assert one.end - one.start + 1 == len("15") + 3
     low, high = one.window.characters(one.start, one.end)
     assert TEXT[low:high] == "15일"
-
-
-def test_decomposed_syllables_map_to_their_character(minilm: Path) -> None:
-    """BERT's normalizer decomposes a syllable into letters, which keep the position of the syllable."""
-    tokenizer = Tokenizer.from_pretrained(minilm)
-    settings = WindowSettings(max_length=256, overlap=64, max_answer_length=64)
-    for answer in ("임종석", "1989년 2월 15일", "여의도", "wings", "deep!"):
-        [one] = labelled_windows([question(TEXT, answer)], tokenizer, settings)
-        low, high = one.window.characters(one.start, one.end)
-        assert TEXT[low:high] == answer
 
 
 @pytest.mark.parametrize(

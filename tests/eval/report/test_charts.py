@@ -18,7 +18,6 @@ from quiver.eval.report.charts import (
     fit,
     latency_chart,
     latency_limits,
-    running_mean,
     svg,
 )
 
@@ -67,13 +66,6 @@ def test_every_step_has_a_marker_and_the_best_a_ring(percent: bool) -> None:
     assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(line.get_xdata(), line.get_ydata(), strict=True))
     assert [dot.get_markersize() > 5 for dot in dots] == ([False, True, False] if percent else [False] * 3)
     assert curve_note(curve) == ("best 50.00 at step 20" if percent else "0.2 to 0.3")
-
-
-def test_the_running_mean_keeps_a_line_and_flattens_noise() -> None:
-    line = [(step, 3.0 * step) for step in range(100)]
-    assert [value for _, value in running_mean(line)[4:-4]] == pytest.approx([value for _, value in line[4:-4]])
-    noise = [(step, float(step % 2)) for step in range(1_000)]
-    assert all(abs(value - 0.5) < 0.02 for _, value in running_mean(noise))
 
 
 def test_texts_of_a_chart_stay_text_and_its_bytes_are_reproducible() -> None:
