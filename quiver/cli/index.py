@@ -448,7 +448,7 @@ def _describe(index: Index, as_json: bool) -> None:
         *([] if words else [("tokens", f"{tokens.tokens:,}")]),
         *([] if words else [("truncated documents", f"{tokens.truncated:,}")]),
         ("empty documents", f"{tokens.empty:,}"),
-        ("fields", ", ".join(index.fields) or "none"),
+        ("fields", ", ".join(f"{name} ({kind})" for name, kind in index.fields.items()) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
         *(("source", _source_line(each)) for each in sources),
         ("model", manifest.model.source),

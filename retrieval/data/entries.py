@@ -249,10 +249,11 @@ def unique(
     seen: dict[str, Position] = {}
     for position, entry in read() if suspects else ():
         if hashed(entry.id) in suspects:
-            if entry.id in seen and (position is None or seen[entry.id] is None):
+            if (before := seen.get(entry.id)) is not None and position is not None:
+                # Positions may be equal: of minified JSON, all documents are on one line.
+                raise InputError(f"{position}: id '{entry.id}' is already used {before.seen_from(position)}; ids must be unique")
+            if entry.id in seen:
                 raise InputError(f"document id '{entry.id}' occurs twice; ids must be unique")
-            if entry.id in seen:  # positions may be equal: of minified JSON, all documents are on one line
-                raise InputError(f"{position}: id '{entry.id}' is already used {seen[entry.id].seen_from(position)}; ids must be unique")
             seen[entry.id] = position
 
 

@@ -209,7 +209,7 @@ class Column:
         if self.elements is not None:
             return [self.elements.at(place) for place in range(self._offsets.item(row), self._offsets.item(row + 1))]
         if self.kind == "string":
-            return self.strings[row] if self.words is None else self.words.at(self.numbers.item(row))
+            return _decoded([self.strings.bytes_of(row)])[0] if self.words is None else self.words.at(self.numbers.item(row))
         if self.kind == "boolean":
             return bool(self.numbers.item(row >> 3) >> (row & 7) & 1)
         value = self.numbers.item(row)

@@ -216,13 +216,12 @@ def fit_field(value: Value | Sequence[Value], kind: str) -> Any:
     Raises:
         ValueError: It does not fit the type.
     """
-    single = isinstance(value, str | int | float)
-    if not kind.endswith(LIST):
-        if not single:
-            raise ValueError("a list in a field of single values")
-        return typed_value(value, kind)  # type: ignore[arg-type]  # it is single
-    element = kind.removesuffix(LIST)
-    return [typed_value(each, element) for each in ([value] if single else value)]  # type: ignore[union-attr,list-item]
+    values: Sequence[Value] = [value] if isinstance(value, str | int | float) else value
+    if kind.endswith(LIST):
+        return [typed_value(each, kind.removesuffix(LIST)) for each in values]
+    if not isinstance(value, str | int | float):
+        raise ValueError("a list in a field of single values")
+    return typed_value(value, kind)
 
 
 _PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool}
@@ -300,7 +299,8 @@ class _TextWriter:
 
     def add(self, columns: Mapping[str, pa.Array]) -> None:
         count = len(columns["text"])
-        lengths = np.sum([pc.fill_null(pc.binary_length(column), 0).to_numpy() for column in columns.values()], axis=0, dtype=np.int64)
+        sizes = [pc.fill_null(pc.binary_length(column), 0).to_numpy() for column in columns.values()]
+        lengths: NDArray[np.int64] = np.sum(sizes, axis=0, dtype=np.int64)
         start = 0
         while start < count:
             filled = self._bytes + np.cumsum(lengths[start : start + _BATCH_ROWS - self._rows])

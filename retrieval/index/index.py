@@ -796,8 +796,8 @@ class IndexReader:
         chosen = self.check_filter(filter)
         for field in fields:
             if field not in self.fields:
-                known = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
-                raise InputError(f"{self.path}: no document has the field '{field}' to count{did_you_mean(field, self.fields)}; {known}")
+                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{field}' to count{did_you_mean(field, self.fields)}; {there}")
         known = self._facets if chosen is None else {}  # the documents of an open index do not change
         if wanted := [field for field in fields if (field, most) not in known]:
             bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
