@@ -267,7 +267,7 @@ def damaged(path: Path, engine: str) -> None:
     """The vectors or words of the newest segment have lost a byte, and something is left over."""
     build(path, engine)
     add_documents(path, SECOND, ENGINES[engine].model, disk=FAST)
-    others = ("checksums", "documents", "ids", "metadata")
+    others = ("checksums", "fields", "ids", "texts")
     file = min(path for path in (path / "segments" / "s-000000000002-0000").iterdir() if not path.name.startswith(others))
     file.write_bytes(file.read_bytes()[:-1])
     (path / "segments" / "s-000000000003-0000").mkdir()

@@ -11,7 +11,6 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
-    Condition,
     DamagedIndexError,
     Filter,
     add_documents,
@@ -46,7 +45,7 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
     exact = build_index([each for each in corpus(0, 500) + corpus(500, 700) if each.id not in gone], word_sum, tmp_path / "exact")
     assert exact.kind == "exact-dense"
     queries = word_sum.encode_texts(["w1 w2 w3", "w4 w9", "w33 w7 w8 w50"], "query").vectors
-    even = Filter(conditions=(Condition.parse("even = true"),))
+    even = Filter.parse("even = true")
     for filter in (None, even):
         wanted = exact.search(queries, 10, filter=filter)
         for effort in ("exact", "balanced"):
