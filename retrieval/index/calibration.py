@@ -257,13 +257,11 @@ class _Course:
 
     def tables(self) -> tuple[RecallTable, ...]:
         """The measurements as recall tables."""
-        return tuple(RecallTable(k, len(counted), (*self._rungs(k), self._last(k))) for k, counted in self._counted.items())
-
-    def _rungs(self, k: int) -> list[GridPoint]:
-        return [point.point(self._counted[k]) for point in self._points[k]]
-
-    def _last(self, k: int) -> GridPoint:
-        return GridPoint(self._exact_params[k], 1.0, 1.0, 1.0, *_percentiles(self._exact.times))
+        times, tables = _percentiles(self._exact.times), []
+        for k, counted in self._counted.items():
+            points = [*(point.point(counted) for point in self._points[k]), GridPoint(self._exact_params[k], 1.0, 1.0, 1.0, *times)]
+            tables.append(RecallTable(k, len(counted), tuple(points)))
+        return tuple(tables)
 
 
 def _percentiles(times: Sequence[float]) -> tuple[float, float]:

@@ -185,7 +185,9 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
         limits: Its ``device_bytes`` decides; by default, 0.7 of the free memory of a GPU, and nothing on a CPU.
     """
     streamed, size = Streamed(rows, device), 4 * rows.shape[0] * rows.shape[1]
-    budget = _budget(device) if limits.device_bytes is None else limits.device_bytes
+    budget = limits.device_bytes
+    if budget is None:
+        budget = int(_SHARE * available_memory(device)) if device.type == "cuda" else -1
     vectors = None
     if size <= budget:
         with suppress(torch.OutOfMemoryError):  # the free memory may be in too many parts
@@ -199,12 +201,6 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
     for (first, last), block in zip(ranges, streamed.blocks(ranges), strict=True):
         vectors[first:last].copy_(block)
     return Resident(vectors)
-
-
-def _budget(device: torch.device) -> int:
-    if device.type != "cuda":
-        return -1
-    return int(_SHARE * available_memory(device))
 
 
 class _Group(NamedTuple):

@@ -370,7 +370,9 @@ class FastScanLists:
         """
         ends = np.cumsum(sizes).tolist()
         for place, (size, end) in enumerate(zip(sizes.tolist(), ends, strict=True)):
-            _append(plain.invlists, place, labels[rows[end - size : end]], np.ascontiguousarray(codes[rows[end - size : end]]))
+            some = rows[end - size : end]
+            names, packed_codes = labels[some], np.ascontiguousarray(codes[some])
+            plain.invlists.add_entries(place, size, _faiss.swig_ptr(names), _faiss.swig_ptr(packed_codes))
         index = _faiss.IndexIVFPQFastScan(plain)
         packed, kept = index.invlists, self._index.invlists
         for place, (number, size) in enumerate(zip(lists.tolist(), sizes.tolist(), strict=True)):
@@ -428,10 +430,6 @@ def _plain_lists(products: NDArray[np.float32], lists: int) -> Any:
     _faiss.copy_array_to_vector(products.ravel(), plain.pq.centroids)
     plain.is_trained = True
     return plain
-
-
-def _append(lists: Any, number: int, labels: NDArray[np.int64], codes: NDArray[np.uint8]) -> None:
-    lists.add_entries(number, len(labels), _faiss.swig_ptr(labels), _faiss.swig_ptr(codes))
 
 
 @lru_cache
