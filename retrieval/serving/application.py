@@ -104,21 +104,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]) -> list[HitExplanation]:
-    """Explain the scores of documents.
-
-    Args:
-        retriever: Retriever that found them.
-        ranked: What it found.
-        number: Position of the query in the request.
-        query: Text of the query.
-        documents: Ids of the documents.
-
-    Returns:
-        One explanation per document, in order.
-
-    Raises:
-        InputError: An index of a ColBERT model stores no texts.
-    """
+    """Explain the scores of documents that a retriever found for the query of a number; one explanation per document, in order."""
     run, lists, candidates = ranked.hits.ranking(number), ranked.hits.lists, ranked.hits.candidates
     places = {part: _places(lists[part].ranking(number)) for part in lists}
     if candidates is not None:

@@ -76,8 +76,7 @@ class ServedIndex:
 
     Args:
         folder: Folder of the index.
-        open_newest: Opens the newest generation; called in a thread.
-        first: Generation to start with.
+        open_newest: Opens the newest generation; called once at first, and later in a thread.
         threads: Executor for opening generations.
 
     Attributes:
@@ -86,9 +85,9 @@ class ServedIndex:
         observers: Called after every switch with whether it succeeded.
     """
 
-    def __init__(self, folder: Path, open_newest: Callable[[], Generation], first: Generation, threads: Executor) -> None:
+    def __init__(self, folder: Path, open_newest: Callable[[], Generation], threads: Executor) -> None:
         self.folder = folder
-        self.current = first
+        self.current = open_newest()
         self.observers: list[Callable[[bool], None]] = []
         self._open_newest = open_newest
         self._threads = threads

@@ -22,7 +22,7 @@ from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.search.search import check_fusible, differing_documents
-from quiver.retrieval.serving.indexes import Generation, ServedIndex, open_generation
+from quiver.retrieval.serving.indexes import ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.retrievers import Part, Reranker, Retriever
 from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
@@ -269,7 +269,8 @@ def open_service(
         if card.fingerprint not in models:
             where = None if card.kind == NAME else device  # it is that of the other indexes
             models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=where))
-        parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=name in words, verify=verify))
+        newest = partial(open_generation, folder, models[card.fingerprint], words=name in words, verify=verify)
+        parts[name] = Part(name, ServedIndex(folder, newest, threads))
     by_words = {name: Part(NAME, parts[name].served, words=True) for name in words if name in parts}
     parts |= {part.name: part for part in list(by_words.values())[:1]}
     make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
@@ -300,13 +301,7 @@ def _first_index(names: Sequence[str], default: str) -> str:
 
 
 def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping[str, Part]) -> list[Part]:
-    """The rankings that a fused retriever combines.
-
-    Args:
-        names: Their names.
-        parts: Name -> ranking, ``bm25`` included.
-        by_words: Name of an index -> BM25 of its texts.
-    """
+    """The rankings that a fused retriever combines; ``by_words`` has BM25 of the texts of each index."""
     default = next(iter(parts))
     for name in names:
         if name not in parts and name != NAME:
@@ -345,10 +340,3 @@ def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Rera
     if not isinstance(loaded, ColBERT):
         raise InputError(f"--rerank {given}: only a ColBERT model, or an index of one, re-ranks")
     return Reranker(Path(given).name, SharedModel(loaded))
-
-
-def _served(folder: Path, shared: SharedModel, threads: ThreadPoolExecutor, *, words: bool, verify: bool) -> ServedIndex:
-    def newest() -> Generation:
-        return open_generation(folder, shared, words=words, verify=verify)
-
-    return ServedIndex(folder, newest, open_generation(folder, shared, words=words, verify=verify), threads)
