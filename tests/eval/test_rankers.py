@@ -251,15 +251,6 @@ def test_a_re_ranking_by_an_index_of_other_documents_is_refused(make_collection:
     assert (loaded.system, loaded.collections[0].measures) == (named.system, named.collections[0].measures)
 
 
-def test_parts_that_are_indexes_are_named_by_their_folders(make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection()
-    documents = list(load_collection(folder, "test").documents)
-    build_index(documents, "bm25", tmp_path / "words")
-    build_index(documents, "bm25", tmp_path / "again")
-    assert evaluate(None, folder, index=tmp_path / "words", fuse=["bm25"]).system.source == "words + bm25"
-    assert evaluate(None, folder, index=tmp_path / "words", fuse=[tmp_path / "again"]).system.source == "words + again"
-
-
 def test_a_folder_of_runs_is_fused_and_an_index_is_no_run(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
     folder = make_collection()
     evaluate(model, folder, out=tmp_path / "model")

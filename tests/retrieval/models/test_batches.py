@@ -23,8 +23,6 @@ from quiver.retrieval.models.batches import (
     HostCopies,
     ModelInputs,
     fitting_tokens,
-    prepared_ahead,
-    text_windows,
 )
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -199,21 +197,6 @@ def test_batches_are_packed_and_copied_in_the_thread_and_texts_are_taken_outside
     assert next(iter(copies.threads)).startswith("quiver-batches")
 
 
-def test_a_cpu_needs_no_thread_and_takes_one_group_at_a_time() -> None:
-    taken: list[int] = []
-    model, before = Model(), threading.active_count()
-
-    def tokenize(texts: list[list[int]]) -> ModelInputs:
-        taken.append(len(model.batches))
-        assert threading.active_count() == before
-        return inputs_of(texts, pooled=False)
-
-    groups = groups_of(2, 2, 2)
-    ran = BatchLoop(model, dim=3, size=BatchSize(CPU, 100), copies=HostCopies(CPU), role="query").run(groups, tokenize)
-    assert same([vectors for _, vectors in ran], [torch.cat([one_by_one(text) for text in texts]) for texts in groups])
-    assert taken == [0, 1, 2]
-
-
 def test_documents_are_encoded_batch_invariantly_and_queries_are_not() -> None:
     found: list[bool] = []
 
@@ -227,15 +210,6 @@ def test_documents_are_encoded_batch_invariantly_and_queries_are_not() -> None:
         list(ran.run([[[1]]], lambda texts: inputs_of(texts, pooled=True)))
     assert found == [True, False]
     assert not torch.is_inference_mode_enabled()
-
-
-def test_the_mode_of_the_consumer_is_not_changed_between_groups() -> None:
-    with closing(
-        loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(groups_of(3, 3), lambda texts: inputs_of(texts, pooled=False))
-    ) as found:
-        _, vectors = next(found)
-        assert not torch.is_inference_mode_enabled()
-        vectors += 1  # a normal tensor
 
 
 def test_key_lengths_follow_their_texts() -> None:
@@ -255,16 +229,6 @@ def test_a_text_longer_than_the_batch_size_is_a_batch_of_its_own_length() -> Non
     model, groups = Model(), [[[1] * 50, [2], [3, 3]]]
     assert same(encoded(model, RecordedCopies(), BatchSize(CPU, 4), groups), expected(groups, pooled=False))
     assert model.batches == [[[1] * 50], [[3, 3], [2]]]
-
-
-def test_groups_fill_the_memory_that_they_are_given() -> None:
-    texts = groups_of(10)[0]
-    out = torch.full((12, 3), -1.0)
-    ran = loop(Model(pooled=True), RecordedCopies(), BatchSize(CPU, 12))
-    windows = [slice(0, 4), slice(4, 10)]
-    list(ran.run(windows, lambda part: inputs_of(texts[part], pooled=True, out=out[1:11][part])))
-    assert torch.equal(out[1:11], expected([texts], pooled=True)[0])
-    assert out[[0, 11]].eq(-1).all()
 
 
 # Memory that runs out.
@@ -344,16 +308,6 @@ def test_an_error_of_the_model_ends_the_thread(error: BaseException) -> None:
     assert workers() == []
 
 
-def test_an_error_of_the_source_ends_the_thread() -> None:
-    def source() -> Iterator[list[list[int]]]:
-        yield from groups_of(2, 2, 2)
-        raise OSError("the disk has gone")
-
-    with pytest.raises(OSError, match="the disk has gone"):
-        list(loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(source(), lambda texts: inputs_of(texts, pooled=False)))
-    assert workers() == []
-
-
 def test_an_abandoned_consumer_ends_the_thread() -> None:
     found = loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(groups_of(*[5] * 50), lambda texts: inputs_of(texts, pooled=False))
     next(found)
@@ -362,40 +316,7 @@ def test_an_abandoned_consumer_ends_the_thread() -> None:
     assert workers() == []
 
 
-def test_preparing_ahead_keeps_the_order_and_is_bounded() -> None:
-    taken: list[int] = []
-    busy = threading.Event()
-
-    def items() -> Iterator[int]:
-        for item in range(8):
-            taken.append(item)
-            yield item
-
-    def prepare(item: int) -> int:
-        busy.wait(10)
-        return item * item
-
-    with closing(prepared_ahead(items(), prepare, 3)) as found:
-        threading.Timer(0.1, busy.set).start()
-        assert next(found) == 0
-        assert taken == [0, 1, 2, 3]  # the one that was taken, and three ahead
-        assert list(found) == [item * item for item in range(1, 8)]
-
-
 # Sizes.
-
-
-def test_windows_double_up_to_eight_batches_and_cover_all_texts() -> None:
-    texts = ["x" * 40] * 1000
-    windows = text_windows(texts, BatchSize(torch.device("cuda", 0), 100), max_length=100)
-    assert [part.stop - part.start for part in windows[:5]] == [10, 20, 40, 80, 80]
-    assert [part.start for part in windows] == [0, *accumulate(part.stop - part.start for part in windows)][:-1]
-    assert windows[-1].stop == 1000
-    assert text_windows(["x" * 9999, "y"], BatchSize(torch.device("cuda"), 1), max_length=9) == [slice(0, 1), slice(1, 2)]
-    assert text_windows(texts, BatchSize(CPU, 100), max_length=9) == [slice(0, 1000)]
-    assert text_windows([], BatchSize(torch.device("cuda"), 100), max_length=9) == [slice(0, 0)]
-    # A text counts with what is left of it: 20 of 5 tokens are a batch.
-    assert text_windows(["x" * 9999] * 20, BatchSize(torch.device("cuda"), 100), max_length=5) == [slice(0, 20)]
 
 
 def test_the_batch_size_of_a_gpu_is_bounded() -> None:

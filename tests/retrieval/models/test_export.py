@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import string
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +133,6 @@ def test_the_hf_layout_stores_only_the_encoder_and_warns(
     assert all(theirs[key].equal(tensor) for key, tensor in ours.items())
 
 
-@pytest.mark.parametrize("layout", ["pylate", "stanford"])
-def test_a_bi_encoder_cannot_be_exported_in_a_colbert_layout(dense: Path, tmp_path: Path, layout: str) -> None:
-    with pytest.raises(InputError, match=f"is a bi-encoder, but the layout {layout} is for ColBERT models; .* hf, onnx$"):
-        export_model(dense, tmp_path / "out", layout=layout)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_layout_is_refused(dense: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown layout 'gguf'; choose one of sentence-transformers, pylate, hf, stanford, onnx"):
-        export_model(dense, tmp_path / "out", layout="gguf")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -180,14 +166,6 @@ def test_stanfords_layout_has_the_files_of_stanfords_colbert(colbert: Path, tmp_
     assert all(key.startswith("model.") for key in state)
 
 
-def test_defaults_of_a_stanford_folder_without_metadata_are_logged(colbert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
-    (folder / "artifact.metadata").unlink()
-    settings = read_model_folder(folder).colbert
-    assert settings == ColBERTSettings("[unused0]", "[unused1]", 32, 220, skiplist=tuple(string.punctuation))
-    assert "no artifact.metadata; using Stanford's defaults" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -211,14 +189,6 @@ def test_a_stanford_folder_without_projection_is_refused(colbert: Path, tmp_path
     save_file(state, folder / "model.safetensors")
     with pytest.raises(InputError, match=r"linear\.weight, the projection of a HF_ColBERT checkpoint, is missing"):
         load_model(folder)
-
-
-def test_skiplist_words_that_are_not_tokens_are_exported_as_unk(tmp_path: Path) -> None:
-    source = save_colbert(tmp_path / "source", skiplist=("!", "no such token", "nor this"))
-    for layout in ("pylate", "sentence-transformers"):
-        folder = export_model(source, tmp_path / layout, layout=layout).folder
-        assert read_model_folder(folder).colbert.skiplist == ("!", "[UNK]")
-        same_vectors(source, folder)
 
 
 # What sentence-transformers 6 writes.
@@ -292,13 +262,6 @@ def test_prompts_of_several_tokens_and_a_minimum_expansion_are_read(multi_vector
             export_model(multi_vector, tmp_path / layout, layout=layout)
 
 
-def test_a_model_without_a_mask_module_has_no_skiplist(multi_vector: Path) -> None:
-    modules = json.loads((multi_vector / "modules.json").read_text())
-    kept = [{**module, "idx": idx} for idx, module in enumerate(module for module in modules if "Mask" not in module["type"])]
-    (multi_vector / "modules.json").write_text(json.dumps(kept))
-    assert read_model_folder(multi_vector).colbert.skiplist == ()
-
-
 def test_vectors_that_are_not_normalised_are_refused(multi_vector: Path) -> None:
     modules = json.loads((multi_vector / "modules.json").read_text())
     (multi_vector / "modules.json").write_text(json.dumps(modules[:-1]))
@@ -347,13 +310,6 @@ def test_a_prefix_in_the_vocabulary_becomes_one_token_everywhere() -> None:
     assert reads_as_token(changed, "[unused0]", "[unused0]")
     assert changed.encode(["[unused0] wings 7"], max_length=9).ids == [[2, 5, 10, 11, 3]]
     assert words.encode(["[unused0] wings 7"], max_length=9).ids == [[2, 6, 8, 9, 7, 10, 11, 3]]
-
-
-def test_prefixes_that_are_tokens_need_no_change() -> None:
-    words = tokenizer()
-    assert with_prefixes(words, ("[Q] ", "")) is words
-    # A byte-level vocabulary keeps the space behind a token.
-    assert not reads_as_token(words, "[Q]  ", "[Q] ")
 
 
 # Cards.
@@ -420,46 +376,6 @@ def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
         assert told in body
     recipe = body.partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(recipe) == RUN["recipe"]
-
-
-def test_a_model_card_omits_unknown_facts(colbert: Path, tmp_path: Path) -> None:
-    export_model(colbert, tmp_path / "out", layout="pylate")
-    metadata, body = card_of(tmp_path / "out")
-    assert metadata.keys() == {"library_name", "pipeline_tag", "tags"}
-    assert metadata["library_name"] == "PyLate"
-    assert "## Training" not in body
-    assert "## Scores" not in body
-    assert "None" not in body
-
-
-def test_a_local_folder_is_not_named_as_the_base_model(dense: Path, tmp_path: Path) -> None:
-    """The record of the run decides, not whether ``runs/start`` exists now."""
-    recipe = {**RUN["recipe"], "model": {"init": "runs/start"}}
-    model = {"fingerprint": load_model(dense).card.fingerprint, "base_model": None}
-    run = run_folder(tmp_path, dense, recipe=recipe, model=model)
-    export_model(dense, tmp_path / "out", layout="hf", run=run)
-    assert "base_model" not in card_of(tmp_path / "out")[0]
-
-
-def test_a_recipe_that_contains_a_code_fence_stays_inside_its_own(dense: Path, tmp_path: Path) -> None:
-    text = "Start so:\n```\nquiver train mine\n````\n## Not a heading"
-    run = run_folder(tmp_path, dense, recipe={**RUN["recipe"], "source": text})
-    export_model(dense, tmp_path / "out", layout="hf", run=run)
-    body = card_of(tmp_path / "out")[1]
-    recipe = body.partition("\n`````yaml\n")[2].partition("\n`````\n")[0]
-    assert yaml.safe_load(recipe)["source"] == text
-
-
-@pytest.mark.parametrize("language", ["English", "Klingon!", "EN", "jp", "zh-CN", ""])
-def test_an_unknown_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
-    with pytest.raises(InputError, match=f"unknown language '{language}'; use an ISO 639 code"):
-        export_model(dense, tmp_path / "out", layout="hf", languages=["en", language])
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_language_code_no_is_not_read_as_a_boolean(dense: Path, tmp_path: Path) -> None:
-    export_model(dense, tmp_path / "out", layout="hf", languages=["no", "yue", "code"])
-    assert card_of(tmp_path / "out")[0]["language"] == ["no", "yue", "code"]
 
 
 def unstrippable(folder: Path) -> Path:
@@ -632,14 +548,3 @@ def test_a_model_is_not_exported_over_itself(dense: Path, tmp_path: Path, target
     with pytest.raises(InputError, match="contains the model to export"):
         export_model(dense, tmp_path / target, layout="hf", overwrite=True)
     assert isinstance(load_model(dense), BiEncoder)
-
-
-def test_every_layout_supports_a_kind_of_model() -> None:
-    kinds: Mapping[str, list[str]] = {layout: sorted(writers) for layout, writers in LAYOUTS.items()}
-    assert kinds == {
-        "sentence-transformers": ["colbert", "dense"],
-        "pylate": ["colbert"],
-        "hf": ["colbert", "dense"],
-        "stanford": ["colbert"],
-        "onnx": ["colbert", "dense"],
-    }

@@ -88,23 +88,6 @@ def test_an_adapter_is_added_to_the_weights_of_the_longer_model(dense: Path, tmp
     assert not list((tmp_path / "longer").glob("adapter*"))
 
 
-def test_a_length_limit_below_the_number_of_positions_is_written(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    out = tmp_path / "longer"
-    done = quiver("extend-positions", dense, "--factor", 2, "--out", out, "--max-length", 40, "--json")
-    assert done.code == 0
-    assert json.loads(done.out) == {"folder": str(out), "positions": [32, 64], "max_length": [20, 40], "plot": None}
-    assert load_model(out).encode_texts([text(100)], "document").counts.tokens == 40
-
-
-def test_factor_one_gives_the_same_vectors(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    assert quiver("extend-positions", dense, "--factor", 1, "--out", tmp_path / "same", "--max-length", 20).code == 0
-    old, new = load_model(dense), load_model(tmp_path / "same")
-    assert isinstance(old, BiEncoder)
-    assert isinstance(new, BiEncoder)
-    assert np.array_equal(old.encode_document([text(9), text(50)]), new.encode_document([text(9), text(50)]))
-    assert old.card.fingerprint == new.card.fingerprint
-
-
 @pytest.mark.parametrize("layout", ["pylate", "sentence-transformers"])
 def test_documents_of_a_colbert_model_get_longer_and_queries_do_not(quiver: Callable[..., Any], tmp_path: Path, layout: str) -> None:
     encoder, tokenizer = encoder_and_tokenizer("roberta-base")
@@ -122,17 +105,6 @@ def test_documents_of_a_colbert_model_get_longer_and_queries_do_not(quiver: Call
     assert (new.settings.colbert.query_length, new.settings.colbert.document_length) == (12, 64)
     assert read_json(tmp_path / "new" / "sentence_bert_config.json")["max_seq_length"] == 64
     assert read_json(tmp_path / "new" / "config.json")["max_position_embeddings"] == 66
-
-
-def test_the_result_shows_positions_before_and_after(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for kind in ("svg", "png"):
-        plot = tmp_path / f"positions.{kind}"
-        done = quiver("extend-positions", dense, "--factor", 2, "--out", tmp_path / kind, "--plot", plot)
-        assert (done.code, done.err) == (0, "")
-        assert plot.stat().st_size > 5_000
-    for words in ("component 1", "component 3", "32 positions", "64 positions"):
-        assert f">{words}<" in (tmp_path / "positions.svg").read_text()
 
 
 def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
@@ -167,14 +139,6 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..
         assert done.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (full / "notes.txt").read_text() == "mine"
-
-
-def test_a_model_is_replaced_only_with_overwrite(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    out = tmp_path / "longer"
-    assert quiver("extend-positions", dense, "--factor", 2, "--out", out).code == 0
-    assert quiver("extend-positions", dense, "--factor", 4, "--out", out).code == 2
-    assert quiver("extend-positions", dense, "--factor", 4, "--out", out, "--overwrite").code == 0
-    assert load_model(out).card.document_length == 128
 
 
 def test_the_encoder_may_be_in_a_subfolder(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:

@@ -86,14 +86,6 @@ def test_settings_files_with_an_older_name_are_read(dense: Path, kind: str) -> N
     assert (settings.max_length, settings.lower_case) == (17, True)
 
 
-@pytest.mark.parametrize("order", [[], [0], [1, 0]], ids=str)
-def test_a_colbert_model_without_projection_is_refused(colbert: Path, order: list[int]) -> None:
-    assert isinstance(load_model(colbert), ColBERT)
-    reorder(colbert, order)
-    with pytest.raises(InputError, match="a ColBERT model must have Transformer and one or more Dense"):
-        load_model(colbert)
-
-
 @pytest.mark.parametrize(
     ("file", "key", "value", "message"),
     [
@@ -268,20 +260,6 @@ def test_an_adapter_beside_a_models_settings_changes_vectors_and_fingerprint(den
     assert BiEncoder(folder).card.fingerprint == model.card.fingerprint
 
 
-def test_an_adapter_in_the_folder_of_an_older_layouts_encoder(dense: Path) -> None:
-    inner = dense / "0_Transformer"
-    inner.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"):
-        (dense / name).rename(inner / name)
-    modules = json.loads((dense / "modules.json").read_text())
-    (dense / "modules.json").write_text(json.dumps([{**modules[0], "path": "0_Transformer"}, *modules[1:]]))
-    before = BiEncoder(dense).encode(TEXTS)
-    change(inner / "adapter_config.json", peft_type="LORA", r=1, target_modules=["Wqkv"], base_model_name_or_path="x")
-    start = "base_model.model.layers.0.attn.Wqkv.lora_"
-    save_file({f"{start}A.weight": torch.arange(32.0)[None], f"{start}B.weight": torch.ones(96, 1)}, inner / "adapter_model.safetensors")
-    assert np.abs(BiEncoder(dense).encode(TEXTS) - before).max() > 1e-3
-
-
 def bare(folder: Path) -> Path:
     """A plain Hugging Face folder."""
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
@@ -335,21 +313,6 @@ def test_other_models_of_sentence_transformers_are_named(dense: Path, written: s
     change(dense / "config_sentence_transformers.json", model_type=written)
     with pytest.raises(InputError, match=message):
         load_model(dense)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [None, ["BertModel"], ["BertForMaskedLM"], ["BertForPreTraining"], ["NewModel", "NewForTokenClassification"], ["Unknown"]],
-    ids=str,
-)
-def test_an_encoder_without_a_head_or_with_that_of_pretraining_may_be_a_retriever(dense: Path, names: list[str] | None) -> None:
-    change(bare(dense) / "config.json", architectures=names)
-    assert isinstance(load_model(dense), BiEncoder)
-
-
-def test_the_modules_of_a_bi_encoder_decide_whatever_head_its_encoder_had(dense: Path) -> None:
-    change(dense / "config.json", architectures=["BertForSequenceClassification"])
-    assert isinstance(load_model(dense), BiEncoder)
 
 
 def test_an_adapter_of_a_classifier_is_no_retriever(dense: Path) -> None:
@@ -411,12 +374,6 @@ def test_a_device_that_is_not_there_is_refused(dense: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match=message):
         load_model(dense, device=device)
-
-
-def test_an_unknown_dtype_is_refused(dense: Path) -> None:
-    for dtype in ("float8", torch.float64):
-        with pytest.raises(InputError, match="dtype must be one of float32, bfloat16, float16, int8, got 'float"):
-            load_model(dense, dtype=dtype)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])

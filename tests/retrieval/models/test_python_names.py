@@ -146,13 +146,6 @@ def test_an_index_is_built_of_texts_mappings_and_documents(folder: Path, given: 
     assert [document.text for document in index.documents] == ["a", "b"]
 
 
-def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
-    index = build_index(frame, BiEncoder(folder, device="cpu"))
-    assert list(index.documents) == [Document("7", "wings", "Owls", {"title": "Owls", "year": 2012.0}), Document("8", "fins")]
-
-
 def test_data_frames_of_every_kind_of_column_give_what_a_list_of_rows_gives(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "text": "wings", "year": 2012, "open": True, "tags": ["x", "y"], "note": "first"},
@@ -180,12 +173,6 @@ def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
             build_index(["wings"], name)
     with pytest.raises(InputError, match="options must be BuildOptions, got SourceOptions; how documents are read is said by open_corpus"):
         build_index(["wings"], "bm25", options=SourceOptions())  # type: ignore[arg-type]
-
-
-def test_an_index_keeps_the_name_of_a_linked_model(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "minilm").symlink_to(folder, target_is_directory=True)
-    index = build_index(["wings"], BiEncoder(tmp_path / "minilm", device="cpu"), tmp_path / "index")
-    assert index.manifest.model.source == str(tmp_path / "minilm")
 
 
 def test_an_index_is_built_of_a_data_set(folder: Path, tmp_path: Path) -> None:
@@ -242,24 +229,3 @@ def test_mistakes_in_documents_are_named(folder: Path, given: Any, message: str)
 def test_mistakes_in_calls_are_named(folder: Path, call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(BiEncoder(folder, device="cpu"))
-
-
-def test_no_texts_give_no_vectors(folder: Path, colbert: ColBERT) -> None:
-    model = BiEncoder(folder, device="cpu", truncate_dim=5)
-    assert model.encode([]).shape == (0,)
-    assert model.encode([], precision="int8").dtype == np.int8
-    assert model.similarity(model.encode([]), model.encode(["a", "b"])).shape == (0, 2)
-    assert colbert.encode([]) == []
-
-
-def test_models_and_indexes_describe_themselves(folder: Path, colbert: ColBERT) -> None:
-    model = BiEncoder(folder, device="cpu")
-    assert "32 dimensions, cosine" in repr(model)
-    assert "query 'query: '" in model._repr_html_().replace("&#x27;", "'")
-    assert "queries of 32, documents of 60 tokens" in repr(colbert)
-    assert "documents: 2" in repr(build_index(["a", "b"], model))
-    shown = build_index(["a word " * 90], model).search("a")._repr_html_()
-    assert "<tr><td>1</td><td>" in shown  # figures at the right, as notebooks have all cells
-    assert '<td dir="auto" style="text-align: start' in shown
-    assert "word a wor\u2026</td>" in shown
-    assert shown.count("word") < 45

@@ -118,16 +118,6 @@ def test_what_an_index_is_fused_with_is_opened_once_and_freed_with_it(
         gc.enable()
 
 
-def test_a_model_that_is_added_twice_has_one_lock(tmp_path: Path, word_sum: Any) -> None:
-    index = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
-    index.model = word_sum
-    opened = OpenIndexes()
-    opened.add(index)
-    model = opened.vectors(index.path).model
-    opened.add(index)
-    assert opened.vectors(index.path).model is model
-
-
 def test_bm25_needs_an_index_for_its_documents() -> None:
     with pytest.raises(InputError, match="bm25 ranks the documents of an index; name an index too"):
         open_retriever("bm25")

@@ -10,7 +10,7 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
-from quiver.retrieval.index import BuildOptions, Filter, build_index
+from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
 from quiver.retrieval.search.retrievers import IndexSearcher
 
@@ -44,12 +44,6 @@ def test_an_exact_index_is_searched_where_the_model_is(word_sum: Any) -> None:
         IndexSearcher(index, word_sum).search(QUERIES, 2)
     word_sum.device = torch.device("cpu")
     assert IndexSearcher(index, word_sum).search(QUERIES, 2).ids == found
-
-
-def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:
-    index = build_index(DOCUMENTS, word_sum)
-    IndexSearcher(index, word_sum).search(QUERIES, 2)
-    assert word_sum.calls[-1] == ("query", ["deep sea", "bird"])
 
 
 def test_invalid_searches_are_refused_before_encoding(tmp_path: Path, word_sum: DenseModel, other_word_sum: DenseModel) -> None:
@@ -87,10 +81,3 @@ def test_a_target_recall_is_passed_to_the_index(tmp_path: Path, word_sum: DenseM
     assert len(word_sum.calls) == calls, "said before anything is encoded"
     with pytest.raises(ValueError, match="give either effort or target_recall, not both"):
         index.search("deep sea", 10, target_recall=0.9, effort="fast")
-
-
-def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:
-    documents = [document._replace(metadata={"year": 2000 + row}) for row, document in enumerate(DOCUMENTS)]
-    index = build_index(documents, word_sum, tmp_path / "i")
-    found = IndexSearcher(index, word_sum).search(QUERIES, 3, filter=Filter.parse(["year<2002"]))
-    assert [sorted(ids) for ids in found.ids] == [["a", "b"], ["a", "b"]]
