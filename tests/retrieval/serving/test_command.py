@@ -127,7 +127,3 @@ def test_serve_without_its_extra_names_the_extra(quiver: Quiver, indexes: Indexe
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))
     assert "pip install 'quiver-retrieval[serve]'" in refused(quiver("serve", indexes.dense))
-
-
-def test_help_has_an_example(quiver: Quiver) -> None:
-    assert "quiver serve indexes/scifact --fuse bm25" in quiver("serve", "--help").out

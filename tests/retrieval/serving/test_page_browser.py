@@ -359,30 +359,6 @@ def test_words_are_marked_in_any_script_case_and_form(browser: Any, service: Ser
     assert [query_words(each) for each in marked] == [[word] for word in query_words(query)]
 
 
-def test_cards_do_not_glide_where_only_the_ranks_in_the_parts_are_added(browser: Any, service: Service) -> None:
-    info, found = service.info, service.found
-
-    def fused() -> dict[str, Any]:
-        given = info()
-        given["retrievers"][1]["parts"] = ["dense", "bm25"]
-        return given
-
-    def with_ranks(body: dict[str, Any]) -> dict[str, Any]:
-        given = found(body)
-        for hit in given["hits"]:
-            if hit["explanation"]:
-                hit["explanation"] |= {"parts": [{"name": "dense", "rank": 1}, {"name": "bm25", "rank": 2}]}
-        return given
-
-    service.info, service.found = fused, with_ranks  # type: ignore[method-assign]
-    browser.open(f"{service.url}#in=colbert&heat=off", TELEPHONE, calm=False)
-    browser.until("document.querySelector('.welcome')")
-    browser.run("window.moved = 0; Element.prototype.animate = () => { window.moved += 1; }; null")
-    browser.send("Input.insertText", text="sea")
-    browser.until("document.querySelectorAll('.standing.parts').length === 5")
-    assert browser.run("window.moved") == 0
-
-
 def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
     service.delays["sea"] = 0.6
     browser.open(service.url, DESK)
@@ -421,13 +397,6 @@ def test_the_page_reconnects_to_a_restarted_service(browser: Any, service: Servi
     browser.until("document.querySelector('.notice.lost')")
     service.broken = False
     browser.until(f"{FOUND}[0] === 'birds' && !document.querySelector('.notice')")
-
-
-@pytest.mark.slow
-def test_partial_results_are_shown_as_partial(browser: Any, service: Service) -> None:
-    service.partial = True
-    browser.open(f"{service.url}#q=sea", DESK)
-    browser.until("document.querySelector('.notice.part')")
 
 
 def test_filters_are_set_by_a_form_and_by_clicking_a_value(browser: Any, service: Service) -> None:
@@ -676,20 +645,6 @@ def test_a_document_that_is_not_in_the_list_is_fetched(browser: Any, service: Se
     browser.until("document.querySelector('#pane .text')?.textContent.includes('own light')")
     browser.open(f"{service.url}#q=zebra&in=bm25&document=nowhere", DESK)
     browser.until("document.getElementById('pane').textContent.includes('There is no such document')")
-
-
-@pytest.mark.slow
-def test_the_colour_scheme_follows_the_system_until_the_button_is_pressed(browser: Any, service: Service) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
-    for dark in (False, True):
-        browser.open(service.url, DESK, dark=dark)
-        seen[dark] = browser.run(ground)
-    browser.run("document.getElementById('theme').click()")
-    assert browser.run(ground) == seen[False] != seen[True]
-    browser.open(service.url, DESK, dark=True)
-    assert browser.run(ground) == seen[False]  # remembered
-    browser.run("localStorage.clear()")
 
 
 # States of the page: the fragment of its address, what has to be there, and what is done then.
