@@ -184,7 +184,7 @@ class SealedFolders:
 
     Attributes:
         folder: Folder that contains them; need not exist yet.
-        schema: Schema of the seals, ``family/version``.
+        schema: Schema of the seals, ``family/version``; empty for seals without one.
         seal: Name of the seal in each folder.
         digest: Checksum of a file.
         disk: Performs all writes.
@@ -214,7 +214,7 @@ class SealedFolders:
         path = self.path(name) / self.seal
         try:
             content = json.loads(path.read_bytes())
-            schema, files = str(content.pop("schema")), content.pop("files")
+            schema, files = str(content.pop("schema", "")), content.pop("files")
             sizes = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
         except OSError as error:
             if error.errno not in _SPOILT:
@@ -272,40 +272,49 @@ class SealedFolders:
         return self.read(name)
 
     @contextmanager
-    def writing(self, name: str, *, resume: bool = False, worker: str = "") -> Iterator[SealedFolder]:
+    def writing(self, name: str, *, resume: bool = False) -> Iterator[SealedFolder]:
         """Yield a hidden folder to write into; it is sealed and takes its name when the block ends without an error.
 
         Args:
             name: Name of the folder; one that exists is replaced at the end.
             resume: Yield what an earlier process or a failed block has left; otherwise the folder is empty, and removed if the block fails.
-            worker: Unique name of one of several processes that may write the same folder: the first one counts, and the others yield to
-                it. Empty for a process that holds a lock.
 
         Yields:
             The folder; set its ``about`` in the block. After the block it has its final path and files.
         """
+        part = self.begin(name, resume=resume)
+        hidden = part.folder
+        try:
+            yield part
+            self.finish(name, part)
+        finally:
+            if hidden.exists() and not resume:
+                remove_tree(hidden, self.disk)
+
+    def begin(self, name: str, *, resume: bool = False, worker: str = "") -> SealedFolder:
+        """Make the hidden folder of a name, see `writing`; ``worker`` tells apart processes that may write the same one."""
         hidden = self._hidden_path(name, worker)
-        part = SealedFolder(hidden)
         if hidden.exists() and not resume:
             remove_tree(hidden, self.disk)
         if not hidden.exists():
             make_folders(hidden, self.disk)
+        return SealedFolder(hidden)
+
+    def finish(self, name: str, part: SealedFolder, *, worker: str = "") -> None:
+        """Seal a folder of `begin` and give it its name; if another worker was first, ``part`` becomes that worker's folder."""
+        hidden = part.folder
+        self._seal_files(part)
+        if not worker and self.path(name).exists():  # damaged, or without a seal
+            self.remove(name)
         try:
-            yield part
-            self._seal_files(part)
-            if not worker and self.path(name).exists():  # damaged, or without a seal
-                self.remove(name)
-            try:
-                self.disk.rename(hidden, self.path(name))
-            except OSError:
-                if not worker or (other := self.finished(name, "making it again")) is None:
-                    raise
-                part.about, part.files = other.about, other.files
-            self.disk.sync_folder(hidden.parent)
-            part.folder = self.path(name)
-        finally:
-            if hidden.exists() and not resume:
-                remove_tree(hidden, self.disk)
+            self.disk.rename(hidden, self.path(name))
+        except OSError:
+            if not worker or (other := self.finished(name, "making it again")) is None:
+                raise
+            remove_tree(hidden, self.disk)
+            part.about, part.files = other.about, other.files
+        self.disk.sync_folder(hidden.parent)
+        part.folder = self.path(name)
 
     def make(self, name: str, build: Callable[[SealedFolder], None], *, doing: str, redo: str) -> SealedFolder:
         """Return the intact folder of a name; build it if it is missing or damaged, while other processes that want it wait.
@@ -357,7 +366,8 @@ class SealedFolders:
         for folder in (*(path for path in inside if path.is_dir()), part.folder):
             self.disk.sync_folder(folder)
         files = {file: {"bytes": size, "sha256": digest} for file, (size, digest) in part.files.items()}
-        content = json.dumps({"schema": self.schema, **part.about, "files": files}, indent=2, allow_nan=False)
+        schema = {"schema": self.schema} if self.schema else {}
+        content = json.dumps({**schema, **part.about, "files": files}, indent=2, allow_nan=False)
         put_file(part.folder / self.seal, content.encode() + b"\n", self.disk)
 
 

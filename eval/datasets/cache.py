@@ -81,7 +81,7 @@ class Cache:
 
     @property
     def _folders(self) -> SealedFolders:
-        return SealedFolders(self.root, "quiver-collection/1", seal=RECORD)
+        return SealedFolders(self.root, "", seal=RECORD)
 
 
 def _record_of(sealed: SealedFolder | None) -> Record | None:

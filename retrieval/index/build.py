@@ -266,7 +266,7 @@ class Pieces:
                     segments.append(chosen[0])
                 else:
                     opened = [*before, *(self._open(codec, *each) for each in chosen)]
-                    folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
+                    folder = self._work.scratch(f"segment-{len(segments):04d}")
                     segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
                 advance(len(chosen))
         return segments

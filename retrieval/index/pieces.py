@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance
-from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
+from quiver.encoder.schema import RECORD, Count, Field, parse_record, with_config
+from quiver.encoder.work_folder import SealedFolder, SealedFolders
 from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.embedding_store import Encoding, encode_here, stack_vectors
 from quiver.retrieval.data.entries import checked_document, unique
@@ -47,20 +48,15 @@ from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES, F
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import (
     REAL,
-    DamagedIndexError,
     Disk,
-    FileEntry,
-    link_if_absent,
     map_array,
     remove_tree,
-    unreadable,
     write_array,
-    write_file,
 )
 from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.segments import Contents, SegmentFolderWriter
-from quiver.retrieval.index.store.reading import FileName, Layout, Policy, entries, is_resumable, verify_files
-from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
+from quiver.retrieval.index.store.reading import Layout, Policy, entries, is_resumable
+from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
@@ -638,8 +634,6 @@ def plan_pieces(lengths: NDArray[np.uint32], ends: Iterable[int], limits: PieceL
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = ".done"
-
 Record = TypeVar("Record")
 
 
@@ -666,19 +660,9 @@ class Finished:
         return parse_record(kind, self.metadata, source=str(self.folder))
 
 
-@with_config(RECORD)
-@dataclass(frozen=True)
-class _Marker:
-    """The file that marks a piece as finished: the name of its folder, and the fields of `Finished`."""
-
-    folder: FileName
-    files: Mapping[FileName, FileEntry]
-    metadata: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class PieceFolders:
-    """Stores pieces in the folder of a build.
+    """Stores pieces in the folder of a build, each in a sealed folder.
 
     Attributes:
         folder: The folder.
@@ -690,74 +674,42 @@ class PieceFolders:
     disk: Disk
     worker: str = ""
 
+    @property
+    def sealed(self) -> SealedFolders:
+        """The sealed folders of the pieces."""
+        return SealedFolders(self.folder, "quiver-piece/1", disk=self.disk)
+
     def finished(self, name: str) -> Finished | None:
         """The finished piece of a name, verified; None if it has to be made.
 
         Raises:
             InputError: A file cannot be read for a reason other than damage, such as too many open files.
         """
-        marker = self._marker(name)
-        if not marker.is_file():
-            return None
-        try:
-            content = _read_marker(marker)
-            folder = self.folder / content.folder
-            verify_files(folder, content.files, full=True)
-        except (DamagedIndexError, SchemaError) as error:
-            # Log a message of its own: the error gives advice for a committed index. The files are damaged, or a killed commit has moved
-            # them.
-            logger.warning("%s: files are missing or damaged; this piece of the build is made again", self.folder / name)
-            logger.debug("%s: %s", name, error)
-            return None
-        return Finished(folder, {file: entry.holds for file, entry in content.files.items()}, content.metadata)
+        part = self.sealed.finished(name, "this piece of the build is made again")
+        return None if part is None else Finished(part.folder, part.about["holds"], part.about["metadata"])
 
     def discard(self, name: str) -> None:
-        """Remove the marker of a damaged piece; only for the process that holds the lock."""
-        if self._marker(name).exists():
-            self.disk.unlink(self._marker(name))
+        """Remove a damaged piece; only for the process that holds the lock."""
+        self.sealed.remove(name)
 
     def begin(self, name: str) -> Path:
         """Create an empty folder for a piece; an existing folder of that name is removed."""
         if not self.worker:
             self.discard(name)
-        folder = self.folder / (f"{name}.{self.worker}" if self.worker else name)
-        if folder.exists():
-            remove_tree(folder, self.disk)
-        self.disk.mkdir(folder)
-        return folder
+        return self.sealed.begin(name, worker=self.worker).folder
 
     def finish(self, name: str, folder: Path, holds: Mapping[str, str], metadata: Mapping[str, Any]) -> Finished:
-        """Make a piece durable and mark it as finished.
+        """Seal a piece; if another worker finished it first, that worker's is returned.
 
         Args:
             name: Name of the piece.
             folder: Folder that ``begin`` returned.
             holds: Description of each file, by name.
             metadata: Further information to store, as JSON.
-
-        Returns:
-            The piece; if another worker finished it first, that worker's.
         """
-        marker = _Marker(folder.name, seal(folder, holds, self.disk), dict(metadata))
-        self.disk.sync_folder(self.folder)
-        content = asdict(marker)
-        temporary = self.folder / f"{folder.name}.tmp"
-        if temporary.exists():  # left by this worker, or by a killed process that held the lock
-            self.disk.unlink(temporary)
-        write_file(temporary, json.dumps({**content, "checksum": _digest(content)}).encode(), self.disk)
-        try:
-            link_if_absent(temporary, self._marker(name), self.disk)
-        except FileExistsError:
-            self.disk.unlink(temporary)
-            remove_tree(folder, self.disk)
-            if (other := self.finished(name)) is None:
-                raise
-            return other
-        self.disk.sync_folder(self.folder)
-        return Finished(folder, dict(holds), marker.metadata)
-
-    def _marker(self, name: str) -> Path:
-        return self.folder / f"{name}{_SUFFIX}"
+        part = SealedFolder(folder, {"holds": dict(holds), "metadata": dict(metadata)})
+        self.sealed.finish(name, part, worker=self.worker)
+        return Finished(part.folder, part.about["holds"], part.about["metadata"])
 
 
 class WorkFolder:
@@ -793,7 +745,14 @@ class WorkFolder:
     @property
     def names(self) -> list[str]:
         """Names of the finished pieces."""
-        return sorted(path.stem for path in self.folder.iterdir() if path.suffix == _SUFFIX)
+        return self.pieces.sealed.names()
+
+    def scratch(self, name: str) -> Path:
+        """Create an empty folder for files that are no piece; an existing one is removed."""
+        if (self.folder / name).exists():
+            remove_tree(self.folder / name, self._disk)
+        self._disk.mkdir(self.folder / name)
+        return self.folder / name
 
     def remove(self) -> None:
         """Remove the folder with all pieces."""
@@ -802,18 +761,6 @@ class WorkFolder:
         doomed = self._layout.doomed(self.folder.name)
         self._disk.rename(self.folder, doomed)
         remove_tree(doomed, self._disk)
-
-
-def _read_marker(path: Path) -> _Marker:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise DamagedIndexError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict) or content.pop("checksum", None) != _digest(content):
-        raise DamagedIndexError(f"{path}: its checksum does not match")
-    return parse_record(_Marker, content, source=str(path))
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -302,11 +302,12 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_workers_counts(folders: SealedFolders) -> None:
-    with folders.writing("b", worker="one") as one:
-        (one.folder / "file").write_text("first")
-        with folders.writing("b", worker="two") as two:
-            (two.folder / "file").write_text("second")
-            two.about["worker"] = 2
+    one, two = (folders.begin("b", worker=worker) for worker in ("one", "two"))
+    (one.folder / "file").write_text("first")
+    (two.folder / "file").write_text("second")
+    two.about["worker"] = 2
+    folders.finish("b", two, worker="two")
+    folders.finish("b", one, worker="one")
     assert one == two
     assert one.about == {"worker": 2}
     assert (folders.path("b") / "file").read_text() == "second"

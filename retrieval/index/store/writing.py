@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.work_folder import SEAL
 from quiver.retrieval.index.files import (
     CHECKSUMS,
     COPY,
@@ -346,6 +347,8 @@ def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEn
         holds: Description of each file, by name.
         disk: Performs all writes.
     """
+    if (folder / SEAL).exists():  # of a piece of a build; from now on the manifest has the checksums
+        disk.unlink(folder / SEAL)
     files, stored = {}, bytearray()
     for name in sorted(holds):
         path = folder / name

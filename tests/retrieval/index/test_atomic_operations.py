@@ -347,7 +347,7 @@ def test_a_marker_never_outlives_the_files_of_its_piece(tmp_path: Path, power: M
             changes = dict(zip(map(id, twin.pending), disk.pending, strict=True))
             twin.after(after, random.Random(fatal), kept=lambda change, lost=lost, changes=changes: changes[id(change)] is not lost)
             finished = PieceFolders(after, REAL).finished("piece")
-            assert (finished is not None) == (after / "piece.done").exists(), fatal
+            assert (finished is not None) == (after / "piece").exists(), fatal
             assert finished is not None or cut
             seen[finished is not None] += 1
     assert len(seen) == 2

@@ -83,8 +83,9 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Left]:
 
 
 def look(folder: Path) -> Left:
-    markers = {path.stem: path.stat().st_mtime_ns for path in folder.glob("*.done")}
-    return Left(markers, Counter(path.name.partition(".")[0] for path in folder.iterdir() if path.is_dir() and "piece-" in path.name))
+    markers = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("[!.]*/seal.json")}
+    names = (path.name.lstrip(".") for path in folder.iterdir() if path.is_dir() and "piece-" in path.name)
+    return Left(markers, Counter(name.partition(".")[0] for name in names))
 
 
 def sums(index: Index) -> list[dict[str, str]]:
@@ -130,7 +131,8 @@ def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
     first = one.finish("piece-000000", folders[0], {"file": "text"}, {"documents": 1})
     second = two.finish("piece-000000", folders[1], {"file": "text"}, {"documents": 2})
     assert first == second
-    assert (first.folder, first.metadata) == (folders[0], {"documents": 1})
+    assert (first.folder, first.metadata) == (tmp_path / "piece-000000", {"documents": 1})
+    assert (first.folder / "file").read_text() == folders[0].name
     assert not folders[1].exists()
     here = PieceFolders(tmp_path, REAL)
     assert here.finished("piece-000000") == first
@@ -139,7 +141,7 @@ def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
     here.discard("piece-000000")
     again = two.begin("piece-000000")
     (again / "file").write_text("again")
-    assert two.finish("piece-000000", again, {"file": "text"}, {}).folder == again
+    assert (two.finish("piece-000000", again, {"file": "text"}, {}).folder / "file").read_text() == "again"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tm
     process = subprocess.Popen([imported_python(), str(script), str(model), str(corpus), str(tmp_path / "i"), "2"], env=environment)
 
     def finished() -> list[Path]:
-        return sorted((tmp_path / "i" / "tmp").glob("b-*/piece-*.done"))
+        return sorted((tmp_path / "i" / "tmp").glob("b-*/piece-*/seal.json"))
 
     try:
         wait_for(lambda: len(finished()) >= 3 or process.poll() is not None)
