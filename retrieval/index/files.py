@@ -327,7 +327,9 @@ class BlockChecks:
             DamagedIndexError: A block does not match its digest.
         """
         if self._left and last > first:
-            self._compare(np.arange(first >> _SHIFT, ((last - 1) >> _SHIFT) + 1))
+            begin, end = first >> _SHIFT, ((last - 1) >> _SHIFT) + 1
+            if self._unread[begin] if end == begin + 1 else self._unread[begin:end].any():
+                self._compare(np.arange(begin, end))
 
     def need_each(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
         """`need` for many spans of bytes, (n,) each; empty spans are allowed."""
@@ -341,7 +343,8 @@ class BlockChecks:
         if int(counts.max()) > 1:
             offsets = np.cumsum(counts) - counts
             begins = np.repeat(begins - offsets, counts) + np.arange(int(counts.sum()))
-        self._compare(begins)
+        if self._unread[begins].any():
+            self._compare(begins)
 
     def _compare(self, blocks: NDArray[np.int64]) -> None:
         open_blocks = np.unique(blocks[self._unread[blocks]]).tolist()
