@@ -465,9 +465,21 @@ def _show(raw: object) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name, in any case, that is closest to an unknown one; None if none is close.
+
+    Example:
+        >>> closest_name("Nlst", ["nlist", "bits"]), closest_name("x", ["nlist", "bits"])
+        ('nlist', None)
+    """
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    return lower[close[0]] if close else None
+
+
 def _did_you_mean(name: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = closest_name(name, known) if isinstance(name, str) else None
+    return "" if close is None else f", did you mean {close!r}?"
 
 
 def _known_keys(kind: object) -> str:

@@ -551,7 +551,8 @@ class MatrixRows:
 
     def span(self, start: int, stop: int) -> DenseVectors:
         """Return the rows ``start`` to ``stop - 1``; a view, not a copy."""
-        return self.matrix[start:stop]
+        rows: DenseVectors = self.matrix[start:stop]
+        return rows
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
         """Return rows by number, in the order given."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import csv
 import datetime
-import difflib
 import json
 import math
 import re
@@ -38,6 +37,7 @@ from quiver.encoder.files import (
     read_whole,
     warn_once,
 )
+from quiver.encoder.schema import closest_name
 from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
 from quiver.retrieval.data.entries import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
 from quiver.retrieval.records import Document
@@ -483,9 +483,8 @@ def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Ch
 
 def _known(name: str, row: Row) -> str:
     """The fields of a row, the closest to a missing one first."""
-    fields = {field.lower(): field for field in row}
-    close = difflib.get_close_matches(name.lower(), list(fields), n=1)
-    hint = f"did you mean '{fields[close[0]]}'? " if close else ""
+    close = closest_name(name, row)
+    hint = f"did you mean '{close}'? " if close else ""
     return f"{hint}the fields are {', '.join(row) or 'none'}"
 
 

@@ -19,7 +19,6 @@ Shapes: Q queries, P documents (rows) of a segment, T vectors of all its documen
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import operator
 import re
@@ -34,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.schema import TextSchema, parse_fields, parse_options
+from quiver.encoder.schema import TextSchema, closest_name, parse_fields, parse_options
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
 
@@ -367,9 +366,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
         >>> did_you_mean("nlst", ["nlist", "bits"]), did_you_mean("x", ["nlist", "bits"])
         (" (did you mean 'nlist'?)", '')
     """
-    lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=1)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
+    close = closest_name(name, known)
+    return "" if close is None else f" (did you mean {close!r}?)"
 
 
 def _parsed_value(text: str) -> Setting:
