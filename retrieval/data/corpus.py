@@ -290,9 +290,9 @@ def load_collection(
             raise InputError(f"{folder}: no such folder")
         problems: list[str] = []
         if not without_corpus:
-            _found(find_jsonl, folder, "corpus", problems)
-        queries = queries or _found(find_jsonl, folder, "queries", problems)
-        qrels = qrels or _found(find_split, folder, split, problems)
+            _find_or_note(find_jsonl, folder, "corpus", problems)
+        queries = queries or _find_or_note(find_jsonl, folder, "queries", problems)
+        qrels = qrels or _find_or_note(find_split, folder, split, problems)
         if problems:
             raise InputError("; ".join([problems[0], *(each.removeprefix(f"{folder}: ") for each in problems[1:])]))
     if queries is None or qrels is None:
@@ -328,7 +328,7 @@ def with_numbers(judged: Sequence[Judgement], path: Path, queries: Iterable[tupl
     return (judgement._replace(query=numbers.get(judgement.query, judgement.query)) for judgement in judged)
 
 
-def _found(find: Callable[[Path, str], Path], folder: Path, name: str, problems: list[str]) -> Path | None:
+def _find_or_note(find: Callable[[Path, str], Path], folder: Path, name: str, problems: list[str]) -> Path | None:
     """The file, or None with the reason added to ``problems``."""
     try:
         return find(folder, name)
@@ -625,7 +625,7 @@ def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition
 def _is_of_beir(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether a TSV file has BEIR's or TREC's layout, and no header that names two other columns or more than three."""
     cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
-    return len(cells) == 3 or _named(cells, JUDGED_QUERIES) is None or _named(cells, JUDGED_DOCUMENTS) is None
+    return len(cells) == 3 or _find_name(cells, JUDGED_QUERIES) is None or _find_name(cells, JUDGED_DOCUMENTS) is None
 
 
 def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
@@ -646,7 +646,7 @@ def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str
             names = (
                 _judged_query(position, row),
                 _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
-                _named(row, GRADES),
+                _find_name(row, GRADES),
             )
             if names[2] is None:
                 _tell_possible_grade(path, row, names[:2])
@@ -680,11 +680,11 @@ def _tell_possible_grade(path: Path, row: Mapping[str, object], taken: Sequence[
 
 def _judged_query(position: EntryPosition, row: Mapping[str, object]) -> str:
     """The field that names the query: its id, also ``id`` where there is a text beside it, or its text."""
-    key = _named(row, QUERY_IDS) if _named(row, QUERY_TEXTS) is not None else None
+    key = _find_name(row, QUERY_IDS) if _find_name(row, QUERY_TEXTS) is not None else None
     return _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS) if key is None else key
 
 
-def _named(row: Mapping[str, object], names: Sequence[str]) -> str | None:
+def _find_name(row: Mapping[str, object], names: Sequence[str]) -> str | None:
     """The field that has the first of several names; None if there is none."""
     fields = {field.lower(): field for field in reversed(list(row))}
     return next((fields[name] for name in names if name in fields), None)
@@ -696,7 +696,7 @@ def _is_unknown(name: str, known: Sequence[Sequence[str]]) -> bool:
 
 def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[str], what: str, known: Sequence[Sequence[str]]) -> str:
     """The field that has one of the names, or the only one that has none of ``known``."""
-    field = _named(row, names)
+    field = _find_name(row, names)
     if field is None:
         unknown = [name for name in row if _is_unknown(name, known)]
         if len(unknown) == 1:
@@ -732,7 +732,7 @@ def table_queries(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, o
     judged, numbers, seen = False, dict[str, int](), set[Query]()
     for position, row in rows:
         if fields is None:
-            fields, judged = _query_fields(position, row), _named(row, JUDGED_DOCUMENTS) is not None
+            fields, judged = _query_fields(position, row), _find_name(row, JUDGED_DOCUMENTS) is not None
         if fields.id:
             query = to_query(position, row, fields)
             if not judged or query not in seen:  # a row of a table with judgements is one judgement
@@ -748,7 +748,7 @@ def table_queries(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, o
 def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNames:
     """The fields of queries, of the first one; without an id where a table of texts names judged documents, or has nothing else."""
     text = _column(position, row, QUERY_TEXTS, "the text of the queries", _OF_QUERIES)
-    judged, has_id = _named(row, JUDGED_DOCUMENTS) is not None, _named(row, QUERY_IDS) is not None
+    judged, has_id = _find_name(row, JUDGED_DOCUMENTS) is not None, _find_name(row, QUERY_IDS) is not None
     if not has_id and (judged or not any(_is_unknown(name, (QUERY_TEXTS, GRADES)) and name != text for name in row)):
         return FieldNames((), text)
     if not has_id:
@@ -757,7 +757,7 @@ def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNa
             f" FIELD=query_id); queries need none beside the documents that answer them (--rename FIELD=document); the fields are"
             f" {', '.join(row)}"
         )
-    key = _named(row, QUERY_IDS) or ""
+    key = _find_name(row, QUERY_IDS) or ""
     return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
 
 
@@ -800,7 +800,7 @@ def _first_line(path: Path) -> str:
 def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether the first line of a TSV file names columns of queries, or of their texts and documents."""
     cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
-    return _named(cells, QUERY_TEXTS) is not None and _named(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
+    return _find_name(cells, QUERY_TEXTS) is not None and _find_name(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
 
 
 def merged_judgements(judgements: Iterable[Judgement], duplicates: DuplicateJudgements = "error") -> list[Judgement]:

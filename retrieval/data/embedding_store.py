@@ -754,7 +754,7 @@ class _EncodeRequest:
             # Numbered, so that the older one of two shards with the same text is always used.
             path = self._folder / f"{len(self._shards):06d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
             parts, self._encoded = deque(vectors for _, vectors in self._encoded), []
-            self._encoded = [(records, _joined(parts))]  # kept until it is written: a second attempt then writes it
+            self._encoded = [(records, _join_parts(parts))]  # kept until it is written: a second attempt then writes it
             write_shard(path, *self._encoded[0], self._card)
             try:
                 self._shards.append(open_shard(path, self._card))
@@ -781,7 +781,7 @@ class _EncodeRequest:
         return StoredVectors(counts, self._reused, rows, None if self._card.kind == "dense" else lengths)
 
 
-def _joined(parts: deque[DenseVectors]) -> DenseVectors:
+def _join_parts(parts: deque[DenseVectors]) -> DenseVectors:
     """Join parts of (n, d) to one matrix, (T, d). Each part is freed after it is copied, so that memory does not double."""
     if len(parts) == 1:
         return parts.popleft()

@@ -324,7 +324,7 @@ def _read_pptx(path: Path, content: bytes) -> FileText:
     _open_archive(path, content)
     try:
         slides = list(Presentation(io.BytesIO(content)).slides)
-        return _joined(
+        return _join_texts(
             "page", ((number, "\n\n".join(part for part in _slide_parts(slide) if part)) for number, slide in enumerate(slides, start=1))
         )
     except PythonPptxError as error:
@@ -367,7 +367,7 @@ def _read_xlsx(path: Path, content: bytes) -> FileText:
     _open_archive(path, content)
     try:
         book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
-        return _joined("line", (row for sheet in book.worksheets for row in _sheet_rows(sheet)))
+        return _join_texts("line", (row for sheet in book.worksheets for row in _sheet_rows(sheet)))
     except InvalidFileException as error:
         raise ValueError(str(error)) from error
 
@@ -404,7 +404,7 @@ def _cell_text(value: object) -> str:
     return "" if value is None else " ".join(text.split()).replace("|", "\\|")
 
 
-def _joined(unit: Literal["line", "page"], parts: Iterable[tuple[int, str]]) -> FileText:
+def _join_texts(unit: Literal["line", "page"], parts: Iterable[tuple[int, str]]) -> FileText:
     """The numbered parts of a document; pages are separated by an empty line, and parts without text are left out."""
     texts, places, length = list[str](), list[tuple[int, int]](), 0
     for number, part in parts:

@@ -271,7 +271,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
-            hidden = files.skipped() or _excluded(options)
+            hidden = files.skipped() or _describe_patterns(options)
             raise EmptyInputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
                 + (f"; {hidden}" if hidden else "")
@@ -288,7 +288,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
     return [path]
 
 
-def _excluded(options: SourceOptions) -> str:
+def _describe_patterns(options: SourceOptions) -> str:
     return "change or remove --include and --exclude" if options.include or options.exclude else ""
 
 

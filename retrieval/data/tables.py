@@ -128,7 +128,7 @@ def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
         InputError: A named field is missing, or there is no field that could be the text.
     """
     first = next(chain.from_iterable(_READERS[_suffix(file)](file, columns.names) for file in files), None)
-    return first is not None and not _choose(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
+    return first is not None and not _choose_fields(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
 
 
 def _nested_names(columns: Columns) -> list[str]:
@@ -220,7 +220,7 @@ def _documents(tables: Sequence[_Table], columns: Columns) -> Iterator[tuple[Ent
             row = _with_nested(row, named) if named else row
             number += 1
             if chosen is None:
-                chosen = _choose(position, row, columns)
+                chosen = _choose_fields(position, row, columns)
                 _tell_guess(position, row, columns, chosen)
             if types is None:
                 types = _infer_types(tables, columns, chosen, row)
@@ -331,7 +331,7 @@ class GivenDocuments:
         first = next(iter(rows_of_frame(self._given)), None)
         if not isinstance(first, Mapping):
             return isinstance(first, str)
-        return not _choose(EntryPosition(Path("documents"), 1), _plain_fields(first, "", set()), Columns(by_options=False)).ids
+        return not _choose_fields(EntryPosition(Path("documents"), 1), _plain_fields(first, "", set()), Columns(by_options=False)).ids
 
 
 def documents_among(items: Iterable[Any]) -> Iterator[Document]:
@@ -431,7 +431,7 @@ def _check_names(what: str, names: Sequence[str]) -> None:
         raise InputError(f"{what}: the column '{twice}' is there twice; columns need different names")
 
 
-def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
+def _choose_fields(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     """Find the fields of a document in the first row.
 
     Raises:
@@ -440,24 +440,24 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
         if name is not None and name not in row:
             raise _no_field(position, option, name, row, columns)
-    texts = columns.text or _usual(row, TEXT_FIELDS)
+    texts = columns.text or _find_usual(row, TEXT_FIELDS)
     if not texts:
         advice = (
             "name the field of the text with --text"
             if columns.by_options
             else "rename the field of the text to 'text', or name it: open_corpus(data, SourceOptions(text='...'))"
         )
-        raise InputError(f"{position}: no field 'text'; {_known('text', row)}; {advice}")
+        raise InputError(f"{position}: no field 'text'; {_describe_fields('text', row)}; {advice}")
     if columns.id is not None:
         ids: tuple[str, ...] = (columns.id,)
     else:
-        found = _usual(row, ID_FIELDS, texts)
+        found = _find_usual(row, ID_FIELDS, texts)
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
-    title = columns.title or next(iter(_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
+    title = columns.title or next(iter(_find_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
     return _Chosen(ids, texts, "" if title in texts else title, keeps_title=columns.title is not None or "_id" not in row)
 
 
-def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+def _find_usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
     """The field that has the first of several names, whatever its case; empty if there is none."""
     fields = {field.lower(): field for field in reversed(list(row)) if field not in taken}
     return tuple(fields[name] for name in names if name in fields)[:1]
@@ -466,7 +466,7 @@ def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[s
 def _no_field(place: EntryPosition | Path, option: str, name: str, row: Row, columns: Columns) -> InputError:
     """The error for a field that an option names and a row has not."""
     origin = "the index was built or extended with this option, and options given to index add replace all of these; "
-    return InputError(f"{place}: no field '{name}' ({option}); {origin if columns.taken_over else ''}{_known(name, row)}")
+    return InputError(f"{place}: no field '{name}' ({option}); {origin if columns.taken_over else ''}{_describe_fields(name, row)}")
 
 
 def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Chosen) -> None:
@@ -481,7 +481,7 @@ def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Ch
     warn_once(f"{position.file}: {made}; other fields: {', '.join(others)} ({how})")
 
 
-def _known(name: str, row: Row) -> str:
+def _describe_fields(name: str, row: Row) -> str:
     """The fields of a row, the closest to a missing one first."""
     close = closest_name(name, row)
     hint = f"did you mean '{close}'? " if close else ""
@@ -490,13 +490,13 @@ def _known(name: str, row: Row) -> str:
 
 def _document(position: EntryPosition, row: Row, values: Row, chosen: _Chosen, number: str | int) -> Document:
     names = FieldNames(chosen.ids, chosen.texts[0], chosen.title)
-    if not chosen.ids and (late := _usual(row, ID_FIELDS, chosen.texts)):
+    if not chosen.ids and (late := _find_usual(row, ID_FIELDS, chosen.texts)):
         raise InputError(f"{position}: has an id in the field '{late[0]}', but the first row has none; give every row an id")
     given = row if chosen.ids else {**row, "": number}
     if not chosen.ids:
         names = names._replace(id=("",))
     if len(chosen.texts) > 1 or isinstance(row.get(chosen.texts[0]), list):
-        given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
+        given = {**given, chosen.texts[0]: _join_fields(position, row, chosen.texts)}
     document = to_document(position, given, names)
     rest = {name: value for name, value in values.items() if name not in chosen.texts[1:]}
     keeps_title = chosen.keeps_title and document.title
@@ -521,7 +521,7 @@ def _split_list(value: str) -> list[tuple[str, str]]:
     return [(part, part) for part in map(str.strip, _SEPARATORS.split(value)) if part]
 
 
-def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:
+def _join_fields(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:
     """Join the texts of several fields, and of lists of texts, by line feeds; None if all are missing."""
     parts: list[str] = []
     for name in texts:

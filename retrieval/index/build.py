@@ -73,9 +73,9 @@ from quiver.retrieval.index.pieces import (
     WorkFolder,
     chunk_ends,
     computing_with,
+    concatenate_encoded,
     contents_of,
-    held,
-    joined,
+    memory_needed,
     plan_pieces,
     survey,
 )
@@ -127,7 +127,7 @@ def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[rang
     begin, whole = 0, Extent(0, 0)
     for number, extent in enumerate(extents):
         whole = whole.with_more(extent)
-        if number > begin and held(codec, whole) > memory:
+        if number > begin and memory_needed(codec, whole) > memory:
             runs.append(range(begin, number))
             begin, whole = number, extent
     return [*runs, range(begin, len(extents))]
@@ -222,7 +222,7 @@ class Pieces:
         """Return the codec of an engine, trained now or before an interruption."""
         wanted = engine(name, self._card).sample
         if wanted(self._source.count):
-            self._sampled = self._encode_sample(self._choose(wanted), "sample")
+            self._sampled = self._encode_sample(self._choose_sample(wanted), "sample")
         done = self._work.pieces.finished(CODEC)
         if done is None:
             folder = self._work.pieces.begin(CODEC)
@@ -350,7 +350,7 @@ class Pieces:
     def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
         return open_segment(Files(folder), codec, contents.documents, self._options.policy)
 
-    def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
+    def _choose_sample(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
         """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
         count, mean = self._source.count, 1.0
         order = np.random.default_rng(self._options.seed).permutation(count)
@@ -379,7 +379,7 @@ class Pieces:
         count, dense = self._source.count, self._card.kind == "dense"
         sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
         if pieces:
-            encoded = joined(pieces)
+            encoded = concatenate_encoded(pieces)
             sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
             mean = len(encoded.vectors) / len(encoded.lengths)
         if pieces and not len(sample.vectors):
@@ -430,17 +430,17 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     fields = FieldCheck(options.types, options.on_type_error)
     engine(engine_name(options.engine, model.card, 0), model.card)
     if out is None:
-        return _told(_build_in_memory(corpus, model, options, executor, begun, progress=progress))
+        return _warn_of_truncation(_build_in_memory(corpus, model, options, executor, begun, progress=progress))
     out = Path(out)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
-        _surveyed(writer, corpus, fields, spooled=executor.remote, progress=progress) as source,
+        _survey_corpus(writer, corpus, fields, spooled=executor.remote, progress=progress) as source,
     ):
         options = replace(options, types=options.field_types(source.types))
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
-        with _work(writer, source, model.card, {**plan, **_kept(options)}) as work:
+        with _open_pieces(writer, source, model.card, {**plan, **_describe_storage(options)}) as work:
             build = Pieces(model, source, options, work, executor=executor, progress=progress)
             codec, place = build.codec(name)
             segments = build.merged(codec, build.pieces(codec, place))
@@ -449,25 +449,27 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
             policy = options.policy
             draft = new_manifest(
-                "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments)
+                "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _draft_entries(segments)
             )
             if options.calibrate and is_approximate(codec):
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
-                index = Index(out, draft, codec, _opened(segments, codec, policy))
-                draft = replace(draft, calibration=measured(index, begun, memory=options.memory, seed=options.seed, progress=progress))
+                index = Index(out, draft, codec, _open_segments(segments, codec, policy))
+                draft = replace(
+                    draft, calibration=measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
+                )
             forget_sources(out, disk)
             entry = writer.add_codec(place.folder, name, codec.parameters, place.holds)
-            writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
+            writer.commit(replace(draft, codec=entry, segments=tuple(_add_segments(writer, segments))))
             work.remove()
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
-            write_sources(out, committed(writer).generation, [describe_source(corpus, source.count)], disk)
+            write_sources(out, last_committed(writer).generation, [describe_source(corpus, source.count)], disk)
         writer.collect_garbage()
-    built = _told(open_index(out))
+    built = _warn_of_truncation(open_index(out))
     built.model = model
     return built
 
 
-def _told(changed: Index, before: int = 0) -> Index:
+def _warn_of_truncation(changed: Index, before: int = 0) -> Index:
     """Warn if the model did not read all of the documents that were added.
 
     Args:
@@ -511,7 +513,7 @@ def _build_in_memory(
     index.model = model
     if not options.calibrate or not is_approximate(index.codec):
         return index
-    calibration = measured(index, begun, memory=options.memory, seed=options.seed, progress=progress)
+    calibration = measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
     calibrated = Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
     calibrated.model = model
     return calibrated
@@ -565,14 +567,14 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         model = load_index_model(open_index(path).manifest.model, str(model))
     corpus = _opened_corpus(corpus, model, path)
     with writing(path, wait=wait, disk=disk) as writer:
-        before = committed(writer)
+        before = last_committed(writer)
         check_model(path, before, model.card)
         index = open_manifest(writer.layout, before)
         known, replaced = read_sources(path).sources, list[str]()
         if isinstance(corpus, Corpus):
             corpus = tell_apart(corpus, known, index)
         fields = FieldCheck(widened_types(path, before.policy.types, types or {}), on_type_error, is_index=True)
-        with _surveyed(writer, corpus, fields, index=index, replaced=replaced, progress=progress) as source:
+        with _survey_corpus(writer, corpus, fields, index=index, replaced=replaced, progress=progress) as source:
             if delete is None:
                 check_replaced(path, corpus, known, replaced, replace_existing=replace_existing)
                 replaced += _other_passages(index, corpus, replaced)
@@ -585,22 +587,24 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
             options = replace(options, types={name: kind for name, kind in source.types.items() if keeps_field(policy.fields, name)})
             index = open_manifest(writer.layout, replace(before, policy=options.policy))
             policy = options.policy
-            plan = {"codec": before.codec.name, "use_title": policy.use_title, **_kept(options)}
-            with _work(writer, source, model.card, plan) as work:
+            plan = {"codec": before.codec.name, "use_title": policy.use_title, **_describe_storage(options)}
+            with _open_pieces(writer, source, model.card, plan) as work:
                 place = CodecFolder(before.codec.name, writer.layout.codecs / before.codec.name, {})
                 build = Pieces(model, source, options, work, progress=progress)
                 made = build.pieces(index.codec, place)
-                stay, join = _divided(writer, index, without(index, replaced), [piece_extent(*each) for each in made], memory)
+                stay, join = _divide_segments(
+                    writer, index, without_documents(index, replaced), [piece_extent(*each) for each in made], memory
+                )
                 segments = build.merged(index.codec, made, before=join)
                 entries = [entry for _, entry in stay]
-                draft = replace(before, operation="add", versions=versions(), policy=policy, segments=(*entries, *_drafted(segments)))
-                opened = [*(segment for segment, _ in stay), *_opened(segments, index.codec, policy)]
-                draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
-                writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
+                draft = replace(before, operation="add", versions=versions(), policy=policy, segments=(*entries, *_draft_entries(segments)))
+                opened = [*(segment for segment, _ in stay), *_open_segments(segments, index.codec, policy)]
+                draft = measure_recall_again(draft, index, opened, begun, memory=memory, progress=progress)
+                writer.commit(replace(draft, segments=(*entries, *_add_segments(writer, segments))))
                 work.remove()
-        remember_source(path, committed(writer).generation, corpus, source.count, disk)
+        remember_source(path, last_committed(writer).generation, corpus, source.count, disk)
         writer.collect_garbage()
-    return _told(open_index(path), before.tokens.truncated)
+    return _warn_of_truncation(open_index(path), before.tokens.truncated)
 
 
 def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> list[str]:
@@ -621,7 +625,9 @@ def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> li
     ]
 
 
-def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:
+def measure_recall(
+    index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS
+) -> dict[str, Any] | None:
     """Calibrate an index after a change, in the form of the manifest; None if searching it needs more memory than allowed.
 
     Args:
@@ -641,7 +647,9 @@ def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bo
     return found.to_json()
 
 
-def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool) -> Manifest:
+def measure_recall_again(
+    draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool
+) -> Manifest:
     """Return the manifest of a changed index with a valid calibration: the existing one if it still holds, otherwise a new one.
 
     An index without calibration stays without.
@@ -659,10 +667,10 @@ def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], b
         return draft
     ks = sorted({max(LEAST_HITS, table.k) for table in former.tables})
     changed = Index(index.path, draft, index.codec, segments)
-    return replace(draft, calibration=measured(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
+    return replace(draft, calibration=measure_recall(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
 
 
-def without(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
+def without_documents(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
     """Return the segments of an index with some documents marked as deleted; unknown ids are ignored, unaffected segments are reused."""
     segments = []
     for segment in index.segments:
@@ -685,14 +693,14 @@ def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
     return Extent(count, int(segment.vectors.lengths[kept].sum()), described, size)
 
 
-def _divided(
+def _divide_segments(
     writer: StoreWriter, index: Index, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
 ) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
     """Split the segments of an index into those to keep, with their manifest entries, and those to merge with an addition."""
     there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
     extents = [live_extent(segment, entry) for segment, _, entry in there]
     whole = reduce(Extent.with_more, added)
-    first = first_merged([*extents, whole], lambda extent: held(index.codec, extent) <= memory)
+    first = first_merged([*extents, whole], lambda extent: memory_needed(index.codec, extent) <= memory)
     for number in range(len(there) - 1, first - 1, -1):
         entry = there[number][2]
         try:
@@ -720,7 +728,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def committed(writer: StoreWriter) -> Manifest:
+def last_committed(writer: StoreWriter) -> Manifest:
     """The last committed state.
 
     Raises:
@@ -731,13 +739,13 @@ def committed(writer: StoreWriter) -> Manifest:
     return writer.manifest
 
 
-def _kept(options: BuildOptions) -> dict[str, Any]:
+def _describe_storage(options: BuildOptions) -> dict[str, Any]:
     fields = None if options.fields is None else sorted(options.fields)
     return {"store_text": options.store_text, "fields": fields, "types": dict(options.types)}
 
 
 @contextmanager
-def _surveyed(
+def _survey_corpus(
     writer: StoreWriter,
     corpus: str | Path | Iterable[Document],
     fields: FieldCheck,
@@ -771,7 +779,7 @@ def _surveyed(
 
 
 @contextmanager
-def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[WorkFolder]:
+def _open_pieces(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[WorkFolder]:
     """The working folder of the build; after an error it is kept if it holds encoded pieces."""
     whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
     work = WorkFolder(writer.layout, whole, disk=writer.disk)
@@ -782,16 +790,16 @@ def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[st
             work.remove()
 
 
-def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
+def _draft_entries(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
     """Manifest entries of segments in the working folder; the commit moves their files to the folder of segments."""
     return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}, None) for folder, each in segments)
 
 
-def _opened(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
+def _open_segments(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
     return [open_segment(Files(folder), codec, each.documents, policy) for folder, each in segments]
 
 
-def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
+def _add_segments(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
     entries = []
     for folder, each in segments:
         entries.append(writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens))
@@ -815,7 +823,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
     """
     path = Path(path)
     with writing(path, wait=wait, disk=disk) as writer:
-        before = committed(writer)
+        before = last_committed(writer)
         index = open_manifest(writer.layout, before)
         wanted = list(dict.fromkeys(ids))
         missing = [key for key, place in zip(wanted, index.locate(wanted), strict=True) if place is None]
@@ -828,7 +836,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
             )
             raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted{passages}")
         if wanted:
-            changed = zip(index.segments, without(index, wanted), before.segments, strict=True)
+            changed = zip(index.segments, without_documents(index, wanted), before.segments, strict=True)
             segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]
             writer.commit(replace(before, operation="delete", versions=versions(), segments=tuple(segments)))
         writer.collect_garbage()
@@ -854,18 +862,18 @@ def compact_index(
     """
     path, begun = Path(path), time.monotonic()
     with writing(path, wait=wait, disk=disk) as writer:
-        before = committed(writer)
+        before = last_committed(writer)
         index = open_manifest(writer.layout, before)
         extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
         segments: list[SegmentEntry] = []
         with progress_bar("merging", len(extents), enabled=progress) as advance:
             for run in groups(index.codec, extents, memory) if extents else ():
-                segments += _compacted(writer, index, run)
+                segments += _compact_run(writer, index, run)
                 advance(len(run))
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft).segments
-            writer.commit(remeasured(draft, index, opened, begun, memory=memory, progress=progress))
+            writer.commit(measure_recall_again(draft, index, opened, begun, memory=memory, progress=progress))
         writer.collect_garbage()
     return open_index(path)
 
@@ -904,16 +912,16 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     """
     path = Path(path)
     with writing(path, wait=wait, disk=disk) as writer:
-        before = committed(writer)
+        before = last_committed(writer)
         index = open_manifest(writer.layout, before)
-        vectors = None if queries is None else _encoded(index, model, queries, progress=progress)
+        vectors = None if queries is None else _encode_real_queries(index, model, queries, progress=progress)
         found = calibrate(index, queries=vectors, count=count, ks=ks, seed=seed, progress=progress)
         writer.commit(replace(before, operation="calibrate", versions=versions(), calibration=found.to_json()))
         writer.collect_garbage()
     return open_index(path)
 
 
-def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
+def _encode_real_queries(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
     """Encode queries for ``Index.search``."""
     if model is None:
         raise ValueError("model is required to encode queries")
@@ -921,7 +929,7 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     return encoded_queries(model.encode_texts(queries, "query", progress=progress), model.card)
 
 
-def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:
+def _compact_run(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:
     """Merge a run of successive segments into one, or into none if all their documents are deleted."""
     chosen = [index.segments[number] for number in run]
     if not any(segment.kept.any() for segment in chosen):

@@ -382,7 +382,7 @@ class DocumentTable:
         Raises:
             DamagedIndexError: Their files are damaged.
         """
-        return None if self._texts is None else Texts(_opened(self._texts), self.ids)
+        return None if self._texts is None else Texts(_unless_damaged(self._texts), self.ids)
 
     @property
     def fields(self) -> Mapping[str, Column]:
@@ -391,7 +391,7 @@ class DocumentTable:
         Raises:
             DamagedIndexError: Their file is damaged.
         """
-        return _opened(self._fields)
+        return _unless_damaged(self._fields)
 
     @cached_property
     def columns(self) -> Columns:
@@ -415,7 +415,7 @@ class DocumentTable:
         """Rows whose id, whose text, and of which a field is lost with damaged files, (P,) each."""
         nothing, everything = np.zeros(len(self), bool), np.ones(len(self), bool)
         try:
-            texts = nothing if self._texts is None else Texts(_opened(self._texts), self.ids).lost()
+            texts = nothing if self._texts is None else Texts(_unless_damaged(self._texts), self.ids).lost()
         except DamagedIndexError:
             texts = everything
         try:
@@ -470,7 +470,7 @@ def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexEr
         return error
 
 
-def _opened(part: Part | DamagedIndexError) -> Part:
+def _unless_damaged(part: Part | DamagedIndexError) -> Part:
     if isinstance(part, DamagedIndexError):
         raise DamagedIndexError(str(part))
     return part

@@ -40,7 +40,7 @@ from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
 from quiver.retrieval.index.files import Files, MemoryDisk
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
-from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
+from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, concatenate_encoded, encode, survey
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
@@ -188,7 +188,7 @@ def _sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard
         low, high = np.searchsorted(chosen, [first, first + len(part.lengths)])
         selected.append(part.select(chosen[low:high] - first))
         first += len(part.lengths)
-    sample = joined(selected)
+    sample = concatenate_encoded(selected)
     return Sample(sample.vectors, None if card.kind == "dense" else sample.lengths, sample.token_ids)
 
 

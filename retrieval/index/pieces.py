@@ -279,10 +279,10 @@ def encode(
 
     with closing(encode_here(model, chunks, texts, "document", advance=advance)) as encoded:
         for documents, encoding in encoded:
-            yield documents, _checked(model, documents, encoding)
+            yield documents, _check_encoded(model, documents, encoding)
 
 
-def _checked(model: Model, documents: Sequence[Document], encoding: Encoding) -> Encoded:
+def _check_encoded(model: Model, documents: Sequence[Document], encoding: Encoding) -> Encoded:
     """The vectors of documents, comparable by inner product."""
     given, counts = stack_vectors(encoding, model.card)
     with np.errstate(over="ignore"):  # an overflow becomes infinity, which is rejected below
@@ -303,7 +303,7 @@ def _checked(model: Model, documents: Sequence[Document], encoding: Encoding) ->
     return Encoded(comparable(vectors, model.card), lengths, token_ids, encoding.tokens)
 
 
-def joined(parts: Sequence[Encoded]) -> Encoded:
+def concatenate_encoded(parts: Sequence[Encoded]) -> Encoded:
     """Concatenate the documents of several parts, at least one."""
     ids = [part.token_ids for part in parts if part.token_ids is not None]
     tokens = TextTokens(*(np.concatenate([getattr(part.tokens, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
@@ -380,7 +380,7 @@ class StoredSample:
             if low < high:
                 parts.append(encoded.select(np.arange(low, high)))
                 numbers.append(mine[low:high] - first)
-        return joined(parts).select(np.argsort(np.concatenate(numbers), kind="stable"))
+        return concatenate_encoded(parts).select(np.argsort(np.concatenate(numbers), kind="stable"))
 
 
 @dataclass(frozen=True)
@@ -497,7 +497,7 @@ class Extent(NamedTuple):
         return Extent(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def held(codec: AnyCodec, extent: Extent) -> int:
+def memory_needed(codec: AnyCodec, extent: Extent) -> int:
     """Maximum memory in bytes for writing or merging a segment."""
     return codec.memory(extent.documents, extent.vectors) + DOCUMENT_BYTES * extent.documents + DESCRIBED_COPIES * extent.described
 
@@ -621,7 +621,7 @@ def plan_pieces(lengths: NDArray[np.uint32], ends: Iterable[int], limits: PieceL
             stop - first >= limits.documents
             or int(characters[stop] - characters[first]) >= limits.characters
             or count >= limits.vectors
-            or 2 * held(codec, Extent(stop - first, count)) >= limits.memory
+            or 2 * memory_needed(codec, Extent(stop - first, count)) >= limits.memory
         )
 
     for stop in ends:
@@ -834,7 +834,7 @@ class PieceMaker:
         with closing(encode(self._model, chunks, use_title=self._options.use_title, advance=self._advance)) as encodings:
             parts.extend(encoded for _, encoded in encodings)
         folder = self._folders.begin(piece.name)
-        return self._folders.finish(piece.name, folder, write_encoded(folder, joined(parts), self._folders.disk), {})
+        return self._folders.finish(piece.name, folder, write_encoded(folder, concatenate_encoded(parts), self._folders.disk), {})
 
     def _make_segment(self, piece: SegmentPiece) -> Finished:
         if self._codec is None:
@@ -842,13 +842,13 @@ class PieceMaker:
         folder, dense = self._folders.begin(piece.name), self._model.card.kind == "dense"
         options = self._options
         writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, types=options.types)
-        for documents, encoded in self._encoded(piece):
+        for documents, encoded in self._encode_piece(piece):
             writer.add(documents, encoded.vectors, None if dense else encoded.lengths, encoded.token_ids, encoded.tokens)
         contents = writer.close()
         counts = SegmentCounts(contents.documents, contents.vectors, contents.tokens)
         return self._folders.finish(piece.name, folder, contents.holds, asdict(counts))
 
-    def _encoded(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
+    def _encode_piece(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
         taken = deque[_TakenChunk]()
 
         def missing() -> Iterator[list[Document]]:

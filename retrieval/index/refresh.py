@@ -114,13 +114,13 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     known = read_sources(path)
     trusted = known.generation == index.manifest.generation
     try:
-        sources = _chosen(path, known.sources, source, options, force=force)
+        sources = _choose_sources(path, known.sources, source, options, force=force)
     except InputError as error:
         if force or not dry_run:
             raise
-        sources = _chosen(path, known.sources, source, options, force=True)
+        sources = _choose_sources(path, known.sources, source, options, force=True)
         logger.warning(_REFUSED, error)
-    chosen = [(_opened(path, each, tokens_of(model)), each) for each in sources]
+    chosen = [(_open_source(path, each, tokens_of(model)), each) for each in sources]
     work = _Comparison(index)
     changes = chain.from_iterable(work.changes(corpus, each, trusted=trusted) for corpus, each in reversed(chosen))
     # What takes the place of another may be a wrong one, from which all documents are gone.
@@ -164,7 +164,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     return Refreshed(changed, work.added, work.changed, len(deleted), len(index) - work.changed - len(deleted))
 
 
-def _chosen(
+def _choose_sources(
     path: Path, known: Sequence[IndexSource], source: str | Path | None, options: SourceOptions | None, *, force: bool
 ) -> Sequence[IndexSource]:
     """The sources to read.
@@ -197,7 +197,7 @@ def _chosen(
     return [replace(each, options=replace(options, label=each.options.label), files={}) if each.source == name else each for each in known]
 
 
-def _opened(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
+def _open_source(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
     """Open a source of an index, even if nothing is left in it.
 
     Raises:
