@@ -418,6 +418,9 @@ def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 
 
+EXACT_ENGINE = ENGINES["exact-tokens"]
+
+
 class Trained:
     """An exact engine that wants a sample, and remembers what it got."""
 
@@ -429,10 +432,10 @@ class Trained:
         self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
     ) -> AnyCodec:
         self.samples.append((sample, documents, vectors, seed, dict(settings)))
-        return ENGINES["exact-tokens"].train(sample, card, documents=documents, vectors=vectors, settings={}, seed=seed)
+        return EXACT_ENGINE.train(sample, card, documents=documents, vectors=vectors, settings={}, seed=seed)
 
     def open(self, folder: Path) -> AnyCodec:
-        return ENGINES["exact-tokens"].open(folder)
+        return EXACT_ENGINE.open(folder)
 
 
 @pytest.mark.parametrize(("wanted", "chunk"), [(20, 4), (20, 1), (10_000, 4)])
