@@ -10,7 +10,7 @@ from quiver.cli.groups import command, option
 from quiver.cli.output import print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
-from quiver.retrieval.records import Document, Dtype, ModelCard, SourceOptions
+from quiver.retrieval.options import Dtype, SourceOptions
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics
+    from quiver.retrieval.records import Document, ModelCard
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 
@@ -102,6 +103,8 @@ def estimate(
 
 
 def _card_of_preset(name: str, config: EncoderConfig, kind: Literal["dense", "colbert"], dim: int | None, length: int | None) -> ModelCard:
+    from quiver.retrieval.records import ModelCard
+
     if kind == "dense":
         return ModelCard(name, kind, "", dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
     return ModelCard(name, kind, "", dim or 128, "maxsim", 32, length or 180)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.groups import argument, command, option
+from quiver.cli.groups import GROUPS, argument, command, option
 from quiver.cli.output import help_alone, print_json, print_table, read_ids, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions
-from quiver.retrieval.records import SourceOptions
+from quiver.retrieval.options import SourceOptions
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index
@@ -410,7 +410,7 @@ def _source_line(source: IndexSource) -> str:
     words = [source.source]
     for name, value in dataclasses.asdict(dataclasses.replace(source.options, label="")).items():
         values = [",".join(value)] if name == "columns" else [value] if isinstance(value, str) else value or ()
-        words += [word for each in values if each for word in (f"--{name}", each)]
+        words += [word for each in values if each for word in (GROUPS[SourceOptions][name].names(name)[0], each)]
     begin = f"{source.options.label}{'/' if source.is_files and Path(source.source).is_dir() else '#'}"
     return shlex.join(words) + (f" (ids begin with {begin})" if source.options.label else "")
 

@@ -14,7 +14,7 @@ from quiver.cli.groups import argument, command, group, option
 from quiver.cli.output import help_alone, print_json, print_table, say
 from quiver.cli.train import report_stopped
 from quiver.encoder.errors import InputError
-from quiver.retrieval.records import Dtype
+from quiver.retrieval.options import Dtype
 
 if TYPE_CHECKING:
     from quiver.eval.nlu.answers import QaResults, Scores

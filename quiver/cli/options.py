@@ -15,8 +15,8 @@ from quiver.cli.groups import GROUPS, argument, group, option
 from quiver.cli.output import command_line
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
-from quiver.retrieval.records import Dtype as WeightsDtype
-from quiver.retrieval.records import SourceOptions
+from quiver.retrieval.options import Dtype as WeightsDtype
+from quiver.retrieval.options import SourceOptions
 from quiver.retrieval.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
