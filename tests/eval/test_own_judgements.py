@@ -137,7 +137,7 @@ def test_what_is_wrong_with_an_index_or_its_judgements_is_said(
         evaluate(index, **files)
     with pytest.raises(InputError, match="nowhere: no such folder"):
         evaluate(index=tmp_path / "nowhere", **files)
-    with pytest.raises(InputError, match="queries and qrels in memory go together, and without data: they judge an index or a run"):
+    with pytest.raises(InputError, match="queries and qrels in memory, and documents if they are given, go together, and without data"):
         evaluate(index, queries=[], qrels=files["qrels"])
     for queries, qrels, message in (
         ({"q1": "which"}, {"q2": ["a"]}, "qrels:1: query 'q2' is not among the collection's queries"),
@@ -332,7 +332,7 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_comes_in(tmp_path: Path, c
     index = build_index([Document("a", "owls have wings")], "bm25", tmp_path / "words")
     with pytest.raises(InputError, match=message):
         evaluate(index=index, **{"queries": {"q": "owl"}, "qrels": {"q": {"a": 1}}, **changed}, out=tmp_path / "out")
-    for queries, condition in (("owl \ud83d", None), (["owl", "\ud83d"], None), ("owl", "a=\ud83d"), ("owl", 'a="\\ud83d"')):
+    for queries, condition in (("owl \ud83d", None), (["owl", "\ud83d"], None), ("owl", "a=\ud83d")):
         with pytest.raises(InputError, match=r"(text \d|filter.*) contains an unpaired surrogate"):
             index.search(queries, filter=condition)
     with pytest.raises(InputError, match=r"document 'b': the text contains an unpaired surrogate"):
