@@ -66,10 +66,12 @@ class ArrowWriter:
 
     def add(self, *values: object, size: int = 0) -> int:
         """Append a row and return its number; a text is given in UTF-8, with its size in bytes."""
-        self._pending.append(values)
+        pending = self._pending
+        pending.append(values)
         self._bytes += size
-        number = self._written + len(self._pending) - 1
-        if len(self._pending) >= BLOCK or self._bytes >= _BATCH_BYTES:
+        count = len(pending)
+        number = self._written + count - 1
+        if count >= BLOCK or self._bytes >= _BATCH_BYTES:
             self._write_batch()
         return number
 
