@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import IndexReader, Place
 from quiver.retrieval.records import Group, Hits
@@ -112,7 +113,7 @@ class FieldValues:
             return self._column.values[code]
         found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
         several = found if isinstance(found, list | tuple) else [found]
-        return ", ".join(dict.fromkeys(map(str, several)))
+        return ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several))
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _read_column(index: IndexReader, field: str) -> _Column:
             owners = np.arange(len(rows)) if vector.rows is None else vector.rows
             if vector.valid is not None:
                 owners, numbers = owners[vector.valid], numbers[vector.valid]
-            rows[owners] = np.array([known.setdefault(str(value), len(known)) for value in names], np.int32)[numbers]
+            rows[owners] = np.array([known.setdefault(str(typed_value(value, STRING)), len(known)) for value in names], np.int32)[numbers]
             rows[np.bincount(owners, minlength=len(rows)) != 1] = -1
         found, counts = np.unique(rows[segment.kept], return_counts=True)
         used.update(found[found >= 0].tolist())
