@@ -42,6 +42,8 @@ ARROW_TYPES: Mapping[str, pa.DataType] = {
 
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()} | {pa.large_string(): "string"}
 _DTYPES = {"string": np.int32, "integer": np.int64, "number": np.float64, "date": np.int32, "timestamp": np.int64, ROW: np.uint32}
+_ARROW_OF = {"b1": pa.bool_(), "i4": pa.int32(), "i8": pa.int64(), "u4": pa.uint32(), "f8": pa.float64()}  # by code of the dtype
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps of columns have no zone
 _INT32 = 1 << 31
 # Up to this many elements, reading them one by one is faster than as an array; hits of a search are that few.
@@ -175,7 +177,7 @@ class Column:
             DamagedIndexError: A block is damaged.
         """
         try:
-            found = self._make_array() if self._length else pa.array([], arrow_type(self.kind))
+            found = self._make_array() if self._length else to_column([], self.kind)
             if not self._is_verified:
                 found.validate(full=True)
         except pa.ArrowException as error:
@@ -199,8 +201,8 @@ class Column:
     def select(self, keep: NDArray[np.bool_]) -> pa.Array:
         """The values of chosen rows, (n,), which are read around damage."""
         if self._is_whole:
-            return self.array if keep.all() else self.array.filter(pa.array(keep))
-        return pa.array([self.at(row) for row in np.flatnonzero(keep).tolist()], arrow_type(self.kind))
+            return self.array if keep.all() else self.array.filter(number_column(keep))
+        return to_column([self.at(row) for row in np.flatnonzero(keep).tolist()], self.kind)
 
     def at(self, row: int) -> Any:
         """One value, reading no others: dates and timestamps as Python's; None for a null."""
@@ -237,6 +239,99 @@ class Column:
 
 def _lost_bits(bits: CheckedArray, length: int) -> NDArray[np.bool_]:
     return np.repeat(bits.damaged(), 8)[:length]
+
+
+# pa.array, pa.scalar and to_numpy import pandas where it is installed, for about a second; the functions below use the buffers of arrays.
+
+
+def to_column(values: Sequence[Any], kind: str) -> pa.Array:
+    """The column of values of one type, with None for nulls.
+
+    Args:
+        values: Strings, integers, numbers, booleans, dates or timestamps, or lists of them.
+        kind: Their type.
+
+    Raises:
+        OverflowError: An integer has more than 64 bits.
+
+    Example:
+        >>> to_column(["a", None], "string").to_pylist(), to_column([[1, 2], [], None], "integer[]").to_pylist()
+        (['a', None], [[1, 2], [], None])
+    """
+    count = len(values)
+    nulls = sum(value is None for value in values)
+    valid = _bitmap(np.fromiter((value is not None for value in values), bool, count)) if nulls else None
+    if kind.endswith(LIST):
+        elements = to_column([each for value in values if value for each in value], kind.removesuffix(LIST))
+        ends = np.cumsum([0, *(len(value) if value else 0 for value in values)], dtype=np.int64)
+        buffers = [valid, pa.py_buffer(ends.astype(np.int32))]
+        return pa.Array.from_buffers(pa.list_(elements.type), count, buffers, nulls, children=[elements])
+    if kind == "string":
+        encoded = [value.encode() if value else b"" for value in values]
+        return binary_column(encoded, pa.string(), valid, nulls)
+    filled: Sequence[Any] = [0 if value is None else value for value in values] if nulls else values
+    if kind == "boolean":
+        return pa.Array.from_buffers(pa.bool_(), count, [valid, _bitmap(np.fromiter(filled, bool, count))], nulls)
+    if kind == "date":
+        filled = [value.toordinal() - _EPOCH.toordinal() if value else 0 for value in filled]
+    elif kind == "timestamp":
+        filled = [(value - _EPOCH) // _MICROSECOND if value else 0 for value in filled]
+    numbers = np.fromiter(filled, _DTYPES[kind], count)
+    return pa.Array.from_buffers(ARROW_TYPES[kind], count, [valid, pa.py_buffer(numbers)], nulls)
+
+
+def binary_column(encoded: Sequence[bytes], kind: pa.DataType, valid: pa.Buffer | None = None, nulls: int = 0) -> pa.Array:
+    """The column of the bytes of strings; more than 2 GiB of them make a `pa.large_string`.
+
+    Args:
+        encoded: The bytes of each, empty for a null.
+        kind: A type of strings or bytes.
+        valid: Bitmap of those that are no nulls; None for all.
+        nulls: Number of nulls.
+    """
+    ends = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
+    if kind == pa.string() and ends[-1] >= _INT32:
+        kind = pa.large_string()
+    places = ends.astype(np.int32) if kind in (pa.string(), pa.binary()) else ends
+    return pa.Array.from_buffers(kind, len(encoded), [valid, pa.py_buffer(places), pa.py_buffer(b"".join(encoded))], nulls)
+
+
+def number_column(numbers: NDArray[Any]) -> pa.Array:
+    """The column of numbers or truth values."""
+    content = _bitmap(numbers) if numbers.dtype == bool else pa.py_buffer(np.ascontiguousarray(numbers))
+    return pa.Array.from_buffers(_ARROW_OF[numbers.dtype.str[1:]], len(numbers), [None, content])
+
+
+def numbers_of(array: pa.Array) -> NDArray[Any]:
+    """The numbers of a column without a copy: dates and timestamps as units of time."""
+    dtype = np.dtype(f"i{array.type.bit_width // 8}" if pa.types.is_temporal(array.type) else array.type.to_pandas_dtype())
+    offset = array.offset * dtype.itemsize
+    return np.frombuffer(array.buffers()[1], dtype, offset=offset, count=len(array)) if len(array) else np.zeros(0, dtype)
+
+
+def truths_of(array: pa.Array) -> NDArray[np.bool_]:
+    """Truth values without nulls."""
+    return bits_of(array.buffers()[1], array)
+
+
+def bits_of(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
+    """A bitmap of an array as truth values."""
+    first, inside = divmod(array.offset, 8)
+    bits = np.frombuffer(buffer, np.uint8, offset=first, count=(inside + len(array) + 7) // 8) if len(array) else np.zeros(0, np.uint8)
+    return np.unpackbits(bits, bitorder="little")[inside:][: len(array)].view(bool)
+
+
+def lengths_of(array: pa.Array) -> NDArray[Any]:
+    """The number of bytes of each string, of which nulls have none."""
+    dtype = np.dtype(np.int64 if pa.types.is_large_string(array.type) else np.int32)
+    if not len(array):
+        return np.zeros(0, dtype)
+    return np.diff(np.frombuffer(array.buffers()[1], dtype, offset=array.offset * dtype.itemsize, count=len(array) + 1))
+
+
+def _bitmap(truths: NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(truths, bitorder="little"))
 
 
 def arrow_type(kind: str) -> pa.DataType:

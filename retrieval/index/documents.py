@@ -33,8 +33,14 @@ from quiver.retrieval.index.columns import (
     Column,
     ColumnWriter,
     arrow_type,
+    binary_column,
     concat_columns,
+    lengths_of,
+    number_column,
+    numbers_of,
     open_columns,
+    to_column,
+    truths_of,
     with_words,
     write_columns,
 )
@@ -95,7 +101,7 @@ class IdTable:
     def of(cls, ids: Sequence[str]) -> IdTable:
         """Create a table of unique ids in memory."""
         disk, folder = MemoryDisk(), Path("ids")
-        _write_ids(folder, pa.array(ids, pa.large_string()), np.zeros(len(ids), np.uint32), disk)
+        _write_ids(folder, to_column(ids, STRING), np.zeros(len(ids), np.uint32), disk)
         return cls(open_columns(Files.written(folder, disk), _IDS)[0])
 
     @property
@@ -126,15 +132,15 @@ class IdTable:
         if int(rows.max()) >= len(self):
             raise DamagedIndexError(f"the table of ids refers to a row that does not exist; {LOOK}")
         binary = pa.binary() if pa.types.is_string(self.array.type) else pa.large_binary()
-        stored, wanted = self.array.cast(binary), pa.array(keys, binary)
+        stored, wanted = self.array.cast(binary), binary_column(keys, binary)
         low, high = np.zeros(len(keys), np.int64), np.full(len(keys), len(self))
         while (low < high).any():
             middle = (low + high) // 2
-            less = pc.less(stored.take(pa.array(rows[np.minimum(middle, len(self) - 1)])), wanted).to_numpy(zero_copy_only=False)
+            less = truths_of(pc.less(stored.take(number_column(rows[np.minimum(middle, len(self) - 1)])), wanted))
             less &= low < high
             low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
         found = rows[np.minimum(low, len(self) - 1)].astype(np.int64)
-        same = pc.equal(stored.take(pa.array(found)), wanted).to_numpy(zero_copy_only=False)
+        same = truths_of(pc.equal(stored.take(number_column(found)), wanted))
         return np.where(same, found, -1)
 
     def _row_of(self, key: bytes) -> int:
@@ -148,13 +154,13 @@ class IdTable:
 
     def token_counts(self, rows: NDArray[np.bool_]) -> TokenCounts:
         """Total token counts of chosen documents, (P,)."""
-        packed = self._columns["tokens"].select(rows).to_numpy()
+        packed = numbers_of(self._columns["tokens"].select(rows))
         tokens = int((packed >> 2).sum(dtype=np.int64))
         return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
 
     def select(self, keep: NDArray[np.bool_]) -> tuple[pa.Array, NDArray[np.uint32]]:
         """Ids and packed token counts of chosen rows."""
-        return self._columns["id"].select(keep), self._columns["tokens"].select(keep).to_numpy()
+        return self._columns["id"].select(keep), numbers_of(self._columns["tokens"].select(keep))
 
     def lost(self) -> NDArray[np.bool_]:
         """Rows whose id or token count is lost with a damaged file, (P,)."""
@@ -162,10 +168,10 @@ class IdTable:
 
 
 def _write_ids(folder: Path, ids: pa.Array, tokens: NDArray[np.uint32], disk: Disk) -> dict[str, str]:
-    rows = pc.sort_indices(ids).to_numpy().astype(np.uint32)
+    rows = numbers_of(pc.sort_indices(ids)).astype(np.uint32)
     ranks = np.empty(len(rows), np.uint32)
     ranks[rows] = np.arange(len(rows), dtype=np.uint32)
-    columns = {"id": concat_columns([ids]), "tokens": pa.array(tokens), "row": pa.array(rows), "rank": pa.array(ranks)}
+    columns = {"id": concat_columns([ids]), "tokens": number_column(tokens), "row": number_column(rows), "rank": number_column(ranks)}
     return write_columns(folder, _IDS, columns, disk, "ids and token counts of the documents, and their order by id")
 
 
@@ -233,13 +239,13 @@ def _to_array(values: list[Any], kind: str) -> pa.Array:
     plain = {type(None), list} if kind.endswith(LIST) else {type(None), element}
     if set(map(type, values)) <= plain and (element in plain or {type(one) for each in values if each for one in each} <= {element}):
         with suppress(OverflowError):  # an integer of more than 64 bits
-            return pa.array(values, arrow_type(kind))
+            return to_column(values, kind)
     fitted: list[Any] = [None] * len(values)
     for row, value in enumerate(values):
         if value is not None:
             with suppress(ValueError):
                 fitted[row] = fit_field(value, kind)
-    return pa.array(fitted, arrow_type(kind))
+    return to_column(fitted, kind)
 
 
 class DocumentTableWriter:
@@ -264,7 +270,7 @@ class DocumentTableWriter:
         """Append documents, whose ids must be unique in the segment, with their token counts."""
         if not documents:
             return
-        self._ids.append(pa.array([document.id for document in documents], pa.large_string()))
+        self._ids.append(to_column([document.id for document in documents], STRING))
         packed = tokens.tokens.astype(np.uint32) << 2 | tokens.truncated.astype(np.uint32) << 1 | tokens.empty.astype(np.uint32)
         self._tokens.append(packed.astype(np.uint32))
         fields = [document.metadata or {} for document in documents]
@@ -272,8 +278,12 @@ class DocumentTableWriter:
             self._fields[name].append(_to_array([each.get(name) for each in fields], kind))
         if self._texts is not None:
             given = [json.dumps(dict(each), ensure_ascii=False) if each else None for each in fields]
-            text = {"title": [each.title for each in documents], "text": [each.text for each in documents], "metadata": given}
-            self._texts.add({name: pa.array(values, pa.string()) for name, values in text.items()})
+            text: dict[str, list[Any]] = {
+                "title": [each.title for each in documents],
+                "text": [each.text for each in documents],
+                "metadata": given,
+            }
+            self._texts.add({name: to_column(values, STRING) for name, values in text.items()})
 
     def close(self) -> dict[str, str]:
         """Finish the files; return what each holds, by name."""
@@ -299,7 +309,7 @@ class _TextWriter:
 
     def add(self, columns: Mapping[str, pa.Array]) -> None:
         count = len(columns["text"])
-        sizes = [pc.fill_null(pc.binary_length(column), 0).to_numpy() for column in columns.values()]
+        sizes = [lengths_of(column) for column in columns.values()]
         lengths: NDArray[np.int64] = np.sum(sizes, axis=0, dtype=np.int64)
         start = 0
         while start < count:
@@ -446,8 +456,8 @@ def _as_type(array: pa.Array, kind: str) -> pa.Array:
 
 
 def _as_lists(array: pa.Array) -> pa.Array:
-    offsets = np.append(0, np.cumsum(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.int32)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), array.drop_null(), mask=array.is_null() if array.null_count else None)
+    offsets = np.append(0, np.cumsum(truths_of(array.is_valid()), dtype=np.int32)).astype(np.int32)
+    return pa.ListArray.from_arrays(number_column(offsets), array.drop_null(), mask=array.is_null() if array.null_count else None)
 
 
 def _check_rows(files: Files, stem: str, found: int, count: int) -> None:
@@ -511,7 +521,8 @@ def rows_by_value(tables: Sequence[DocumentTable], field: str) -> dict[str, list
         if column is None or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             continue
         encoded = column.dictionary_encode()
-        codes = encoded.indices.fill_null(-1).to_numpy()
+        codes = numbers_of(encoded.indices).copy()
+        codes[~truths_of(encoded.is_valid())] = -1
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(encoded.dictionary) + 1))
         for value, name in enumerate(encoded.dictionary.to_pylist()):

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, check_utf8
+from quiver.retrieval.index.columns import binary_column, bits_of, number_column, numbers_of
 from quiver.retrieval.index.engines import did_you_mean
 from quiver.retrieval.records import Value
 
@@ -93,18 +94,18 @@ class Vector:
         self.present = _valid_entries(array)
         self.rows: NDArray[np.uint32] | None = None
         if is_list(array.type):
-            self.rows = pc.list_parent_indices(array).to_numpy().astype(np.uint32)
+            self.rows = numbers_of(pc.list_parent_indices(array)).astype(np.uint32)
             array = array.flatten()
         self.valid = _valid_entries(array)
         self.type = array.type
         self.words: pa.Array | None = None
         self.data: NDArray[Any] | None = None
         if pa.types.is_dictionary(array.type):
-            self.words, self.data = array.dictionary, _numbers_of(array.indices)
+            self.words, self.data = array.dictionary, numbers_of(array.indices)
         elif self.kind == "string":
             self.words = array.cast(pa.string()) if pa.types.is_null(array.type) else array
         else:
-            self.data = _bits_of(array.buffers()[1], array) if self.kind == "boolean" else _numbers_of(array)
+            self.data = bits_of(array.buffers()[1], array) if self.kind == "boolean" else numbers_of(array)
 
     @cached_property
     def codes(self) -> tuple[pa.Array | NDArray[Any], NDArray[Any]]:
@@ -115,7 +116,8 @@ class Vector:
         if self.data is not None:
             return self.words, self.data
         encoded = self.words.dictionary_encode()
-        return encoded.dictionary, _numbers_of(encoded.indices.fill_null(0))
+        codes = numbers_of(encoded.indices)
+        return encoded.dictionary, codes if self.valid is None else np.where(self.valid, codes, 0)
 
     @cached_property
     def counted(self) -> Mask | None:
@@ -135,30 +137,16 @@ class Vector:
         """Distinct values by number, as metadata has them: dates and times as ISO text."""
         values = self.codes[0]
         if not isinstance(values, np.ndarray):
-            return cast("list[Value]", values.take(pa.array(numbers)).to_pylist())
+            return cast("list[Value]", values.take(number_column(numbers)).to_pylist())
         if self.kind in ("date", "timestamp"):
-            return [each.isoformat() for each in pa.array(values[numbers]).cast(self.type).to_pylist()]
+            return [each.isoformat() for each in number_column(values[numbers]).view(self.type).to_pylist()]
         return cast("list[Value]", values[numbers].tolist())
 
 
 def _valid_entries(array: pa.Array) -> Mask | None:
     if not array.null_count:
         return None
-    return np.zeros(len(array), bool) if pa.types.is_null(array.type) else _bits_of(array.buffers()[0], array)
-
-
-def _bits_of(buffer: pa.Buffer, array: pa.Array) -> Mask:
-    """A bitmap of Arrow as truth values, (E,)."""
-    first, inside = divmod(array.offset, 8)
-    bits = np.frombuffer(buffer, np.uint8, offset=first, count=(inside + len(array) + 7) // 8) if len(array) else np.zeros(0, np.uint8)
-    return np.unpackbits(bits, bitorder="little")[inside:][: len(array)].view(bool)
-
-
-def _numbers_of(array: pa.Array) -> NDArray[Any]:
-    """The numbers of an array without a copy."""
-    dtype = np.dtype(f"i{array.type.bit_width // 8}" if pa.types.is_temporal(array.type) else array.type.to_pandas_dtype())
-    offset = array.offset * dtype.itemsize
-    return np.frombuffer(array.buffers()[1], dtype, offset=offset, count=len(array)) if len(array) else np.zeros(0, dtype)
+    return np.zeros(len(array), bool) if pa.types.is_null(array.type) else bits_of(array.buffers()[0], array)
 
 
 class Columns:
@@ -617,7 +605,7 @@ def _over_rows(name: str, test: Callable[[Vector], Mask]) -> _Evaluate:
 def _test_words(vector: Vector, test: Callable[[pa.Array], pa.Array]) -> Mask:
     """A test of strings, evaluated once for each one of a dictionary, (E,)."""
     found = test(vector.words)
-    words = _bits_of(found.buffers()[1], found)
+    words = bits_of(found.buffers()[1], found)
     if vector.data is None:
         return words
     matches = np.flatnonzero(words)
@@ -634,11 +622,15 @@ _TESTS: dict[str, tuple[Callable[[Any, Any], pa.Array], Callable[[Any, Any], Mas
 }
 
 
+def _strings(values: Sequence[str], kind: pa.DataType) -> pa.Array:
+    return binary_column([value.encode() for value in values], kind)
+
+
 def _compare_entries(vector: Vector, operator: str, value: Any) -> Mask:
     """The order of the entries of a column and a value, (E,)."""
     of_words, of_numbers = _TESTS[operator]
     if vector.words is not None:
-        return _test_words(vector, lambda words: of_words(words, pa.scalar(value, words.type)))
+        return _test_words(vector, lambda words: of_words(words, _strings([value], words.type)[0]))
     data, value = cast("NDArray[Any]", vector.data), _in_units(vector, value)
     if vector.kind in ("number", "boolean"):
         return of_numbers(data, value)
@@ -664,7 +656,7 @@ def _in_units(vector: Vector, value: Any) -> Any:
 def _equals_any(vector: Vector, values: Sequence[Any]) -> Mask:
     """Whether each entry is one of several values, (E,)."""
     if vector.words is not None:
-        wanted = pa.array(values, vector.words.type)
+        wanted = _strings(values, vector.words.type)
         return _test_words(vector, lambda words: pc.equal(words, wanted[0]) if len(wanted) == 1 else pc.is_in(words, value_set=wanted))
     data, numbers = cast("NDArray[Any]", vector.data), [_in_units(vector, each) for each in values]
     if vector.kind not in ("number", "boolean"):

@@ -13,7 +13,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import IndexReader, Place
-from quiver.retrieval.records import Group, Hits
+from quiver.retrieval.records import Group, Hits, Value
 
 _PASSAGES = 4  # passages a group that are searched for at first
 
@@ -112,7 +112,7 @@ class FieldValues:
         if code >= 0:
             return self._column.values[code]
         found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
-        several = found if isinstance(found, list | tuple) else [found]
+        several: Sequence[Value] = [found] if isinstance(found, str | int | float) else found
         return ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import random
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -320,3 +322,17 @@ def test_chosen_fields_alone_are_columns(tmp_path: Path) -> None:
     assert table.texts is not None
     assert table.texts[0].metadata == {"n": 1, "m": 2}
     assert table.ids.token_counts(np.array([False, True])) == TokenCounts(1, 0, 1, 1)
+
+
+def test_tables_are_written_and_read_without_pandas() -> None:
+    pytest.importorskip("pandas")
+    code = """
+import sys
+from quiver import build_index
+rows = [{"id": str(n), "text": "bird", "n": n, "at": f"2021-01-0{n}", "tags": ["a"] * n, "open": n > 1} for n in range(1, 4)]
+index = build_index(rows, "bm25")
+assert [hit.id for hit in index.search("bird", filter="n > 1 AND at < '2021-01-03' AND array_contains(tags, 'a') AND open")] == ["2"]
+assert index.facets(["at"])["at"].distinct == 3
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
