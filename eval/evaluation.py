@@ -112,9 +112,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     collection_name: str | Sequence[str] = (),
     index: str | Path | IndexReader | None = None,
     run: str | Path | None = None,
-    fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
+    fuse: _System | Sequence[_System] = (),
     fusion: Fusion | None = None,
-    rerank: str | Path | TokenModel | None = None,
+    rerank: str | Path | TokenModel | IndexReader | None = None,
     candidates: int | None = None,
     group_by: str | None = None,
     name: str = "",
@@ -149,7 +149,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
-        rerank: ColBERT model, loaded or by its name, or folder of an index of one, that re-ranks the candidates.
+        rerank: ColBERT model, or index of one, each opened or by its name, that re-ranks the candidates.
         candidates: Documents that each system contributes to a fusion or a re-ranking; None for 100. The run holds no more, and measures
             with a deeper cut are left out.
         group_by: Field of an index, such as ``"file"``, whose values are ranked, each by its best passage; the judgements name values.
@@ -211,7 +211,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
-    fuse = [fuse] if isinstance(fuse, str | Path) else fuse
+    fuse = list(fuse) if isinstance(fuse, Iterable) and not isinstance(fuse, str) else [fuse]
     model, index = _split_opened(model, index)
     first = [each for each in (model, index, run) if each is not None]
     if len(first) > 1:
@@ -352,7 +352,8 @@ def _check_combination(systems: int, fusion: Fusion | None, rerank: object, cand
         raise InputError("candidates are those of a fusion or a re-ranking: pass fuse or rerank, or leave them out")
 
 
-_Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | IndexReader | None"
+_System: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | IndexReader"
+_Model: TypeAlias = "_System | None"
 
 
 def _split_opened(model: _Model, index: str | Path | IndexReader | None) -> tuple[_Model, str | Path | None]:

@@ -51,6 +51,7 @@ from quiver.retrieval.search.retrievers import (
     Unexplained,
     identity_of,
     indexes_of,
+    name_of_scorer,
     search_with,
     sum_seconds,
 )
@@ -107,7 +108,7 @@ def check_ranker(ranker: Ranker, benchmark: Benchmark, collection: Collection) -
             if isinstance(leaf.collection.documents, NamedDocuments):
                 raise InputError(
                     f"{benchmark.key}: {leaf.name} ranks texts, and only the ids of the documents are known; pass a folder with"
-                    " corpus.jsonl (--data), or an index that stores texts (--index)"
+                    " corpus.jsonl (--data), an index that stores texts (--index), or documents= in Python"
                 )
         elif isinstance(leaf, RunRetriever):
             _check_run(leaf, benchmark, collection)
@@ -733,10 +734,9 @@ class Contenders:
 
         return Contender(system, ranker, made_of=made_of)
 
-    def reranked(self, first: Contender, given: str | Path | TokenModel, candidates: int) -> Contender:
+    def reranked(self, first: Contender, given: str | Path | TokenModel | IndexReader, candidates: int) -> Contender:
         """The re-ranking of a system's candidates by a ColBERT model or an index of one."""
-        scorer = self.opened.scorer(given)
-        (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
+        scorer, name = self.opened.scorer(given), name_of_scorer(given)
         made_of = {"first": first.described, "second": scorer.describe(), "candidates": candidates}
         system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
 

@@ -793,7 +793,7 @@ class IndexReader:
             >>> index.facets(["year"])
             {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2, range=(2008, 2012))}
         """
-        chosen = self.check_filter(filter)
+        chosen, fields = self.check_filter(filter), [fields] if isinstance(fields, str) else fields
         for field in fields:
             if field not in self.fields:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"

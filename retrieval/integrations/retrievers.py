@@ -16,6 +16,7 @@ from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, open_index
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
+from quiver.retrieval.search.index import Ranking
 from quiver.retrieval.search.retrievers import Effort, OpenIndexes, Retriever, indexes_of, one_effort, search_with
 
 
@@ -74,14 +75,14 @@ class TextSearcher:
 def _open_searcher(
     index: IndexReader | Retriever | Path | str,
     model: DenseModel | TokenModel | None,
-    fuse: str | Path | Sequence[str | Path],
-    rerank: str | Path | TokenModel | None,
+    fuse: Ranking | Sequence[Ranking],
+    rerank: str | Path | TokenModel | IndexReader | None,
     *,
     k: int,
     filter: FilterLike,
     effort: Effort,
 ) -> TextSearcher:
-    opened, others = OpenIndexes(), [fuse] if isinstance(fuse, str | Path) else list(fuse)  # its models are shared by threads
+    opened, others = OpenIndexes(), [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)  # its models are shared by threads
     if isinstance(index, str | Path):
         index = open_index(index)
     if isinstance(index, IndexReader):
@@ -89,7 +90,12 @@ def _open_searcher(
             index.model = model
         opened.add(index)
         index.check_filter(filter)
-        retriever = opened.fused([index.path, *others])
+        for each in others:
+            if isinstance(each, IndexReader):
+                if not each.path.is_dir():
+                    raise InputError("an index in memory cannot be fused with another one; build it in a folder (out=DIR)")
+                opened.add(each)
+        retriever = opened.fused([index.path, *(each.path if isinstance(each, IndexReader) else each for each in others)])
     elif model is not None or others:
         raise TypeError("model and fuse are for an index; a retriever has its own")
     else:
@@ -110,8 +116,8 @@ def langchain_retriever(
     filter: FilterLike = None,
     effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
-    fuse: str | Path | Sequence[str | Path] = (),
-    rerank: str | Path | TokenModel | None = None,
+    fuse: Ranking | Sequence[Ranking] = (),
+    rerank: str | Path | TokenModel | IndexReader | None = None,
 ) -> Any:
     """Make a LangChain ``BaseRetriever`` over an index, or over any `quiver.retrieval.search.retrievers.Retriever`.
 
@@ -125,7 +131,8 @@ def langchain_retriever(
         filter: Condition on the documents, such as ``"year >= 2015"``, or several.
         effort: Preset or search parameters; None for ``balanced``.
         target_recall: Target recall, instead of an effort.
-        fuse: Rankings to fuse an index with by reciprocal ranks: ``"bm25"``, or folders of other indexes of the same documents.
+        fuse: Rankings to fuse an index with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, opened or by their
+            folders.
         rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
 
     Raises:
@@ -149,8 +156,8 @@ def llama_index_retriever(
     filter: FilterLike = None,
     effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
-    fuse: str | Path | Sequence[str | Path] = (),
-    rerank: str | Path | TokenModel | None = None,
+    fuse: Ranking | Sequence[Ranking] = (),
+    rerank: str | Path | TokenModel | IndexReader | None = None,
 ) -> Any:
     """Make a LlamaIndex ``BaseRetriever`` over an index or a retriever; arguments, metadata and errors as `langchain_retriever`.
 

@@ -61,7 +61,7 @@ class SearchOptions(TypedDict, total=False):
     ids: Iterable[str] | None
     fuse: Ranking | Sequence[Ranking]
     weights: Sequence[float] | None
-    fusion: Fusion | None
+    fusion: Fusion | str | None
     rerank: Ranking | TokenModel | None
     candidates: int
     effort: str | Mapping[str, Setting] | None
@@ -118,7 +118,7 @@ class Index(IndexReader):
         ids: Iterable[str] | None = None,
         fuse: Ranking | Sequence[Ranking] = (),
         weights: Sequence[float] | None = None,
-        fusion: Fusion | None = None,
+        fusion: Fusion | str | None = None,
         rerank: Ranking | TokenModel | None = None,
         candidates: int = CANDIDATES,
         effort: str | Mapping[str, Setting] | None = None,
@@ -141,7 +141,7 @@ class Index(IndexReader):
             fuse: Rankings to fuse with: ``"bm25"``, or other indexes of the same documents, as folders or opened from one. What is named
                 here and in ``rerank`` is opened at its first use, and searched as it was then.
             weights: Weights of the fusion: this index's, and one for each of ``fuse``; None for 1 each.
-            fusion: Method and normalization of the fusion; None for reciprocal ranks.
+            fusion: Method and normalization of the fusion, or the method's name: ``rrf`` (reciprocal ranks, the default) or ``weighted``.
             rerank: ColBERT model, or index of one, that re-ranks the best candidates; each by its folder or opened.
             candidates: Documents that each ranking contributes to a fusion or a re-ranking.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
@@ -155,7 +155,8 @@ class Index(IndexReader):
             InputError: An index to fuse or a model cannot be opened, the filter is malformed, it or ``group_by`` names a field that no
                 document has, hits are to be grouped and the index stores no texts, the preset or search parameter does not exist, or recall
                 was not measured for the target, a vector of a query is not finite, or a text contains half of a surrogate pair.
-            ValueError: k < 1, the offset is negative, the queries have a wrong width, or both an effort and a target recall are given.
+            ValueError: k or ``candidates`` < 1, the offset is negative, the queries have a wrong width, or both an effort and a target
+                recall are given.
 
         Example:
             >>> from quiver import build_index
@@ -178,11 +179,11 @@ class Index(IndexReader):
         asked = [each if isinstance(each, Query) else Query(str(number), each) for number, each in enumerate(given)]
         by_text = all(isinstance(query.text, str) for query in asked)
         others = [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)
+        how = _fusion_of(fusion, weights, fused=bool(others))
         condition, document = _restrict_to_ids(filter, ids), self._document_or_none
         if others or rerank is not None:
             if not by_text:
                 raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
-            how = replace(fusion or Fusion(), weights=tuple(weights)) if weights is not None else fusion
             opened, retriever = self._combine(others, how, rerank, candidates)
             document, chosen = opened.document, one_effort(effort, target_recall)
 
@@ -240,6 +241,7 @@ class Index(IndexReader):
             ['which', 'wings']
         """
         others = [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)
+        documents = [documents] if isinstance(documents, str) else documents
         if documents is None:
             documents = [hit.id for hit in self.search(query, k, fuse=others, rerank=rerank)]
         if not others and rerank is None:
@@ -265,6 +267,8 @@ class Index(IndexReader):
         self, others: Sequence[Ranking], fusion: Fusion | None, rerank: Ranking | TokenModel | None, candidates: int
     ) -> tuple[OpenIndexes, Retriever]:
         """A fusion or re-ranking, whose indexes and models are opened at its first use."""
+        if candidates < 1:
+            raise ValueError(f"candidates must be >= 1, got {candidates}")
         given = [each for each in (*others, rerank) if isinstance(each, IndexReader)]
         if any(not each.path.is_dir() for each in given):
             raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
@@ -327,7 +331,7 @@ class Index(IndexReader):
             where: Delete all documents that match this filter; see `search`.
 
         Raises:
-            InputError: The index is in memory, a document does not exist, nothing is named, or the filter is malformed.
+            InputError: The index is in memory, a document does not exist, nothing is named, or the filter is malformed or has no condition.
 
         Example:
             >>> from quiver import build_index
@@ -338,7 +342,10 @@ class Index(IndexReader):
         """
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if where is not None:
-            wanted += self.ids_matching(where)
+            chosen = as_filter(where)
+            if chosen is None or (not chosen.conditions and chosen.ids is None):  # which every document matches
+                raise InputError("the filter (where=) has no condition; to delete all documents, pass their ids")
+            wanted += self.ids_matching(chosen)
         elif not wanted:
             raise InputError("pass ids of documents to delete, or a filter (where=)")
         return self._become(delete_documents(self._folder(), wanted)) if wanted else self
@@ -396,8 +403,15 @@ class Index(IndexReader):
         return self
 
 
+def _fusion_of(fusion: Fusion | str | None, weights: Sequence[float] | None, *, fused: bool) -> Fusion | None:
+    if not fused and (fusion is not None or weights is not None):
+        raise InputError("weights and fusion are those of rankings that are fused: pass fuse")
+    how = Fusion(fusion) if isinstance(fusion, str) else fusion
+    return how if weights is None else replace(how or Fusion(), weights=tuple(weights))
+
+
 def _restrict_to_ids(filter: FilterLike, ids: Iterable[str] | None) -> FilterLike:
-    return filter if ids is None else replace(as_filter(filter) or Filter(), ids=frozenset(ids))
+    return filter if ids is None else replace(as_filter(filter) or Filter(), ids=frozenset([ids] if isinstance(ids, str) else ids))
 
 
 def _without_first(hits: Hits, offset: int) -> Hits:

@@ -745,29 +745,33 @@ class OpenIndexes:
             return parts[0]
         return FusedRetriever(parts, replace(fusion, weights=tuple(weight for weight in weights if weight)), candidates)
 
-    def reranked(self, first: Retriever, given: str | Path | TokenModel, *, candidates: int = CANDIDATES) -> RerankedRetriever:
+    def reranked(
+        self, first: Retriever, given: str | Path | TokenModel | IndexReader, *, candidates: int = CANDIDATES
+    ) -> RerankedRetriever:
         """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model, loaded or not.
 
         Raises:
             InputError: It is neither.
         """
-        scorer = self.scorer(given)
-        (name,) = short_names([str(given) if isinstance(given, str | Path) else given.card.source])
-        return RerankedRetriever(first, scorer, name, candidates)
+        return RerankedRetriever(first, self.scorer(given), name_of_scorer(given), candidates)
 
-    def scorer(self, given: str | Path | TokenModel) -> IndexScorer | TextScorer:
+    def scorer(self, given: str | Path | TokenModel | IndexReader) -> IndexScorer | TextScorer:
         """Open an index of a ColBERT model, or a ColBERT model, to score candidates by their texts in the open indexes.
 
         Raises:
             InputError: It is neither.
         """
         needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
-        if isinstance(given, str | Path) and format_version(Path(given)) is not None:
-            index = self.index(given)
+        if isinstance(given, IndexReader) or (isinstance(given, str | Path) and format_version(Path(given)) is not None):
+            index = given if isinstance(given, IndexReader) else self.index(given)
             if index.manifest.model.kind != "colbert":
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
-                raise InputError(f"{given}: {needed}; this index has {stored}")
+                raise InputError(f"{index.path}: {needed}; this index has {stored}")
+            if isinstance(given, IndexReader):
+                return IndexScorer(given, given.model if isinstance(given.model, SharedModel) else SharedModel(given.model))
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
+        if str(given) == NAME and not Path(NAME).exists():
+            raise InputError(f"{NAME}: {needed}; BM25 has no vectors and can be fused (--fuse, fuse=)")
         from quiver.retrieval.models.loading import load_model
 
         model = load_model(str(given), device=self._device) if isinstance(given, str | Path) else given
@@ -814,10 +818,17 @@ class OpenIndexes:
         return self._models[wanted]
 
 
+def name_of_scorer(given: str | Path | TokenModel | IndexReader) -> str:
+    """The name of what re-ranks, a model or an index."""
+    return short_names(
+        [str(given.path if isinstance(given, IndexReader) else given if isinstance(given, str | Path) else given.card.source)]
+    )[0]
+
+
 def open_retriever(
     index: str | Path,
     *,
-    fuse: Sequence[str | Path] = (),
+    fuse: str | Path | Sequence[str | Path] = (),
     fusion: Fusion | None = None,
     rerank: str | Path | None = None,
     candidates: int = CANDIDATES,
@@ -837,5 +848,6 @@ def open_retriever(
         InputError: An index or a model cannot be opened, or they do not go together.
     """
     opened = OpenIndexes(device=device)
-    first = opened.fused([index, *fuse], fusion, candidates=candidates)
+    others = [fuse] if isinstance(fuse, str | Path) else fuse
+    first = opened.fused([index, *others], fusion, candidates=candidates)
     return first if rerank is None else opened.reranked(first, rerank, candidates=candidates)

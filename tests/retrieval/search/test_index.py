@@ -11,6 +11,7 @@ import pytest
 
 import quiver
 from quiver import Document, InputError, build_index, evaluate, open_index
+from quiver.retrieval.index.filters import Filter
 from quiver.retrieval.integrations import langchain_retriever
 from quiver.retrieval.records import Hits, Query
 from quiver.retrieval.search.index import Index
@@ -53,11 +54,42 @@ def test_weights_are_those_of_the_rankings_in_their_order(index: Index) -> None:
     assert {hit.id: hit.score for hit in fused} == pytest.approx(by_hand)
     with pytest.raises(InputError, match="got 1 weights for 2 rankings"):
         index.search(TEXT, fuse="bm25", weights=[1])
+    with pytest.raises(InputError, match="pass fuse"):
+        index.search(TEXT, weights=[1])
+    with pytest.raises(ValueError, match="candidates must be >= 1"):
+        index.search(TEXT, fuse="bm25", candidates=0)
+    by_scores = index.search(TEXT, 24, fuse="bm25", fusion=Fusion("weighted"))
+    assert list(index.search(TEXT, 24, fuse="bm25", fusion="weighted")) == list(by_scores)
 
 
 def test_queries_with_ids_are_searched_as_texts(index: Index) -> None:
     queries = [Query("a", TEXT), Query("b", "word3")]
     assert index.search(queries, 4).ids == index.search([query.text for query in queries], 4).ids
+
+
+def test_one_string_is_one_id_or_one_field(index: Index) -> None:
+    assert [hit.id for hit in index.search(TEXT, ids="d05")] == ["d05"]
+    assert list(index.explain(TEXT, "d05")) == ["d05"]
+    assert index.facets("part") == index.facets(["part"])
+
+
+def test_an_opened_index_is_fused_and_ranks_again_wherever_its_folder_does(index: Index, tmp_path: Path, word_by_word: Any) -> None:
+    words = build_index(DOCUMENTS, "bm25", tmp_path / "words")
+    again = build_index(DOCUMENTS, word_by_word, tmp_path / "again")
+    again.model = word_by_word
+    asked: dict[str, Any] = {"queries": {"q1": TEXT}, "qrels": {"q1": ["d05"]}, "baselines": ()}
+    assert evaluate(index, fuse=words, **asked).headline == evaluate(index, fuse=[words], **asked).headline
+    assert evaluate(words, fuse=index.model, **asked).headline == evaluate(words, fuse=index, **asked).headline
+    reranked = index.search(TEXT, 5, rerank=again)
+    run = evaluate(index, rerank=again, documents=None, **asked)
+    assert run.system.kind == "re-ranking"
+    with pytest.raises(InputError, match="BM25 has no vectors"):
+        index.search(TEXT, rerank="bm25")
+    pytest.importorskip("langchain_core")
+    found = langchain_retriever(index, k=5, fuse=words).invoke(TEXT)
+    assert [each.id for each in found] == [hit.id for hit in index.search(TEXT, 5, fuse=words)]
+    found = langchain_retriever(index, k=5, rerank=again).invoke(TEXT)
+    assert [each.id for each in found] == [hit.id for hit in reranked]
 
 
 def test_explanations_name_the_rankings(index: Index) -> None:
@@ -82,6 +114,10 @@ def test_an_index_shows_its_own_changes_and_others_do_not(index: Index) -> None:
         index.delete("nowhere")
     with pytest.raises(InputError, match="pass ids of documents to delete"):
         index.delete()
+    for nothing in ([], Filter()):  # which every document would match
+        with pytest.raises(InputError, match="has no condition"):
+            index.delete(where=nothing)
+    assert len(index) == 20
     with pytest.raises(InputError, match="an index in memory does not change"):
         build_index(DOCUMENTS, "bm25").add([Document("x", "y")])
 
