@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -449,7 +449,12 @@ def _as_type(array: pa.Array, kind: str) -> pa.Array:
     values = array.values if pa.types.is_list(array.type) else array
     if values.type == element or (kind.removesuffix(LIST) == STRING and pa.types.is_large_string(values.type)):
         return array if pa.types.is_list(array.type) == kind.endswith(LIST) else _as_lists(array)
-    values = values.cast(element, safe=False)
+    if element == pa.string() and (pa.types.is_timestamp(values.type) or pa.types.is_floating(values.type)):
+        # As they are given and shown: Arrow writes 2021-06-01 08:30:00.000000 and 2.
+        written = [each if each is None else each.isoformat() if hasattr(each, "isoformat") else str(each) for each in values.to_pylist()]
+        values = to_column(written, STRING)
+    else:
+        values = values.cast(element, safe=False)
     if not pa.types.is_list(array.type):
         return _as_lists(values) if kind.endswith(LIST) else values
     return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null() if array.null_count else None)
@@ -549,6 +554,8 @@ class FieldCheck:
     """
 
     def __init__(self, known: Mapping[str, str] | None = None, on_type_error: OnTypeError = "error", *, is_index: bool = False) -> None:
+        if on_type_error not in get_args(OnTypeError):
+            raise InputError(f"on_type_error: pass 'error' or 'null', got {on_type_error!r}")
         self._known, self._on_type_error, self._is_index = parse_types(known or {}), on_type_error, is_index
         self._there: set[str] = set(self._known) if is_index else set()
         self._inferred = ColumnTypes()

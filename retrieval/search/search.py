@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
+from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter
@@ -212,7 +213,7 @@ def describe_nothing_found(index: IndexReader, condition: Filter | None, *, word
     names = [name for name in condition.fields if name in index.fields]
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     for name, facet in index.facets(names, most=_VALUES).items():
-        shown = [(NOT_SHOWN.sub(" ", str(value))[:_VALUE] or '""', count) for value, count in facet.values]
+        shown = [(NOT_SHOWN.sub(" ", str(typed_value(value, STRING)))[:_VALUE] or '""', count) for value, count in facet.values]
         values = ", ".join(f"{value} ({count:,})" for value, count in shown)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
     return "; ".join(parts)

@@ -336,3 +336,14 @@ assert index.facets(["at"])["at"].distinct == 3
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_fields_that_become_strings_have_their_values_as_they_were_given(tmp_path: Path) -> None:
+    build_index([Document("a", "bird", metadata={"at": "2021-01-01T10:00:00", "n": 2.0, "b": True})], "bm25", tmp_path / "index")
+    more = [Document("b", "bird", metadata={"at": "soon", "n": "x", "b": "x"})]
+    add_documents(tmp_path / "index", more, "bm25", types=dict.fromkeys(("at", "n", "b"), "string"))
+    for _ in range(2):
+        assert open_index(tmp_path / "index").count("at = '2021-01-01T10:00:00' AND n = '2.0' AND b = 'true'") == 1
+        compact_index(tmp_path / "index")
+    with pytest.raises(InputError, match=r"on_type_error: pass 'error' or 'null', got 'nul'"):
+        build_index(more, "bm25", on_type_error="nul")  # type: ignore[arg-type]
