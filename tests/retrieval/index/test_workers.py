@@ -224,7 +224,8 @@ def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tm
     built = build_index(corpus, load_model(model), tmp_path / "i", options=options, executor=LocalProcesses(3))
     after = left()
     assert after.made == 150
-    assert {name: after.markers[name] for name in before.markers} == before.markers  # as they were: not made again
+    pieces = {name: mark for name, mark in before.markers.items() if name.startswith("piece-")}  # the codec has moved into the index
+    assert {name: after.markers[name] for name in pieces} == pieces  # as they were: not made again
     made_again = after.folders.total() - after.made
     assert made_again <= 2  # what the two workers had in their hands
     sys.stdout.write(f"{before.made} of 150 pieces finished by the driver that was killed, {made_again} begun and made again\n")
@@ -304,7 +305,7 @@ class KillsNodes:
             yield item
 
     def _begun(self) -> int:
-        return len({path.suffix for path in self._folder.glob("tmp/b-*/piece-*.*") if path.is_dir()})
+        return len({path.name.split(".")[2] for path in self._folder.glob("tmp/b-*/.piece-*.*.unfinished")})
 
 
 def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: Any, sizes: PieceSizes) -> Index:

@@ -51,7 +51,7 @@ def test_the_commands_of_the_image_parse_and_do_not_run_as_root() -> None:
     top: Any = typer.main.get_command(app)
     command = top.get_command(top.context_class(top), name)
     given = command.make_context(name, list(arguments), resilient_parsing=False).params
-    assert (given["indexes"], given["host"], str(given["port"])) == (["/index"], "0.0.0.0", final["EXPOSE"])
+    assert (list(given["indexes"]), given["listen_host"], str(given["listen_port"])) == (["/index"], "0.0.0.0", final["EXPOSE"])
     python, option, code = json.loads(final["HEALTHCHECK"].partition("CMD ")[2])
     assert (python, option) == ("python", "-c")
     compile(code, "HEALTHCHECK", "exec")
