@@ -686,7 +686,13 @@ class PieceFolders:
             InputError: A file cannot be read for a reason other than damage, such as too many open files.
         """
         part = self.sealed.finished(name, "this piece of the build is made again")
-        return None if part is None else Finished(part.folder, part.about["holds"], part.about["metadata"])
+        if part is None:
+            return None
+        about = part.about
+        if about.get("sha256") != _digest_of_piece(about.get("holds"), about.get("metadata")):
+            logger.warning("%s: %s is damaged; this piece of the build is made again", part.folder, self.sealed.seal)
+            return None
+        return Finished(part.folder, about["holds"], about["metadata"])
 
     def discard(self, name: str) -> None:
         """Remove a damaged piece; only for the process that holds the lock."""
@@ -707,9 +713,15 @@ class PieceFolders:
             holds: Description of each file, by name.
             metadata: Further information to store, as JSON.
         """
-        part = SealedFolder(folder, {"holds": dict(holds), "metadata": dict(metadata)})
+        digest = _digest_of_piece(dict(holds), dict(metadata))
+        part = SealedFolder(folder, {"holds": dict(holds), "metadata": dict(metadata), "sha256": digest})
         self.sealed.finish(name, part, worker=self.worker)
         return Finished(part.folder, part.about["holds"], part.about["metadata"])
+
+
+def _digest_of_piece(holds: Any, metadata: Any) -> str:
+    """Checksum of what the seal of a piece says beside its files, so that a changed seal is noticed."""
+    return hashlib.sha256(json.dumps([holds, metadata], sort_keys=True).encode()).hexdigest()
 
 
 class WorkFolder:

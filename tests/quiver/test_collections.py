@@ -25,9 +25,7 @@ def quiver(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path
 def put(root: Path, source: Source, revision: str = "md5:feed") -> None:
     folder = root / "collections" / source.unit
     folder.mkdir(parents=True)
-    (folder / RECORD).write_text(
-        json.dumps({"schema": "quiver-collection/1", "url": source.url, "revision": revision, "files": {}}), encoding="utf-8"
-    )
+    (folder / RECORD).write_text(json.dumps({"url": source.url, "revision": revision, "files": {}}), encoding="utf-8")
 
 
 def test_list_shows_all_collections(quiver: Callable[..., Any], tmp_path: Path) -> None:

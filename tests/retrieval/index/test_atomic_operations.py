@@ -412,7 +412,7 @@ def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: 
     faults.prepared(tmp_path / "i", engine)
     *tried, outcomes = script("flip", tmp_path / "i", flips).splitlines()
     assert len(tried) == flips
-    assert len({line.split()[2] for line in tried}) > 12
+    assert len({line.split()[2] for line in tried}) >= 10  # kinds of files
     counts = dict(word.split("=") for word in outcomes.split()[1:])
     assert sum(map(int, counts.values())) == flips
     # A scale of a vector that has become huge is taken for a query that float32 cannot hold the scores of.
