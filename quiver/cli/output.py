@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A number, also with an interval or a score in parentheses; a dash where there is none.
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 _LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
-_NARROWEST = 12  # width of a text column
+_NARROWEST = 16  # width of a text column
 
 
 def read_ids(path: Path) -> list[str]:

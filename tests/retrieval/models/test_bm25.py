@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import quiver
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models import bm25
@@ -80,7 +81,7 @@ def test_symbols_and_apostrophes_still_end_words() -> None:
 
 @pytest.mark.parametrize("query", ["R", "C++", "the of", "?"])
 def test_a_query_without_a_word_that_counts_is_said_in_python(query: str, caplog: pytest.LogCaptureFixture) -> None:
-    index = build_index([Document("d", "R and C++ for statisticians"), OTHER], "bm25")
+    index = quiver.build_index([Document("d", "R and C++ for statisticians"), OTHER], "bm25")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
         assert len(index.search("statisticians")) == 1
         assert not caplog.records
