@@ -60,7 +60,7 @@ def fetched(make_collection: Callable[..., Path], tmp_path: Path) -> Fetched:
             inner.parent.mkdir(parents=True, exist_ok=True)
             make_collection(key.replace("/", "-")).rename(inner)
             record = {"url": source.url, "revision": source.revision, "files": {}}
-            (cache.folder(source) / RECORD).write_text(json.dumps({"schema": "quiver-collection/1", **record}), encoding="utf-8")
+            (cache.folder(source) / RECORD).write_text(json.dumps({**record}), encoding="utf-8")
         return cache.root
 
     return put

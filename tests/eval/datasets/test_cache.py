@@ -141,9 +141,9 @@ DAMAGED = {
     "empty": "",
     "no object": "[]",
     "nested": '{"url":' + "[" * 100_000 + "]" * 100_000 + "}",
-    "no files": '{"schema": "quiver-collection/1", "url": "u", "revision": "r"}',
-    "no url": '{"schema": "quiver-collection/1", "revision": "r", "files": {}}',
-    "size is a word": '{"schema": "quiver-collection/1", "url": "u", "revision": "r", "files": {"a": {"bytes": "x", "sha256": "s"}}}',
+    "no files": '{"url": "u", "revision": "r"}',
+    "no url": '{"revision": "r", "files": {}}',
+    "size is a word": '{"url": "u", "revision": "r", "files": {"a": {"bytes": "x", "sha256": "s"}}}',
 }
 
 
