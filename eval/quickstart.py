@@ -30,7 +30,7 @@ from quiver.eval.evaluation import evaluate, require_baselines
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import Results
 from quiver.retrieval.data.docstrings import mine, split_pairs, write_collection
-from quiver.retrieval.index import Index, build_index
+from quiver.retrieval.index import IndexReader, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -254,7 +254,7 @@ def _remove_own(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _ask_questions(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
+def _ask_questions(index: IndexReader, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
     hits = IndexSearcher(index, model).search([Query(question.text, question.text) for question in QUESTIONS], ANSWERS)
     found = hits.to_run([question.text for question in QUESTIONS])
     return {

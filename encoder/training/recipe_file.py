@@ -247,8 +247,11 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
             shipped = f"; {path.stem} alone names the shipped recipe" if path.stem in names else ""
             raise InputError(f"{path}: there is no such file{shipped}")
         return path
-    if (renamed := str(path).replace("_", "-")) in names:
+    every = shipped_recipes()
+    if "_" in str(path) and (renamed := str(path).replace("_", "-")) in every:
         raise InputError(f"the recipe {str(path)!r} is now called {renamed!r}")
+    if str(path) in every:
+        raise InputError(f"the recipe {str(path)!r} is run by another command; quiver recipes lists them")
     if close := difflib.get_close_matches(str(path), names):
         raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
     raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {', '.join(names)}")

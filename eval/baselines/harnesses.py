@@ -23,7 +23,7 @@ import numpy as np
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.ranking import token_rows
@@ -294,7 +294,7 @@ class _CorpusSearch:
         return run
 
     @cached_property
-    def _index(self) -> Index:
+    def _index(self) -> IndexReader:
         stored = self._documents
         model, device = self._model, device_of(self._model)
         return index_vectors(self._ids, stored.rows, model.card, lengths=stored.lengths, engine=self._engine, device=device)
@@ -314,7 +314,7 @@ class _CorpusSearch:
         rows = [self._rows[document] for document in dict.fromkeys(documents)]
         return [row for row in rows if self._offsets is None or self._offsets[row] < self._offsets[row + 1]]
 
-    def _exact(self, rows: Sequence[int]) -> Index:
+    def _exact(self, rows: Sequence[int]) -> IndexReader:
         """An exact index of some documents."""
         ids, numbers, card = [self._ids[row] for row in rows], np.array(rows, np.int64), self._model.card
         if self._offsets is None:

@@ -10,7 +10,7 @@ from typing import Any
 from quiver.encoder.errors import InputError, check_utf8
 from quiver.encoder.files import check_target
 from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked, read_queries
-from quiver.retrieval.index import DamagedIndexError, Index
+from quiver.retrieval.index import DamagedIndexError, IndexReader
 from quiver.retrieval.records import Hits, Query
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 from quiver.retrieval.search.retrievers import Explained, OpenIndexes
@@ -30,7 +30,7 @@ def queries_of(text: str | None, queries: Path | None, rename: Mapping[str, str]
     return found
 
 
-def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:
+def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[IndexReader]) -> None:
     """Check before the search that the run can be written.
 
     Raises:

@@ -20,7 +20,7 @@ from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.options import SourceOptions
 
 if TYPE_CHECKING:
-    from quiver.retrieval.index import Index
+    from quiver.retrieval.index import IndexReader
     from quiver.retrieval.index.engines import Setting
     from quiver.retrieval.index.recall_table import GridPoint
     from quiver.retrieval.index.repair import RepairReport
@@ -132,7 +132,7 @@ def add(
     _describe_change(index, opened, output.json)
 
 
-def _describe_change(index: Index, before: Index, as_json: bool) -> None:
+def _describe_change(index: IndexReader, before: IndexReader, as_json: bool) -> None:
     if as_json:
         _describe(index, as_json)
         return
@@ -415,7 +415,7 @@ def _source_line(source: IndexSource) -> str:
     return shlex.join(words) + (f" (ids begin with {begin})" if source.options.label else "")
 
 
-def _describe(index: Index, as_json: bool) -> None:
+def _describe(index: IndexReader, as_json: bool) -> None:
     from quiver.retrieval.index.sources import read_sources
 
     manifest, sources = index.manifest, read_sources(index.path).sources
@@ -463,7 +463,7 @@ def _describe(index: Index, as_json: bool) -> None:
         _print_presets(index)
 
 
-def _print_presets(index: Index) -> None:
+def _print_presets(index: IndexReader) -> None:
     """Print the presets with their search parameters and the measured recall and latency."""
     ks = [10] if index.calibration is None else [table.k for table in index.calibration.tables]
     k = 10 if 10 in ks else ks[0]
@@ -482,7 +482,7 @@ def _print_presets(index: Index) -> None:
         say(f"{index.path}: {advice}")
 
 
-def _print_calibration(index: Index) -> None:
+def _print_calibration(index: IndexReader) -> None:
     """Print every measured point of the parameter grid."""
     rows = []
     for table in () if index.calibration is None else index.calibration.tables:
@@ -493,7 +493,7 @@ def _print_calibration(index: Index) -> None:
     print_table(str(index.path), ("k", "preset", "search parameters", "recall", "p50 (ms)", "p95 (ms)"), rows)
 
 
-def _measured(index: Index, k: int) -> dict[str, GridPoint]:
+def _measured(index: IndexReader, k: int) -> dict[str, GridPoint]:
     """Search parameters -> the measured point of the grid, for k results."""
     tables = () if index.calibration is None else index.calibration.tables
     return {_params(point.search_params): point for table in tables if table.k == k for point in table.points}

@@ -20,7 +20,7 @@ from quiver.retrieval.options import SourceOptions
 from quiver.retrieval.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from quiver.retrieval.index import Index
+    from quiver.retrieval.index import IndexReader
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.bm25 import BM25
     from quiver.retrieval.models.colbert import ColBERT
@@ -232,7 +232,7 @@ class IndexModel:
     )
     device: str | None = DEVICE
 
-    def load(self, index: Index, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
+    def load(self, index: IndexReader, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
         """Load it.
 
         Raises:

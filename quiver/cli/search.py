@@ -29,7 +29,7 @@ from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
-    from quiver.retrieval.index import Filter, Index
+    from quiver.retrieval.index import Filter, IndexReader
     from quiver.retrieval.records import Hits, Missing
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
@@ -166,7 +166,7 @@ def _find_text(folder: Path, words: Sequence[str] | None, queries: Path | None, 
     return text
 
 
-def _check_device(device: str | None, rerank: str | None, indexes: Sequence[Index]) -> None:
+def _check_device(device: str | None, rerank: str | None, indexes: Sequence[IndexReader]) -> None:
     if device is not None and rerank is None and all(index.manifest.model.kind == "bm25" for index in indexes):
         raise InputError(f"--device {device}: BM25 has no model that runs on a device; remove the option")
 
@@ -230,7 +230,7 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
 def _print_found(
     hits: Sequence[Mapping[str, Any]],
     found: Hits,
-    index: Index,
+    index: IndexReader,
     condition: Filter | None,
     group_by: str | None,
     explained: Mapping[str, Mapping[str, Explained]] | None,

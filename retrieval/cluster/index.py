@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,7 @@ from quiver.retrieval.index.documents import is_texts
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.filters import FilterLike
-from quiver.retrieval.index.index import Index, SearchOptions, SearchRequest, open_manifest
+from quiver.retrieval.index.index import IndexReader, SearchOptions, SearchRequest, open_manifest
 from quiver.retrieval.index.segments import NamedHits, PartHits, merged
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.index.words import WordQueries
@@ -81,7 +82,7 @@ class PlannedShard(NamedTuple):
     bytes: int
 
 
-def plan_shards(index: Index, sharding: Sharding) -> tuple[PlannedShard, ...]:
+def plan_shards(index: IndexReader, sharding: Sharding) -> tuple[PlannedShard, ...]:
     """Distribute the segments of an open index: every segment is in one shard, and there are at most as many shards as segments.
 
     Raises:
@@ -91,7 +92,7 @@ def plan_shards(index: Index, sharding: Sharding) -> tuple[PlannedShard, ...]:
     return spread(segment_needs(index), sharding, shared=shared, what=str(index.path))
 
 
-def segment_needs(index: Index) -> list[SegmentNeed]:
+def segment_needs(index: IndexReader) -> list[SegmentNeed]:
     """Memory of each segment."""
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
@@ -226,7 +227,7 @@ class ShardSpec:
     verify: bool
 
     @classmethod
-    def of(cls, index: Index, shard: PlannedShard, *, verify: bool) -> ShardSpec:
+    def of(cls, index: IndexReader, shard: PlannedShard, *, verify: bool) -> ShardSpec:
         """Make the spec of a planned shard."""
         names = frozenset(shard.segments)
         segments = tuple(entry for entry in index.manifest.segments if entry.name in names)
@@ -369,13 +370,12 @@ class ServedShards:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # Serve tells each of its steps, here too
         self._serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)  # also if the user interrupts
             application = self._serve.RunTarget(deployments[-1], self._name, route_prefix=None)
             self._serve.run_many([application], wait_for_applications_running=False)
             self._wait(time.monotonic() + seconds, seconds)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _wait(self, end: float, seconds: float) -> None:
         """Wait until all replicas run and one of each shard says that it is open."""
@@ -468,7 +468,7 @@ class ShardedIndex:
         return len(self.whole)
 
     @property
-    def whole(self) -> Index:
+    def whole(self) -> IndexReader:
         """The index in this process, for ids, texts and settings.
 
         Its files are memory-mapped. Searching it here would take the memory of all shards.
@@ -557,7 +557,7 @@ class ShardedIndex:
 class _Serving(NamedTuple):
     """One generation: the whole index, mapped in this process to check requests and for ids and texts, and its shards."""
 
-    whole: Index
+    whole: IndexReader
     plan: tuple[PlannedShard, ...]
     specs: Sequence[ShardSpec]
     shards: Shards

@@ -9,7 +9,7 @@ from .engines import check_engine as check_engine
 from .engines import parse_engine as parse_engine
 from .files import DamagedIndexError as DamagedIndexError
 from .filters import Filter as Filter
-from .index import Index as Index
+from .index import IndexReader as IndexReader
 from .index import open_index as open_index
 from .memory import index_vectors as index_vectors
 from .pieces import BuildOptions as BuildOptions

@@ -49,11 +49,12 @@ from quiver.retrieval.index.engines import (
     train_codec,
 )
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
-from quiver.retrieval.index.index import Index, check_model, encoded_queries, open_index, open_manifest
+from quiver.retrieval.index.index import IndexReader, check_model, encoded_queries, open_index, open_manifest
 from quiver.retrieval.index.memory import build_in_memory
 from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
+    BuildFolder,
     BuildOptions,
     Encoded,
     Extent,
@@ -70,7 +71,6 @@ from quiver.retrieval.index.pieces import (
     Sampled,
     SamplePiece,
     Source,
-    WorkFolder,
     chunk_ends,
     computing_with,
     concatenate_encoded,
@@ -206,7 +206,7 @@ class Pieces:
     """
 
     def __init__(
-        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = IN_PROCESS, progress: bool
+        self, model: Model, source: Source, options: BuildOptions, work: BuildFolder, *, executor: Executor = IN_PROCESS, progress: bool
     ) -> None:
         self._model = model
         self._card: ModelCard = model.card
@@ -414,7 +414,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     types: Mapping[str, str] | None = None,
     on_type_error: OnTypeError | None = None,
     disk: Disk = REAL,
-) -> Index:
+) -> IndexReader:
     """Encode a corpus into a new index and open it for reading; arguments and errors as `quiver.retrieval.search.index.build_index`.
 
     ``disk`` performs all writes.
@@ -453,7 +453,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             )
             if options.calibrate and is_approximate(codec):
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
-                index = Index(out, draft, codec, _open_segments(segments, codec, policy))
+                index = IndexReader(out, draft, codec, _open_segments(segments, codec, policy))
                 draft = replace(
                     draft, calibration=measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
                 )
@@ -469,7 +469,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     return built
 
 
-def _warn_of_truncation(changed: Index, before: int = 0) -> Index:
+def _warn_of_truncation(changed: IndexReader, before: int = 0) -> IndexReader:
     """Warn if the model did not read all of the documents that were added.
 
     Args:
@@ -506,7 +506,7 @@ def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> I
 
 def _build_in_memory(
     corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, executor: Executor, begun: float, *, progress: bool
-) -> Index:
+) -> IndexReader:
     if executor.remote:
         raise InputError("workers write to the folder of an index; name a folder to build with them, or build without workers")
     index = build_in_memory(corpus, model, options, progress=progress)
@@ -514,7 +514,7 @@ def _build_in_memory(
     if not options.calibrate or not is_approximate(index.codec):
         return index
     calibration = measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
-    calibrated = Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
+    calibrated = IndexReader(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
     calibrated.model = model
     return calibrated
 
@@ -533,7 +533,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     types: Mapping[str, str] | None = None,
     on_type_error: OnTypeError = "error",
     disk: Disk = REAL,
-) -> Index:
+) -> IndexReader:
     """Add documents to an index with its existing codec. An interrupted addition resumes.
 
     Small segments are merged with the addition once there are several (`quiver.retrieval.index.build.first_merged`), so that an index that
@@ -607,7 +607,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     return _warn_of_truncation(open_index(path), before.tokens.truncated)
 
 
-def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> list[str]:
+def _other_passages(index: IndexReader, corpus: object, replaced: Sequence[str]) -> list[str]:
     """Ids of all passages of the files, or of the rows, of which a source replaces passages."""
     field = FILE if isinstance(getattr(corpus, "read", None), FolderFiles) else "document"
     if not replaced or not isinstance(corpus, Corpus) or not (field == FILE or corpus.options.passages):
@@ -626,7 +626,7 @@ def _other_passages(index: Index, corpus: object, replaced: Sequence[str]) -> li
 
 
 def measure_recall(
-    index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS
+    index: IndexReader, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS
 ) -> dict[str, Any] | None:
     """Calibrate an index after a change, in the form of the manifest; None if searching it needs more memory than allowed.
 
@@ -648,7 +648,7 @@ def measure_recall(
 
 
 def measure_recall_again(
-    draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool
+    draft: Manifest, index: IndexReader, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool
 ) -> Manifest:
     """Return the manifest of a changed index with a valid calibration: the existing one if it still holds, otherwise a new one.
 
@@ -666,11 +666,11 @@ def measure_recall_again(
     if former is None or former.holds_for(segment.documents for segment in draft.segments):
         return draft
     ks = sorted({max(LEAST_HITS, table.k) for table in former.tables})
-    changed = Index(index.path, draft, index.codec, segments)
+    changed = IndexReader(index.path, draft, index.codec, segments)
     return replace(draft, calibration=measure_recall(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
 
 
-def without_documents(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
+def without_documents(index: IndexReader, ids: Sequence[str]) -> list[OpenSegment]:
     """Return the segments of an index with some documents marked as deleted; unknown ids are ignored, unaffected segments are reused."""
     segments = []
     for segment in index.segments:
@@ -694,7 +694,7 @@ def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
 
 
 def _divide_segments(
-    writer: StoreWriter, index: Index, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
+    writer: StoreWriter, index: IndexReader, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
 ) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
     """Split the segments of an index into those to keep, with their manifest entries, and those to merge with an addition."""
     there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
@@ -751,7 +751,7 @@ def _survey_corpus(
     fields: FieldCheck,
     *,
     spooled: bool = False,
-    index: Index | None = None,
+    index: IndexReader | None = None,
     replaced: list[str] | None = None,
     progress: bool,
 ) -> Iterator[Source]:
@@ -779,10 +779,10 @@ def _survey_corpus(
 
 
 @contextmanager
-def _open_pieces(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[WorkFolder]:
+def _open_pieces(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[BuildFolder]:
     """The working folder of the build; after an error it is kept if it holds encoded pieces."""
     whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
-    work = WorkFolder(writer.layout, whole, disk=writer.disk)
+    work = BuildFolder(writer.layout, whole, disk=writer.disk)
     try:
         yield work
     finally:
@@ -806,7 +806,7 @@ def _add_segments(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]
     return entries
 
 
-def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> Index:
+def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> IndexReader:
     """Delete documents. Searches no longer return them; compaction frees their disk space.
 
     Args:
@@ -845,7 +845,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
 
 def compact_index(
     path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, progress: bool = False, disk: Disk = REAL
-) -> Index:
+) -> IndexReader:
     """Merge the segments into as few as the memory allows and drop deleted documents. Nothing is encoded or trained again.
 
     A calibrated index is calibrated again if its largest segment has grown.
@@ -889,7 +889,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     wait: float = 0.0,
     progress: bool = False,
     disk: Disk = REAL,
-) -> Index:
+) -> IndexReader:
     """Measure the recall and latency of an index and store the result as a new generation with the same documents.
 
     Args:
@@ -921,7 +921,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     return open_index(path)
 
 
-def _encode_real_queries(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
+def _encode_real_queries(index: IndexReader, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
     """Encode queries for ``Index.search``."""
     if model is None:
         raise ValueError("model is required to encode queries")
@@ -929,7 +929,7 @@ def _encode_real_queries(index: Index, model: Model | None, queries: Sequence[st
     return encoded_queries(model.encode_texts(queries, "query", progress=progress), model.card)
 
 
-def _compact_run(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:
+def _compact_run(writer: StoreWriter, index: IndexReader, run: range) -> list[SegmentEntry]:
     """Merge a run of successive segments into one, or into none if all their documents are deleted."""
     chosen = [index.segments[number] for number in run]
     if not any(segment.kept.any() for segment in chosen):

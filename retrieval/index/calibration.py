@@ -30,7 +30,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.index.engines import Setting, one_thread
-from quiver.retrieval.index.index import Index, check_has_vectors
+from quiver.retrieval.index.index import IndexReader, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import Hits
@@ -108,7 +108,7 @@ _PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy
 
 
 def calibrate(
-    index: Index,
+    index: IndexReader,
     *,
     queries: Any | None = None,
     count: int = QUERIES,
@@ -193,7 +193,7 @@ class _Point:
 class _Course:
     """Measurements of every grid point, for every number of hits."""
 
-    def __init__(self, index: Index, ks: Sequence[int]) -> None:
+    def __init__(self, index: IndexReader, ks: Sequence[int]) -> None:
         self._index = index
         self._ks = ks
         codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)

@@ -29,14 +29,14 @@ from quiver.encoder.files import atomic_file, write_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.index.engines import WORDS
 from quiver.retrieval.index.files import little_endian
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.segments import OpenSegment
 
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""
 
 
-def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: bool = False, numbers: int = 1 << 24) -> dict[str, Any]:
+def export_index(index: IndexReader, out: Path, *, vectors: str = "npy", progress: bool = False, numbers: int = 1 << 24) -> dict[str, Any]:
     """Write the documents and vectors of an index, without deleted documents.
 
     Args:
@@ -97,7 +97,7 @@ def _emptied_after_errors(out: Path) -> Iterator[None]:
         raise
 
 
-def _write_documents(index: Index, path: Path) -> None:
+def _write_documents(index: IndexReader, path: Path) -> None:
     with atomic_file(path) as file:
         for segment in index.segments:
             texts, strings = segment.documents.texts, segment.documents.ids.strings
@@ -111,7 +111,7 @@ def _write_documents(index: Index, path: Path) -> None:
 
 
 def _write_npy(
-    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
+    index: IndexReader, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
 ) -> list[str]:
     for name, shape in arrays.items():
         with atomic_file(out / f"{name}.npy") as file:
@@ -122,7 +122,7 @@ def _write_npy(
 
 
 def _write_safetensors(
-    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
+    index: IndexReader, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
 ) -> list[str]:
     header: dict[str, Any] = {}
     end = 0
@@ -139,7 +139,7 @@ def _write_safetensors(
     return ["vectors.safetensors"]
 
 
-def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.int64], numbers: int, advance: Advance) -> None:
+def _write_array(index: IndexReader, file: BinaryIO, name: str, lengths: NDArray[np.int64], numbers: int, advance: Advance) -> None:
     if name == "lengths":
         file.write(little_endian(lengths).data)
         return

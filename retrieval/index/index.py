@@ -869,30 +869,8 @@ class IndexReader:
         return calibration
 
 
-Index: TypeAlias = IndexReader
-
-
 def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> IndexReader:
-    """Open an index for searching; its vectors and texts stay on disk.
-
-    Args:
-        path: Folder of the index.
-        generation: Number of an older generation that still exists; None for the newest.
-        verify: Compare each block of a file with its checksum when it is first read, so that no result is computed from damaged data.
-            If false, only files that are parsed are verified.
-
-    Raises:
-        DamagedIndexError: A file that every search needs, or the newest manifest, is missing, truncated or changed; names the file.
-        InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
-
-    Example:
-        >>> from quiver import build_index, open_index
-        >>> build_index(["Owls have wings.", "Trout have fins."], "bm25", "animals", overwrite=True)  # doctest: +ELLIPSIS
-        Index(...)
-        >>> index = open_index("animals")
-        >>> [hit.text for hit in index.search("wings")]
-        ['Owls have wings.']
-    """
+    """Open one generation of an index for reading; arguments and errors as `quiver.retrieval.search.index.open_index`."""
     layout = Layout(Path(path).resolve())
     if generation is None:
         return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))

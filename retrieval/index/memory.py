@@ -38,7 +38,7 @@ from quiver.retrieval.index.engines import (
 )
 from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
 from quiver.retrieval.index.files import Files, MemoryDisk
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, concatenate_encoded, encode, survey
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
@@ -62,7 +62,7 @@ def index_vectors(
     seed: int = 0,
     read_bytes: int = 256 << 20,
     device: torch.device = CPU,
-) -> Index:
+) -> IndexReader:
     """Index existing vectors in memory.
 
     Args:
@@ -107,7 +107,7 @@ def index_vectors(
     return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
 
-def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> Index:
+def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> IndexReader:
     """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`.
 
     Raises:
@@ -205,11 +205,11 @@ def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: 
     return segment
 
 
-def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> Index:
+def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> IndexReader:
     documents, vectors = len(segment.documents), int(segment.vectors.lengths.sum())
     entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {}, None)
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
-    return Index(MEMORY, manifest, codec, [segment])
+    return IndexReader(MEMORY, manifest, codec, [segment])
 
 
 def first_bad_row(rows: Rows) -> int | None:

@@ -724,7 +724,7 @@ def _digest_of_piece(holds: Any, metadata: Any) -> str:
     return hashlib.sha256(json.dumps([holds, metadata], sort_keys=True).encode()).hexdigest()
 
 
-class WorkFolder:
+class BuildFolder:
     """The working folder of one build; the caller holds the writers' lock of the index.
 
     Args:

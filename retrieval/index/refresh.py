@@ -34,7 +34,7 @@ from quiver.retrieval.data.source import (
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.documents import rows_by_value
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk
-from quiver.retrieval.index.index import Index, Place, open_index
+from quiver.retrieval.index.index import IndexReader, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
 from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, write_sources
@@ -59,7 +59,7 @@ class Refreshed:
         unchanged: Number of documents that stayed.
     """
 
-    index: Index
+    index: IndexReader
     added: int
     changed: int
     deleted: int
@@ -232,7 +232,7 @@ class _Comparison:
         emptied: Sources that had documents and have none.
     """
 
-    index: Index
+    index: IndexReader
     added: int = 0
     changed: int = 0
     deleted: list[str] = field(default_factory=list)
@@ -339,7 +339,7 @@ class _Comparison:
         return found
 
 
-def _owner_test(index: Index, corpora: Sequence[Corpus], replaced: Sequence[IndexSource]) -> Callable[[str], bool]:
+def _owner_test(index: IndexReader, corpora: Sequence[Corpus], replaced: Sequence[IndexSource]) -> Callable[[str], bool]:
     """Tells by its id whether a document came from one of the sources.
 
     Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are not

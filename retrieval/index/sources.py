@@ -24,7 +24,7 @@ from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.data.tables import GivenDocuments
 from quiver.retrieval.index.files import Disk, put_file
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import SourceOptions
 
@@ -167,7 +167,7 @@ def remember_source(root: Path, generation: int, corpus: Any, documents: int, di
         write_sources(root, generation if known.generation == generation - 1 else -1, [*kept, added], disk)
 
 
-def tell_apart(corpus: Corpus, known: Sequence[IndexSource], index: Index) -> Corpus:
+def tell_apart(corpus: Corpus, known: Sequence[IndexSource], index: IndexReader) -> Corpus:
     """Give a source that is added to an index a label, so that its paths or numbers are not those of other documents there.
 
     A source that the index has keeps its label, or has none if the index was built from it. The label is the shortest end of the path
@@ -195,7 +195,7 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or (not has_no_path(one) and not has_no_path(other) and os.path.realpath(one) == os.path.realpath(other))
 
 
-def _free_label(corpus: Corpus, known: Sequence[IndexSource], index: Index) -> str:
+def _free_label(corpus: Corpus, known: Sequence[IndexSource], index: IndexReader) -> str:
     if has_no_path(corpus.source):
         return corpus.source
     path = Path(corpus.source)

@@ -15,7 +15,7 @@ from pathlib import Path
 from quiver.encoder.errors import InputError, describe_failure, full_disk
 from quiver.retrieval.cache import WORDS, folder_if_known
 from quiver.retrieval.data.entries import checked_document
-from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
+from quiver.retrieval.index import IndexReader, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
@@ -38,9 +38,9 @@ class Generation:
         words: The documents as an index of BM25; None without BM25.
     """
 
-    index: Index
+    index: IndexReader
     model: SharedModel
-    words: Index | None
+    words: IndexReader | None
 
     @property
     def number(self) -> int:
@@ -164,7 +164,7 @@ class Changes:
         """Delete documents; searches no longer find them when this returns."""
         return await self._change(served, partial(self._deleted, served, ids))
 
-    async def _change(self, served: ServedIndex, change: Callable[[], Index]) -> Generation:
+    async def _change(self, served: ServedIndex, change: Callable[[], IndexReader]) -> Generation:
         async def run() -> Generation:
             async with self._one:
                 try:
@@ -176,7 +176,7 @@ class Changes:
         # Shielded: if the client disconnects, the change is still completed and served.
         return await asyncio.shield(run())
 
-    def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Index:
+    def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> IndexReader:
         known = served.current.index.locate([document.id for document in documents])
         if not replace and any(known):
             key = next(document.id for document, position in zip(documents, known, strict=True) if position is not None)
@@ -184,7 +184,7 @@ class Changes:
         flat = list(map(_with_flat_metadata, documents))
         return add_documents(served.folder, flat, served.current.model, replace_existing=replace, wait=self._wait)
 
-    def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
+    def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> IndexReader:
         missing = [key for key, position in zip(ids, served.current.index.locate(ids), strict=True) if position is None]
         if missing:
             raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")

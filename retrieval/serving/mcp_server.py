@@ -18,7 +18,7 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
 from quiver.encoder.environment import installed_version
-from quiver.retrieval.index import Index
+from quiver.retrieval.index import IndexReader
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import (
     Count,
@@ -247,7 +247,7 @@ class _Tools:
         return found
 
 
-def describe_fields(index: Index) -> list[FieldDescription]:
+def describe_fields(index: IndexReader) -> list[FieldDescription]:
     """Describe the fields of an index to an agent."""
     found = []
     for field, facet in index.facets(list(index.fields), most=_VALUES).items():

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.index import BuildOptions, Index, build_index
+from quiver.retrieval.index import BuildOptions, IndexReader, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.folders import load_parts
@@ -34,7 +34,7 @@ def close(planned: float, found: float, what: str) -> None:
     assert abs(planned - found) <= 0.25 * found, f"{what}: planned {planned:,.0f}, found {found:,.0f}"
 
 
-def compared(index: Index, planned: IndexSize) -> None:
+def compared(index: IndexReader, planned: IndexSize) -> None:
     """Compare all figures with an index."""
     assert planned.engine == index.kind
     close(planned.vectors, index.manifest.vectors, "vectors")

@@ -32,7 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, read_json
 from quiver.encoder.progress import Advance, progress_bar, timed_slices
 from quiver.retrieval.data.embedding_store import open_embedding_store
-from quiver.retrieval.index import Index, index_vectors
+from quiver.retrieval.index import IndexReader, index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models import bm25
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
@@ -340,7 +340,7 @@ class MiningSystem:
     """System that ranks the documents."""
 
     model: DenseModel | TokenModel | None
-    index: Index | None = None
+    index: IndexReader | None = None
     cache: Path | None = None
     executor: Executor = IN_PROCESS
 

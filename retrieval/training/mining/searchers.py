@@ -15,7 +15,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance
 from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
 from quiver.retrieval.index.engines import in_order
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
@@ -110,7 +110,7 @@ class Searcher(Protocol):
 class VectorSearcher:
     """Searcher over an index, with stored vectors of the queries and of the documents to score."""
 
-    def __init__(self, index: Index, queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
+    def __init__(self, index: IndexReader, queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
         self._index = index
         self._queries = queries
         self._scored = scored

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import Collection, load_collection, read_documents
 from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
-from quiver.retrieval.index import Index
+from quiver.retrieval.index import IndexReader
 from quiver.retrieval.records import Document
 from quiver.retrieval.training.data.sources import read_whole
 from quiver.retrieval.training.data.table import BLOCK, ArrowWriter, TextColumn, blocks
@@ -85,7 +85,7 @@ class TextTable:
 class TextTableWriter:
     """Writes a table of texts. Use it as a context manager, and call `table` afterwards."""
 
-    def __init__(self, folder: Path, *, index: Index | None = None, by_content: bool = True) -> None:
+    def __init__(self, folder: Path, *, index: IndexReader | None = None, by_content: bool = True) -> None:
         self._stem = folder / "texts.arrow"
         self._index_texts = None if index is None else IndexTexts(index)
         self._texts, self._ids = ArrowWriter(self._stem), ArrowWriter(folder / "ids.arrow")
@@ -145,7 +145,7 @@ class TextTableWriter:
 class IndexTexts:
     """Texts of an index by number, as they were encoded."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: IndexReader) -> None:
         if not index.manifest.policy.store_text:
             raise InputError(f"{index.path}: built without texts, which mining needs; build the index with texts")
         self._documents = index.documents
@@ -252,7 +252,7 @@ class MiningData:
         return _grouped(owners, self.positives, len(self.queries))
 
 
-def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: Index | None = None) -> MiningData:
+def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: IndexReader | None = None) -> MiningData:
     """Read a source; texts are streamed to a folder, numbers stay in memory."""
     by_content = isinstance(source, PairSource)
     for name in ("queries", "documents"):
@@ -269,7 +269,7 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
     return data
 
 
-def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
+def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexReader | None) -> MiningData:
     # A document that one row of a click log calls relevant and another does not is a positive.
     collection = load_collection(source.folder, source.split, duplicates="max")
     with documents:
@@ -297,7 +297,7 @@ def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTabl
     return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(judged), len(missing))
 
 
-def _check_missing(collection: Collection, index: Index | None, missing: Sequence[str], relevant: int) -> None:
+def _check_missing(collection: Collection, index: IndexReader | None, missing: Sequence[str], relevant: int) -> None:
     """Warn of relevant documents that have no text; refuse the data if none has one."""
     where = f"{collection.name}: {len(missing):,} of {relevant:,} relevant judgements name documents that are not in"
     place = f"{where} {'the corpus' if index is None else index.path}, such as {missing[0]!r}"
@@ -306,7 +306,7 @@ def _check_missing(collection: Collection, index: Index | None, missing: Sequenc
     logger.warning("%s; they are left out", place)
 
 
-def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
+def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexReader | None) -> MiningData:
     section = DataSection(train=source.sources, query_field=source.query_field, document_fields=(source.positive_field,))
     owners, positives = array("q"), array("q")
     with queries, documents:

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.retrieval.cluster.index import PackedRequest, Shard, ShardHits, ShardsClosedError, ShardSpec
 from quiver.retrieval.cluster.ray_backend import connected
-from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
+from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, calibrate_index, delete_documents
 from quiver.retrieval.index.files import RealDisk
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.models.bm25 import BM25
@@ -82,7 +82,7 @@ class Built(NamedTuple):
     def queries(self, texts: list[str] = QUERIES) -> Any:
         return encoded_queries(self.model.encode_texts(texts, "query"), self.model.card)
 
-    def add(self, begin: int, count: int) -> Index:
+    def add(self, begin: int, count: int) -> IndexReader:
         return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)
 
 

@@ -39,7 +39,7 @@ from quiver.retrieval.index import (
     BuildOptions,
     DamagedIndexError,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build_index,
     check_index,
@@ -99,12 +99,12 @@ def document(key: str, rng: random.Random) -> Document:
     return Document(key, text, "", {"n": rng.randrange(20), "name": f"v{rng.randrange(5)}", "note": "filling " * 8})
 
 
-def build(path: Path, engine: str, documents: Sequence[Document], **options: Any) -> Index:
+def build(path: Path, engine: str, documents: Sequence[Document], **options: Any) -> IndexReader:
     chosen = BuildOptions(engine=engine, settings=ENGINES[engine], calibrate=False)
     return build_index(documents, WordModel(engine), path, options=chosen, **options)
 
 
-def listed(index: Index, **asked: Any) -> list[list[tuple[str, float]]]:
+def listed(index: IndexReader, **asked: Any) -> list[list[tuple[str, float]]]:
     queries = WordModel(index.kind).encode_texts(QUERIES, "query")
     hits = index.search(queries.vectors, **asked)
     return [list(zip(ids, scores.tolist(), strict=True)) for ids, scores in zip(hits.ids, hits.scores, strict=True)]
@@ -121,7 +121,7 @@ def digests(folder: Path) -> dict[str, str]:
 # Damage: bits that flip, sectors that are wiped, files that are cut short or gone.
 
 PARTS = ["vectors", "ids", "texts", "metadata", "manifests", "codec"]
-SEARCHES: Mapping[str, Callable[[Index], object]] = {
+SEARCHES: Mapping[str, Callable[[IndexReader], object]] = {
     "search everything": lambda index: listed(index, k=1000, effort="exact"),
     "search by default": lambda index: listed(index, k=10),
     "search narrowly": lambda index: listed(index, k=3, effort=NARROW[index.kind] or "exact"),
@@ -132,12 +132,12 @@ SEARCHES: Mapping[str, Callable[[Index], object]] = {
     "locate": lambda index: [index.locate([name(number)])[0] is not None for number in range(0, 1000, 3)],
     "score": lambda index: index.scores(WordModel(index.kind).encode_texts(QUERIES[:1], "query").vectors[0], SCORED).tolist(),
 }
-FILTERED: Mapping[str, Callable[[Index], object]] = {
+FILTERED: Mapping[str, Callable[[IndexReader], object]] = {
     "filter numbers": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["n>=7", "n<12"])),
     "filter strings": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["name = 'v3'"])),
     "fields": lambda index: sorted(index.fields),
 }
-SHOWN: Mapping[str, Callable[[Index], object]] = {"show": lambda index: [tuple(index.document(key)) for key in SCORED]}
+SHOWN: Mapping[str, Callable[[IndexReader], object]] = {"show": lambda index: [tuple(index.document(key)) for key in SCORED]}
 USES = {**SEARCHES, **FILTERED, **SHOWN}
 
 
@@ -301,17 +301,17 @@ def rows_in(path: Path, block: range) -> NDArray[np.bool_]:
     return np.concatenate(found)
 
 
-def older_answers(index: Index) -> object:
+def older_answers(index: IndexReader) -> object:
     return sorted(index.ids), listed(index, k=1000, effort="exact")
 
 
-def scores_of(index: Index) -> dict[str, tuple[float, ...]]:
+def scores_of(index: IndexReader) -> dict[str, tuple[float, ...]]:
     """The scores of every document that is found where everything is looked at."""
     found = [dict(each) for each in listed(index, k=2000, effort="exact")]
     return {key: tuple(each[key] for each in found) for key in found[0]}
 
 
-def check_brute_force(index: Index, documents: Sequence[Document]) -> float:
+def check_brute_force(index: IndexReader, documents: Sequence[Document]) -> float:
     """Compare a search that looks at everything with float64; the largest difference in standard deviations of the scores.
 
     Raises:
@@ -338,7 +338,7 @@ def check_brute_force(index: Index, documents: Sequence[Document]) -> float:
 TOLERANCE = {"exact-dense": 1e-5, "ivf-dense": 0.1, "ivf-tokens": 1.5}
 
 
-def used(index: Index) -> dict[str, object]:
+def used(index: IndexReader) -> dict[str, object]:
     """What an index answers; an exception where it says that something is damaged."""
     found: dict[str, object] = {}
     for use, action in USES.items():
@@ -453,7 +453,7 @@ class Trial:
             self.wrong(f"{len(index)} documents where the report says {report.documents}")
         self.compare_documents(index, scores, report)
 
-    def compare_documents(self, index: Index, scores: Mapping[str, tuple[float, ...]], report: Any) -> None:
+    def compare_documents(self, index: IndexReader, scores: Mapping[str, tuple[float, ...]], report: Any) -> None:
         """Everything that is there is what it was: the scores of what was encoded again may differ in the last bits."""
         for each in self.healthy.documents:
             if each.id not in scores:
@@ -523,7 +523,7 @@ class Change(NamedTuple):
         gone = {*(live if self.kind == "build" else self.ids), *(each.id for each in self.documents)}
         return {key: value for key, value in live.items() if key not in gone} | {each.id: each for each in self.documents}
 
-    def run(self, path: Path, engine: str, live: Mapping[str, Document]) -> Index:
+    def run(self, path: Path, engine: str, live: Mapping[str, Document]) -> IndexReader:
         if self.kind == "compact":
             return compact_index(path)
         if self.kind == "build":
@@ -574,7 +574,7 @@ def write(path: Path, engine: str, live: dict[str, Document], first: Change | No
 
 def read(path: Path, engine: str, stop: int, log: Path, seed: int) -> None:
     """Open and search until something comes through the pipe; each snapshot is compared with float64 over the documents that it shows."""
-    held: list[tuple[Index, object]] = []
+    held: list[tuple[IndexReader, object]] = []
     rng = random.Random(seed)
     with log.open("a") as file:
         while not select.select([stop], [], [], 0.01)[0]:

@@ -32,7 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build_index,
     calibrate_index,
@@ -225,7 +225,7 @@ def build(
     disk: Disk = FAST,
     overwrite: bool = False,
     pieces: PieceSizes = DEFAULTS.pieces,
-) -> Index:
+) -> IndexReader:
     """A small index; its search is not measured, which would take longer than all the rest."""
     chosen = ENGINES[engine].settings if settings is None else settings
     options = BuildOptions(engine=engine, settings=chosen, calibrate=False, pieces=pieces)
@@ -577,7 +577,7 @@ def search_unverified(folder: Path, flips: int) -> None:
     say("outcomes", *(f"{name}={count}" for name, count in sorted(outcomes.items())))
 
 
-def use(index: Index, kind: Kind) -> None:
+def use(index: IndexReader, kind: Kind) -> None:
     """Search an index in several ways and read all that is in it."""
     queries = encoded(kind.model, ["word3 new", "first"])
     for effort in (kind.narrow, "exact"):

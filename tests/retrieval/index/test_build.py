@@ -20,7 +20,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build,
     build_index,
@@ -56,7 +56,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def segment_bytes(index: Index) -> list[dict[str, str]]:
+def segment_bytes(index: IndexReader) -> list[dict[str, str]]:
     return [{name: entry.sha256 for name, entry in segment.files.items()} for segment in index.manifest.segments]
 
 

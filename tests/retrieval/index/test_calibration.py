@@ -20,7 +20,7 @@ from quiver.retrieval.index import (
     BuildOptions,
     Calibration,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build,
     build_index,
@@ -93,7 +93,7 @@ def _quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def built(_quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
+def built(_quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, IndexReader]:
     """An index of every approximate engine, measured at its commit."""
     folder = tmp_path_factory.mktemp("built")
     return {engine: build_index(corpus(), model_for(engine), folder / engine, options=options) for engine, options in ENGINES.items()}
@@ -106,7 +106,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "i"
 
 
-def brute_force(index: Index, query: NDArray[np.float32], k: int) -> list[str]:
+def brute_force(index: IndexReader, query: NDArray[np.float32], k: int) -> list[str]:
     """The k best by the vectors that the index keeps, in double precision; ties as a search has them."""
     scored = []
     for segment in index.segments:
@@ -125,7 +125,7 @@ def real_queries(engine: str, count: int) -> Any:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index], engine: str) -> None:
+def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, IndexReader], engine: str) -> None:
     index, queries, k = built[engine], real_queries(engine, 40), 8
     (table,) = calibrate(index, queries=queries, ks=[k]).tables
     wanted = [set(brute_force(index, query, k)) for query in queries]
@@ -145,7 +145,7 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_pseudo_queries_do_not_count_their_source_documents(built: dict[str, Index], engine: str) -> None:
+def test_pseudo_queries_do_not_count_their_source_documents(built: dict[str, IndexReader], engine: str) -> None:
     index, k = built[engine], 12
     (table,) = calibrate(index, ks=[k], count=30, seed=5).tables
     made = pseudo_queries(index.segments, index.manifest.model.kind, count=30, seed=5)
@@ -163,7 +163,7 @@ def test_pseudo_queries_do_not_count_their_source_documents(built: dict[str, Ind
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_held_out_queries_reach_the_target(built: dict[str, Index], engine: str) -> None:
+def test_held_out_queries_reach_the_target(built: dict[str, IndexReader], engine: str) -> None:
     """Queries that calibration never saw, from where the documents come from."""
     queries, k = real_queries(engine, 120), 10
     measured = calibrate(built[engine], count=100, ks=[k])
@@ -171,7 +171,7 @@ def test_held_out_queries_reach_the_target(built: dict[str, Index], engine: str)
     points = [replace(point, p50_ms=place, p95_ms=place) for place, point in enumerate(measured.tables[0].points)]
     measured = replace(measured, tables=(replace(measured.tables[0], points=tuple(points)),))
     manifest = replace(built[engine].manifest, calibration=measured.to_json())
-    index = Index(built[engine].path, manifest, built[engine].codec, built[engine].segments)
+    index = IndexReader(built[engine].path, manifest, built[engine].codec, built[engine].segments)
     assert not index.search_params_for(0.8, k)["exhaustive"]
     wanted = index.search(queries, k, effort="exact").ids
     for target in (0.8, 0.9, 0.97):
@@ -246,7 +246,7 @@ def test_a_balanced_preset_with_low_recall_is_reported() -> None:
     assert replace(content, tables=(good,)).advice() is None
 
 
-def test_a_search_for_a_target_is_that_with_the_chosen_search_params(built: dict[str, Index]) -> None:
+def test_a_search_for_a_target_is_that_with_the_chosen_search_params(built: dict[str, IndexReader]) -> None:
     for engine, index in built.items():
         assert index.calibration is not None
         queries = real_queries(engine, 6)
@@ -425,7 +425,7 @@ def test_calibrating_commits_the_same_documents_with_a_new_table(small: Path) ->
     assert open_index(small).manifest.generation == 2
 
 
-def test_time_is_limited(built: dict[str, Index]) -> None:
+def test_time_is_limited(built: dict[str, IndexReader]) -> None:
     assert calibrate(built["pq"], ks=[10], seconds=0).tables[0].queries == 10
     assert (allowed_seconds(1), allowed_seconds(1000)) == (0.1, 50)
 

@@ -21,7 +21,7 @@ from quiver.retrieval.index import (
     BuildOptions,
     DamagedIndexError,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build_index,
     check_index,
@@ -66,7 +66,7 @@ def exact(tmp_path: Path, word_sum: Any) -> Path:
     return build_index(DOCUMENTS, word_sum, tmp_path / "index").path
 
 
-def scores_of(index: Index) -> dict[str, float]:
+def scores_of(index: IndexReader) -> dict[str, float]:
     """The score of every document for one query, looking at everything."""
     if index.kind == "bm25":
         words = index.search([["padding", "word7", "word12"]], len(index))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, Index, add_documents, compact_index, delete_documents, open_index
+from quiver.retrieval.index import Filter, IndexReader, add_documents, compact_index, delete_documents, open_index
 from quiver.retrieval.records import Document
 
 ENGINES = ["exact-dense", "pq-dense", "ivf-dense", "faiss-dense", "exact-tokens", "ivf-tokens", "bm25"]
@@ -46,7 +46,7 @@ WHERE = {
 }
 
 
-def findable(index: Index, filter: Filter | None) -> list[str]:
+def findable(index: IndexReader, filter: Filter | None) -> list[str]:
     """The ids of the documents that have a vector and may be found."""
     found: list[str] = []
     bitmaps = index.matching(filter) if filter is not None else tuple(segment.alive for segment in index.segments)
@@ -57,7 +57,7 @@ def findable(index: Index, filter: Filter | None) -> list[str]:
     return found
 
 
-def check(index: Index, faults: ModuleType, texts: list[str], *, filters: dict[str, Filter | None] = WHERE) -> int:
+def check(index: IndexReader, faults: ModuleType, texts: list[str], *, filters: dict[str, Filter | None] = WHERE) -> int:
     """Search in many ways; how many hits were looked at."""
     kind = faults.ENGINES[index.kind]
     queries, seen = faults.encoded(kind.model, texts), 0

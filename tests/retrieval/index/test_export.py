@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents
+from quiver.retrieval.index import BuildOptions, IndexReader, add_documents, build_index, delete_documents
 from quiver.retrieval.index.export import export_index
 from quiver.retrieval.records import Document
 
@@ -21,7 +21,7 @@ DOCUMENTS = [
 ]
 
 
-def built(tmp_path: Path, model: Any, *, store_text: bool = True) -> tuple[Index, list[Document]]:
+def built(tmp_path: Path, model: Any, *, store_text: bool = True) -> tuple[IndexReader, list[Document]]:
     build_index(DOCUMENTS[:7], model, tmp_path / "i", options=BuildOptions(store_text=store_text))
     add_documents(tmp_path / "i", DOCUMENTS[7:], model)
     return delete_documents(tmp_path / "i", ["d2", "d7"]), [each for each in DOCUMENTS if each.id not in ("d2", "d7")]

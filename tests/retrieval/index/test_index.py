@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
     Filter,
-    Index,
+    IndexReader,
     add_documents,
     build_index,
     check_index,
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, word_sum: Any, word_by_word: Any) -> A
 
 
 @pytest.fixture
-def changed(tmp_path: Path, model: Any) -> tuple[Index, list[Document]]:
+def changed(tmp_path: Path, model: Any) -> tuple[IndexReader, list[Document]]:
     """An index of three segments, some documents of which are deleted or replaced, and what is alive of it."""
     build_index(DOCUMENTS[:30], model, tmp_path / "i")
     add_documents(tmp_path / "i", DOCUMENTS[30:50], model)
@@ -65,7 +65,7 @@ def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
     return build_index(documents, model, options=BuildOptions("exact")).search(queries, k)
 
 
-def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
+def test_python_reads_conditions_as_the_command_line_does(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, alive = changed
     queries = model.encode_texts(QUERIES, "query").vectors
     for filter, years in (
@@ -90,7 +90,7 @@ def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, 
 
 
 @pytest.mark.parametrize("k", [np.int64(5), np.uint8(5), np.int32(5)])
-def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Document]], model: Any, k: Any) -> None:
+def test_the_number_of_hits_may_be_any_integer(changed: tuple[IndexReader, list[Document]], model: Any, k: Any) -> None:
     index, alive = changed
     queries = model.encode_texts(QUERIES, "query").vectors
     same(index.search(queries, k), index.search(queries, 5))
@@ -159,7 +159,7 @@ def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: An
 
 
 @pytest.mark.parametrize("k", [1, 5, 17, 1000])
-def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], model: Any, k: int) -> None:
+def test_segments_are_searched_as_one(changed: tuple[IndexReader, list[Document]], model: Any, k: int) -> None:
     index, alive = changed
     assert len(index.segments) == 3
     assert (len(index), list(index.ids)) == (len(alive), [document.id for document in alive])
@@ -187,7 +187,7 @@ def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], mod
     ],
 )
 def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
-    changed: tuple[Index, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
+    changed: tuple[IndexReader, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
 ) -> None:
     index, alive = changed
     filter = Filter.parse(conditions, ids=ids)
@@ -213,7 +213,7 @@ def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
             )
 
 
-def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
+def test_an_unknown_field_or_knob_is_refused(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, _ = changed
     queries = model.encode_texts(QUERIES, "query").vectors
     with pytest.raises(
@@ -225,7 +225,7 @@ def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document
         index.search(queries, 3, effort={"nprobe": 3})
 
 
-def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:
+def test_queries_that_cannot_be_searched(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, _ = changed
     dense = index.manifest.model.kind == "dense"
     with pytest.raises(ValueError, match="k must be >= 1"):
@@ -239,7 +239,7 @@ def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], 
     assert len(index.search(broken[:0] if dense else [], 3)) == 0
 
 
-def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model: Any) -> None:
+def test_scores_of_chosen_documents(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, alive = changed
     queries = model.encode_texts(QUERIES, "query").vectors
     hits = index.search(queries, len(alive))
@@ -250,7 +250,7 @@ def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model
         index.scores(queries[0], ["d010"])
 
 
-def test_a_compacted_index_equals_a_new_build(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
+def test_a_compacted_index_equals_a_new_build(changed: tuple[IndexReader, list[Document]], model: Any, tmp_path: Path) -> None:
     index, alive = changed
     before = index.search(model.encode_texts(QUERIES, "query").vectors, 20)
     size = index.manifest.bytes
@@ -270,7 +270,7 @@ def test_a_compacted_index_equals_a_new_build(changed: tuple[Index, list[Documen
     assert list(index.documents) == alive
 
 
-def test_compaction_with_a_small_memory_limit_keeps_several_segments(changed: tuple[Index, list[Document]], tmp_path: Path) -> None:
+def test_compaction_with_a_small_memory_limit_keeps_several_segments(changed: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     _, alive = changed
     compacted = compact_index(tmp_path / "i", memory=1)
     assert len(compacted.manifest.segments) == 3
@@ -366,7 +366,7 @@ def test_ties_across_segments_go_to_the_greater_id(tmp_path: Path, word_sum: Any
         assert index.search(query, k).ids == [sorted(ids, reverse=True)[:k]]
 
 
-def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, list[Document]], model: Any) -> None:
+def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, alive = changed
     queries = model.encode_texts(QUERIES, "query").vectors
     for _ in range(2):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, Filter, Index, build_index, open_index
+from quiver.retrieval.index import BuildOptions, Filter, IndexReader, build_index, open_index
 from quiver.retrieval.index.dense import codec as lists
 from quiver.retrieval.index.tokens import segment as token_segments
 from quiver.retrieval.records import DenseEncoding, Document, TokenEncoding
@@ -23,13 +23,13 @@ from quiver.retrieval.records import DenseEncoding, Document, TokenEncoding
 ENGINES = ["exact-dense", "pq-dense", "ivf-dense", "faiss-dense", "exact-tokens", "ivf-tokens"]
 
 
-def built(engine: str, path: Path, faults: ModuleType) -> Index:
+def built(engine: str, path: Path, faults: ModuleType) -> IndexReader:
     documents = [Document(f"d{number:02d}", f"w{number} w{number % 7} w{number % 3}", "", {"n": number}) for number in range(40)]
     faults.build(path, engine, documents)
     return open_index(path)
 
 
-def queries_for(index: Index, faults: ModuleType) -> Any:
+def queries_for(index: IndexReader, faults: ModuleType) -> Any:
     return faults.ENGINES[index.kind].model.encode_texts(["w1 w2", "w30 w4"], "query").vectors
 
 

@@ -16,7 +16,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import (
-    Index,
+    IndexReader,
     add_documents,
     build_index,
     check_index,
@@ -58,7 +58,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def content(index: Index) -> dict[str, Document]:
+def content(index: IndexReader) -> dict[str, Document]:
     return {key: index.document(key) for key in index.ids}
 
 

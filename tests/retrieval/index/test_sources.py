@@ -11,10 +11,10 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import SourceOptions, open_corpus
-from quiver.retrieval.index import Index, add_documents, build_index, delete_documents, open_index, refresh_index
+from quiver.retrieval.index import IndexReader, add_documents, build_index, delete_documents, open_index, refresh_index
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.index import Index as SearchIndex
+from quiver.retrieval.search.index import Index
 
 WORDS = load_index_model("bm25")
 
@@ -26,7 +26,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def texts(index: Index | Path) -> dict[str, str]:
+def texts(index: IndexReader | Path) -> dict[str, str]:
     opened = open_index(index) if isinstance(index, Path) else index
     return {key: opened.document(key).text.strip() for key in sorted(opened.ids)}
 
@@ -47,7 +47,7 @@ def test_a_file_of_the_same_path_in_another_folder_is_another_file(index: Path, 
     assert texts(added) == {**OF_A, "B/README.md#1": "heron B"}
     document = added.document("B/README.md#1")
     assert (document.title, (document.metadata or {})["file"]) == ("README.md", "B/README.md")
-    hits = SearchIndex.of(added).search("heron", group_by="file")
+    hits = Index.of(added).search("heron", group_by="file")
     assert sorted(str(hit.group) for hit in hits) == ["B/README.md", "README.md"]
     unchanged = refresh_index(index, WORDS)
     assert (unchanged.added, unchanged.changed, unchanged.deleted, unchanged.unchanged) == (0, 0, 0, 4)

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index import DamagedIndexError, Filter, Index, delete_documents, open_index
+from quiver.retrieval.index import DamagedIndexError, Filter, IndexReader, delete_documents, open_index
 
 
-def searched(index: Index, faults: ModuleType, effort: Any, filter: Filter | None = None) -> object:
+def searched(index: IndexReader, faults: ModuleType, effort: Any, filter: Filter | None = None) -> object:
     model = faults.ENGINES[index.kind].model
     return index.search(model.encode_texts(["word3 new"], "query").vectors, 3, effort=effort, filter=filter)
 
 
-USES: dict[str, Callable[[Index, ModuleType], object]] = {
+USES: dict[str, Callable[[IndexReader, ModuleType], object]] = {
     "open": lambda index, faults: None,
     "look at everything": lambda index, faults: searched(index, faults, "exact"),
     "look at little": lambda index, faults: searched(index, faults, faults.ENGINES[index.kind].narrow),

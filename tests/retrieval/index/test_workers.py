@@ -20,9 +20,9 @@ from quiver.cli.options import Encoding
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
-from quiver.retrieval.index import BuildOptions, Index, build_index, open_index
+from quiver.retrieval.index import BuildOptions, IndexReader, build_index, open_index
 from quiver.retrieval.index.files import REAL
-from quiver.retrieval.index.pieces import PieceFolders, PieceSizes, Reading, WorkFolder, chunk_ends, survey
+from quiver.retrieval.index.pieces import BuildFolder, PieceFolders, PieceSizes, Reading, chunk_ends, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -72,13 +72,13 @@ class Left(NamedTuple):
 def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Left]:
     """Looks into the folder of the build just before it is removed."""
     seen: list[Left] = []
-    remove = WorkFolder.remove
+    remove = BuildFolder.remove
 
-    def looked(work: WorkFolder) -> None:
+    def looked(work: BuildFolder) -> None:
         seen.append(look(work.folder))
         remove(work)
 
-    monkeypatch.setattr(WorkFolder, "remove", looked)
+    monkeypatch.setattr(BuildFolder, "remove", looked)
     return lambda: seen[-1]
 
 
@@ -88,7 +88,7 @@ def look(folder: Path) -> Left:
     return Left(markers, Counter(name.partition(".")[0] for name in names))
 
 
-def sums(index: Index) -> list[dict[str, str]]:
+def sums(index: IndexReader) -> list[dict[str, str]]:
     folders = [*index.manifest.segments, index.manifest.codec]
     return [{name: entry.sha256 for name, entry in each.files.items()} for each in folders]
 
@@ -308,7 +308,7 @@ class KillsNodes:
         return len({path.name.split(".")[2] for path in self._folder.glob("tmp/b-*/.piece-*.*.unfinished")})
 
 
-def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: Any, sizes: PieceSizes) -> Index:
+def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: Any, sizes: PieceSizes) -> IndexReader:
     """Build, and remove two nodes meanwhile if a log is given."""
     executor: Any = Encoding(executor="ray", address=cluster.address).open_executor()
     if log is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiver.retrieval.index import BuildOptions, Index, build_index
+from quiver.retrieval.index import BuildOptions, IndexReader, build_index
 from quiver.retrieval.records import Document
 
 DOCUMENTS = [
@@ -27,5 +27,5 @@ def model(request: pytest.FixtureRequest, word_sum: Any, word_by_word: Any) -> A
 
 
 @pytest.fixture
-def index(tmp_path: Path, model: Any) -> Index:
+def index(tmp_path: Path, model: Any) -> IndexReader:
     return build_index(DOCUMENTS, model, tmp_path / "birds", options=BuildOptions(engine="exact"))

@@ -12,7 +12,7 @@ import pytest
 
 from quiver import build_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, Index
+from quiver.retrieval.index import Filter, IndexReader
 from quiver.retrieval.integrations import langchain_retriever, llama_index_retriever
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.retrievers import IndexSearcher
@@ -28,12 +28,12 @@ def libraries() -> None:
     pytest.importorskip("llama_index.core")
 
 
-def expected(index: Index, model: Any, k: int, conditions: list[str] | None = None) -> list[tuple[str, float]]:
+def expected(index: IndexReader, model: Any, k: int, conditions: list[str] | None = None) -> list[tuple[str, float]]:
     filter = Filter.parse(conditions) if conditions else None
     return list(IndexSearcher(index, model).search([Query("q", TEXT)], k, filter=filter).ranking(0).items())
 
 
-def test_the_langchain_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:
+def test_the_langchain_retriever_returns_the_documents_of_a_search(index: IndexReader, model: Any) -> None:
     retriever = langchain_retriever(index, model=model, k=4, filter=["odd"])
     found = retriever.invoke(TEXT)
     assert [(each.id, each.metadata["quiver_score"]) for each in found] == expected(index, model, 4, ["odd"])
@@ -45,7 +45,7 @@ def test_the_langchain_retriever_returns_the_documents_of_a_search(index: Index,
     assert [[each.id for each in batch] for batch in retriever.batch([TEXT] * 3)] == [[each.id for each in found]] * 3
 
 
-def test_the_llama_index_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:
+def test_the_llama_index_retriever_returns_the_documents_of_a_search(index: IndexReader, model: Any) -> None:
     retriever = llama_index_retriever(index.path, model=model, k=3, filter=Filter.parse(["part>=5"]), effort="exact")
     found = retriever.retrieve(TEXT)
     assert [(each.node.node_id, each.score) for each in found] == expected(index, model, 3, ["part>=5"])
@@ -58,7 +58,7 @@ def test_the_llama_index_retriever_returns_the_documents_of_a_search(index: Inde
 
 @pytest.mark.parametrize("make", [langchain_retriever, llama_index_retriever])
 def test_invalid_retriever_options_are_refused(
-    make: Callable[..., Any], index: Index, model: Any, other_word_sum: Any, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any], index: IndexReader, model: Any, other_word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="built with"):
         make(index, model=other_word_sum)
@@ -74,7 +74,7 @@ def test_invalid_retriever_options_are_refused(
         make(index, model=model)
 
 
-def test_the_langchain_class_and_its_calls_refuse_unknown_arguments(index: Index, model: Any) -> None:
+def test_the_langchain_class_and_its_calls_refuse_unknown_arguments(index: IndexReader, model: Any) -> None:
     retriever = langchain_retriever(index, model=model)
     with pytest.raises(ValueError, match="search_kwargs"):
         type(retriever)(searcher=retriever.searcher, search_kwargs={"k": 3})

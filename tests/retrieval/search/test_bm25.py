@@ -19,7 +19,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import PackedRequest, PlannedShard, Shard, ShardSpec
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
+from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.export import export_index
 from quiver.retrieval.index.index import SearchOptions
 from quiver.retrieval.index.segments import merged
@@ -39,7 +39,7 @@ DOCUMENTS = [*map(document, range(60)), Document("e1", ""), Document("e2", "the 
 
 
 @pytest.fixture
-def changed(tmp_path: Path, word_sum: Any) -> tuple[Index, list[Document]]:
+def changed(tmp_path: Path, word_sum: Any) -> tuple[IndexReader, list[Document]]:
     """An index of three segments, some documents of which are deleted or replaced, and what is alive of it."""
     build_index(DOCUMENTS[:30], word_sum, tmp_path / "i")
     add_documents(tmp_path / "i", DOCUMENTS[30:50], word_sum)
@@ -62,7 +62,7 @@ def same(found: Hits, wanted: Hits) -> None:
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("block", [7, 100_000])
 def test_bm25_sees_all_segments_without_deleted_documents(
-    changed: tuple[Index, list[Document]], tmp_path: Path, cached: bool, block: int
+    changed: tuple[IndexReader, list[Document]], tmp_path: Path, cached: bool, block: int
 ) -> None:
     index, alive = changed
     assert len(index.segments) == 3
@@ -84,7 +84,7 @@ def test_bm25_sees_all_segments_without_deleted_documents(
         words.search(QUERIES, 0)
 
 
-def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[Document]]) -> None:
+def test_filters_do_not_change_document_frequencies(changed: tuple[IndexReader, list[Document]]) -> None:
     index, alive = changed
     words = word_index(index)
     found = words.search(QUERIES, 1000, filter=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
@@ -104,7 +104,7 @@ def counted(cache: Path) -> dict[str, tuple[int, int]]:
     return {name: (sum(json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()}
 
 
-def test_words_are_counted_once(changed: tuple[Index, list[Document]], tmp_path: Path, word_sum: Any) -> None:
+def test_words_are_counted_once(changed: tuple[IndexReader, list[Document]], tmp_path: Path, word_sum: Any) -> None:
     index, alive = changed
     cache = tmp_path / "words"
     word_index(index, cache=cache)
@@ -135,7 +135,7 @@ def test_titles_are_counted_if_they_are_encoded(tmp_path: Path, word_sum: Any) -
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "list"])
 def test_damaged_word_tables_are_counted_again(
-    changed: tuple[Index, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+    changed: tuple[IndexReader, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     index, alive = changed
     cache = tmp_path / "words"
@@ -167,7 +167,11 @@ def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
 
 @pytest.mark.parametrize("fault", ["no folder", "full disk", "full disk, as a writer reports it"])
 def test_word_tables_stay_in_memory_where_the_cache_cannot_be_written(
-    changed: tuple[Index, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: str
+    changed: tuple[IndexReader, list[Document]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
 ) -> None:
     index, alive = changed
     cache = tmp_path / "words"
@@ -199,7 +203,7 @@ def test_bm25_over_an_empty_index_finds_nothing(tmp_path: Path, word_sum: Any) -
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> tuple[Index, list[Document]]:
+def built(tmp_path: Path) -> tuple[IndexReader, list[Document]]:
     """An index of BM25 with several segments, some documents of which are deleted or replaced, and what is alive of it."""
     build_index(DOCUMENTS[:30], "bm25", tmp_path / "i")
     add_documents(tmp_path / "i", DOCUMENTS[30:50], BM25())
@@ -225,7 +229,9 @@ def of_bm25s(documents: list[Document]) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(built: tuple[Index, list[Document]], compacted: bool) -> None:
+def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(
+    built: tuple[IndexReader, list[Document]], compacted: bool
+) -> None:
     index, alive = built
     if compacted:
         index = compact_index(index.path)
@@ -241,7 +247,7 @@ def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(bu
     assert word_index(index) is index
 
 
-def test_a_filtered_search_by_words_keeps_the_scores(built: tuple[Index, list[Document]]) -> None:
+def test_a_filtered_search_by_words_keeps_the_scores(built: tuple[IndexReader, list[Document]]) -> None:
     index, alive = built
     allowed = {each.id for each in alive if each.metadata and int(str(each.metadata["part"])) >= 20}
     for query, wanted in of_bm25s(alive).items():
@@ -257,7 +263,7 @@ def test_an_index_of_bm25_in_memory_or_without_texts_is_searched_like_one_in_a_f
         same(index.search(QUERIES, 7), over(DOCUMENTS, 7))
 
 
-def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[Index, list[Document]], tmp_path: Path) -> None:
+def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     index, _ = built
     with pytest.raises(InputError, match="this bm25 index has no search parameter 'nprobe'"):
         index.search("word3", 3, effort={"nprobe": 3})
@@ -267,14 +273,14 @@ def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[Index, list[Doc
         build_index([Document("a", "the of"), Document("b", "?")], "bm25", tmp_path / "x")
 
 
-def test_an_index_of_words_exports_its_documents(built: tuple[Index, list[Document]], tmp_path: Path) -> None:
+def test_an_index_of_words_exports_its_documents(built: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     index, _ = built
     described = export_index(index, tmp_path / "exported")
     assert (described["documents"], described["arrays"], described["files"]) == (len(index), {}, ["documents.jsonl"])
     assert list(read_documents(tmp_path / "exported" / "documents.jsonl")) == list(index.documents)
 
 
-def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -> None:
+def test_searching_words_imports_no_torch(built: tuple[IndexReader, list[Document]]) -> None:
     index, _ = built
     code = (
         "import sys; from quiver.retrieval.index import open_index;"
@@ -290,7 +296,7 @@ def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -
         assert done.stdout.split()[-1] == "False"
 
 
-def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[Index, list[Document]]) -> None:
+def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[IndexReader, list[Document]]) -> None:
     index, _ = built
     words = BM25().encode_texts(QUERIES, "query").token_ids
     packed = PackedRequest.of(index.request(words, 7, SearchOptions()))

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
-from quiver.retrieval.index import Index, build_index
+from quiver.retrieval.index import IndexReader, build_index
 from quiver.retrieval.records import Document, Hits, Role, TokenEncoding
 from quiver.retrieval.search.retrievers import IndexScorer, TextScorer
 from quiver.retrieval.search.search import rerank
@@ -22,7 +22,7 @@ FOUND = Hits.of([{"d1": 3.0, "d6": 2.0, "d2": 1.0, "empty": 0.5}, {key: 1.0 for 
 
 
 @pytest.fixture
-def index(tmp_path: Path, word_by_word: Any) -> Index:
+def index(tmp_path: Path, word_by_word: Any) -> IndexReader:
     return build_index([Document(key, text) for key, text in TEXTS.items()], word_by_word, tmp_path / "i")
 
 
@@ -38,7 +38,7 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
-def test_scores_of_reranking_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
+def test_scores_of_reranking_are_maxsim(index: IndexReader, word_by_word: Any, stage: str, together: int) -> None:
     scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
     hits = rerank(FOUND, QUERIES, scorer, 10)
     assert (len(hits), hits.ids[2]) == (3, [])
@@ -74,7 +74,7 @@ def test_a_score_of_nan_is_not_treated_as_a_missing_vector() -> None:
         rerank(Hits.of([{"d1": 3.0, "d2": 2.0}]), QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
 
 
-def test_candidates_that_cannot_be_reranked_are_refused(index: Index, word_by_word: Any) -> None:
+def test_candidates_that_cannot_be_reranked_are_refused(index: IndexReader, word_by_word: Any) -> None:
     with pytest.raises(InputError, match="the index has no document 'other'"):
         rerank(Hits.of([{"other": 1.0}]), QUERIES[:1], IndexScorer(index, word_by_word), 3)
     left = rerank(Hits.of([{"other": 1.0, "d1": 0.5}]), QUERIES[:1], IndexScorer(index, word_by_word, leave_out=True), 3)

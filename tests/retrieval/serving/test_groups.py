@@ -13,7 +13,7 @@ import pytest
 
 from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, Index, add_documents, delete_documents
+from quiver.retrieval.index import BuildOptions, IndexReader, add_documents, delete_documents
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.serving.application import create_application
@@ -231,7 +231,7 @@ def test_an_index_without_texts_cannot_group_its_hits(quiver: Callable[..., Any]
 
 
 def test_k_of_groups_is_checked(built: Built) -> None:
-    index: Index = open_index(built.folder)
+    index: IndexReader = open_index(built.folder)
     with pytest.raises(ValueError, match="k must be"):
         index.search(QUERY, 0, group_by="document")
     assert message_of(post(built.app, k=1001)).startswith("k: at most 1,000, got 1001")

@@ -9,14 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Index, exact, index_vectors
+from quiver.retrieval.index import IndexReader, exact, index_vectors
 from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]
 
 
-def exact_index(ids: Sequence[str], documents: Sequence[Tokens], width: int = 16) -> Index:
+def exact_index(ids: Sequence[str], documents: Sequence[Tokens], width: int = 16) -> IndexReader:
     card = ModelCard("vectors", "colbert", "", width, "maxsim", 0, 0)
     return index_vectors(ids, np.concatenate(documents), card, lengths=[len(tokens) for tokens in documents])
 

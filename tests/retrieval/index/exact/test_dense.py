@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.index import IndexReader, exact, index_vectors, ranking
 from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 
-def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> Index:
+def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> IndexReader:
     return index_vectors(ids, vectors, ModelCard("vectors", "dense", "", vectors.shape[1], "dot", 0, 0))
 
 
