@@ -30,23 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TheirTensor:
-    """Tensors of a family's file that correspond to one of ours.
+    """Tensors of a family's file that correspond to one of ours."""
 
-    Attributes:
-        keys: The family's keys without prefix; several are stacked in that order.
-        swapped: Whether the two halves of its rows are swapped there.
-    """
-
-    keys: tuple[str, ...]
-    swapped: bool
+    keys: tuple[str, ...]  # the family's keys without prefix; several are stacked in that order
+    swapped: bool  # whether the two halves of its rows are swapped there
 
 
 def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
-    """Map our tensor names to the family's, without prefix.
-
-    Raises:
-        InputError: The family's checkpoints have no such tensor.
-    """
+    """Map our tensor names to the family's, without prefix."""
     config = encoder.config
     family = FORMATS[config.family].tensors
     keys = {}
@@ -182,13 +173,7 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
 
 
 def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str, Any]) -> None:
-    """Write tensors and config.json, each file whole or not at all.
-
-    Args:
-        folder: Created if necessary.
-        state: Contiguous tensors on the CPU, under the names of the file.
-        hf: Content of config.json.
-    """
+    """Write tensors and config.json, each file whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_tensors(state, temporary)

@@ -123,23 +123,12 @@ def weight_files(folder: Path) -> list[Path]:
 
     As in transformers, a whole file is read before shards, because saving in one file may leave the index of earlier shards behind; and
     safetensors are read before ``.bin`` files.
-
-    Raises:
-        InputError: An index of shards is malformed.
     """
     return files_of(folder, SAFETENSORS if has_safetensors(folder) else PICKLED)
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """Return the file of that name if it exists, otherwise the shards that its index lists.
-
-    Args:
-        folder: The folder.
-        name: `SAFETENSORS` or `PICKLED`.
-
-    Raises:
-        InputError: The index is malformed.
-    """
+    """Return the file of that name if it exists, otherwise the shards that its index lists."""
     index = _index(folder, name)
     if (folder / name).is_file() or not index.is_file():
         return [folder / name]
@@ -159,9 +148,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a folder's weight files, to the CPU, without its adapter (`quiver.encoder.checkpoints.peft.read_state`).
 
     Tensors of ``.bin`` files may share memory with each other, and are views of the file until they are copied.
-
-    Raises:
-        InputError: A file is missing or corrupt, or a ``.bin`` file contains something other than named tensors.
     """
     state: dict[str, Tensor] = {}
     for path in weight_files(folder):
@@ -173,11 +159,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors or ``.bin`` file, to the CPU.
-
-    Raises:
-        InputError: As `read_weights`.
-    """
+    """Read all tensors of a safetensors or ``.bin`` file, to the CPU."""
     try:
         with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
             return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)

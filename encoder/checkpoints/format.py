@@ -30,12 +30,7 @@ TO_HF_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "s
 
 
 class ConfigReader:
-    """A JSON object with typed access; errors name the key.
-
-    Args:
-        hf: The object.
-        path: Prefix of keys in errors, such as ``rope_parameters.full_attention.``.
-    """
+    """A JSON object with typed access; errors name the key."""
 
     def __init__(self, hf: Mapping[str, Any], *, path: str = "") -> None:
         self.hf = hf
@@ -112,19 +107,13 @@ _TYPES = get_type_hints(EncoderConfig)
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """A key of config.json and the fields of `EncoderConfig` that have its value.
-
-    Attributes:
-        name: The key.
-        fields: The fields; the value of the first is written. Default: the field with the name of the key.
-        default: Value of a missing key; None if the key is required.
-        to_hf: For `activation`: our names to Hugging Face's.
-    """
+    """A key of config.json and the fields of `EncoderConfig` that have its value."""
 
     name: str
+    # The fields; the value of the first is written. Default: the field with the name of the key.
     fields: tuple[str, ...] = ()
-    default: Any = None
-    to_hf: Mapping[str, str] | None = None
+    default: Any = None  # value of a missing key; None if the key is required
+    to_hf: Mapping[str, str] | None = None  # for `activation`: our names to Hugging Face's
 
     def read(self, keys: ConfigReader) -> dict[str, Any]:
         """Return the fields that this key gives."""
@@ -146,27 +135,18 @@ def global_layers(keys: ConfigReader, key: str = "num_hidden_layers") -> dict[st
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Tensor names of one family.
+    """Tensor names of one family."""
 
-    Attributes:
-        prefix: Prefix of every key in checkpoints with a head.
-        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order. Empty if they are ours.
-        heads: Pattern of keys that belong to heads and poolers, not to the encoder.
-        buffers: Pattern of keys that hold no weights (old files store position ids).
-        other_prefixes: Other possible prefixes.
-        plain_names: Names that differ if the MLP has no gate.
-        swapped: Modules whose two halves of rows are swapped in their files.
-        renames: Patterns of older or other names, and their replacements.
-    """
-
-    prefix: str
+    prefix: str  # prefix of every key in checkpoints with a head
+    # Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order. Empty if they are ours.
     names: Mapping[str, tuple[str, ...]]
-    heads: re.Pattern[str]
+    heads: re.Pattern[str]  # pattern of keys that belong to heads and poolers, not to the encoder
+    # Pattern of keys that hold no weights (old files store position ids).
     buffers: re.Pattern[str] = re.compile(r"(?!)")  # none
     other_prefixes: tuple[str, ...] = ()
-    plain_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    swapped: frozenset[str] = frozenset()
-    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+    plain_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names that differ if the MLP has no gate
+    swapped: frozenset[str] = frozenset()  # modules whose two halves of rows are swapped in their files
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()  # patterns of older or other names, and their replacements
 
     def current_name(self, key: str) -> str:
         """Return a file's key without its prefix, under its current name."""
@@ -177,13 +157,7 @@ class TensorNames:
         return key
 
     def theirs(self, module: str, layer: str, *, gated: bool) -> tuple[str, ...] | None:
-        """Return their names of one of our modules, None if they have no such module.
-
-        Args:
-            module: Our name, ``{}`` for the layer.
-            layer: Number of the layer; empty outside the layers.
-            gated: Whether the MLP has a gate.
-        """
+        """Return their names of one of our modules, None if they have no such module."""
         if not self.names:
             return (module.format(layer),)
         names = self.names.get(module) if gated else self.plain_names.get(module, self.names.get(module))
@@ -202,16 +176,11 @@ AUTO_CLASSES: dict[Task, str] = {
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How one family stores the head of one task.
+    """How one family stores the head of one task."""
 
-    Attributes:
-        architecture: Class that opens such a folder in transformers or in the family's own code.
-        modules: Our module names to theirs; ``{}`` is the encoder's prefix.
-        tensors: Our names of tensors with a second name beside that of their module; the module's name takes precedence if a file has both.
-    """
-
-    architecture: str
-    modules: Mapping[str, str]
+    architecture: str  # class that opens such a folder in transformers or in the family's own code
+    modules: Mapping[str, str]  # our module names to theirs; ``{}`` is the encoder's prefix
+    # Our names of tensors with a second name beside that of their module; the module's name takes precedence if a file has both.
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -221,36 +190,21 @@ def _nothing_written(_config: EncoderConfig, _style: ConfigStyle) -> dict[str, A
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """How one family stores an encoder and its heads.
-
-    Attributes:
-        family: The family.
-        about: Keys of config.json that are the same for every model: class, model_type, code.
-        tensors: Names of the encoder's tensors.
-        heads: Layout of the head of each task that the family has.
-        read: Fields of `EncoderConfig` that more than one key decides.
-        keys: Keys that correspond to fields.
-        requires: Keys of options that Quiver does not support, and their only supported values.
-        constants: Fields of `EncoderConfig` that are the same for every model.
-        write: Keys that more than one field decides.
-    """
+    """How one family stores an encoder and its heads."""
 
     family: Family
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # keys of config.json that are the same for every model: class, model_type, code
     tensors: TensorNames
-    heads: Mapping[Task, HeadLayout]
-    read: Callable[[ConfigReader], dict[str, Any]] = global_layers
-    keys: tuple[ConfigKey, ...] = ()
+    heads: Mapping[Task, HeadLayout]  # layout of the head of each task that the family has
+    read: Callable[[ConfigReader], dict[str, Any]] = global_layers  # fields of `EncoderConfig` that more than one key decides
+    keys: tuple[ConfigKey, ...] = ()  # keys that correspond to fields
+    # Keys of options that Quiver does not support, and their only supported values.
     requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = _nothing_written
+    constants: Mapping[str, Any] = field(default_factory=dict)  # fields of `EncoderConfig` that are the same for every model
+    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = _nothing_written  # keys that more than one field decides
 
     def to_config(self, keys: ConfigReader) -> EncoderConfig:
-        """Read an architecture from config.json.
-
-        Raises:
-            InputError: A key is missing, has a wrong type or a value that is not supported.
-        """
+        """Read an architecture from config.json."""
         for key, supported in self.requires.items():
             keys.require(key, *supported)
         values = {name: value for key in self.keys for name, value in key.read(keys).items()}

@@ -55,23 +55,15 @@ AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a head: how config.json expresses it.
+    """A setting of a head: how config.json expresses it."""
 
-    Attributes:
-        name: Argument of the head's class.
-        read: Reads it from config.json.
-        value: Its value in a model.
-        write: Its keys in config.json, by value and the family's default.
-        default: Its value in families without keys for it. None: all families have the keys; otherwise only ModernBERT and Quiver.
-        fixed_key: In families without keys for it, a key that is nevertheless allowed with the default.
-    """
-
-    name: str
-    read: Callable[[ConfigReader, EncoderConfig], Any]
-    value: Callable[[Any], Any]
-    write: Callable[[Any, EncoderConfig], dict[str, Any]]
+    name: str  # argument of the head's class
+    read: Callable[[ConfigReader, EncoderConfig], Any]  # reads it from config.json
+    value: Callable[[Any], Any]  # its value in a model
+    write: Callable[[Any, EncoderConfig], dict[str, Any]]  # its keys in config.json, by value and the family's default
+    # Its value in families without keys for it. None: all families have the keys; otherwise only ModernBERT and Quiver.
     default: Callable[[EncoderConfig], Any] | None = None
-    fixed_key: str | None = None
+    fixed_key: str | None = None  # in families without keys for it, a key that is nevertheless allowed with the default
 
     def has_keys(self, config: EncoderConfig) -> bool:
         """Return whether the family's config.json has keys for it."""
@@ -224,21 +216,13 @@ def _not_expressible(name: str, value: object, config: EncoderConfig) -> InputEr
 
 @dataclass(frozen=True)
 class _Opened:
-    """A folder after reading.
+    """A folder after reading."""
 
-    Attributes:
-        where: The folder, for errors.
-        encoder: With its weights.
-        layout: Layout of the head for the requested task.
-        keys: Settings of the head.
-        tensors: The head's tensors in the file, under our names.
-    """
-
-    where: str
-    encoder: Encoder
-    layout: HeadLayout
-    keys: ConfigReader
-    tensors: dict[str, Tensor]
+    where: str  # the folder, for errors
+    encoder: Encoder  # with its weights
+    layout: HeadLayout  # layout of the head for the requested task
+    keys: ConfigReader  # settings of the head
+    tensors: dict[str, Tensor]  # the head's tensors in the file, under our names
 
 
 def load_head(  # noqa: PLR0913 - settings of three kinds of heads

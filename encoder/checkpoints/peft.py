@@ -55,14 +55,7 @@ _PARTS = {
 
 
 def base_folder(folder: Path) -> Path:
-    """Return the folder of config.json and the weights: for an adapter without weights beside it, the folder of its base.
-
-    Args:
-        folder: A local folder.
-
-    Raises:
-        InputError: The adapter names no base, or the base cannot be found.
-    """
+    """Return the folder of config.json and the weights: for an adapter without weights beside it, the folder of its base."""
     path = folder / ADAPTER_CONFIG
     if not path.is_file() or any(file.is_file() for file in weight_files(folder)):
         return folder
@@ -98,15 +91,7 @@ def _named_base(folder: Path, settings: Mapping[str, Any]) -> Path | None:
 
 
 def read_state(folder: Path, family: TensorNames) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint to the CPU, with its LoRA adapter added if it has one.
-
-    Args:
-        folder: Folder of weights, of an adapter, or of both.
-        family: Tensor names of the architecture.
-
-    Raises:
-        InputError: A file is missing or corrupt, the adapter does not fit the weights, or it needs something that is not supported.
-    """
+    """Read all tensors of a checkpoint to the CPU, with its LoRA adapter added if it has one."""
     base = base_folder(folder)
     state = read_weights(base)
     path = folder / ADAPTER_CONFIG
@@ -141,19 +126,12 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """An adapter's files.
-
-    Attributes:
-        path: adapter_config.json.
-        settings: Its content.
-        updates: Name of a module in the base to the tensors of its update, by the values of `_PARTS`.
-        replaced: Name of a tensor of the base to the tensor in its place (trained biases, modules_to_save).
-    """
+    """An adapter's files."""
 
     path: Path
     settings: Mapping[str, Any]
-    updates: Mapping[str, Mapping[str, Tensor]]
-    replaced: Mapping[str, Tensor]
+    updates: Mapping[str, Mapping[str, Tensor]]  # name of a module in the base to the tensors of its update, by the values of `_PARTS`
+    replaced: Mapping[str, Tensor]  # name of a tensor of the base to the tensor in its place (trained biases, modules_to_save)
 
     @classmethod
     def read(cls, folder: Path) -> _Adapter:

@@ -65,12 +65,7 @@ _COUNTED = 1 << 22
 
 
 def read_documents(source: SourceSection) -> Iterator[str]:
-    """Read the documents of a source; blank documents are skipped.
-
-    Raises:
-        InputError: A file is missing, damaged, not UTF-8 (names the line) or has an unknown suffix; a row has none of the fields, or a
-            field that is not text; or the folder has no such split.
-    """
+    """Read the documents of a source; blank documents are skipped."""
     path = expand_home(source.path)
     if not path.is_dir():
         yield from _file(path, source)
@@ -158,17 +153,11 @@ def _judged_documents(path: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Documents:
-    """Training or held-out documents of a corpus.
+    """Training or held-out documents of a corpus."""
 
-    Attributes:
-        ids: Token ids of all documents, concatenated, memory-mapped.
-        ends: End of each document in ``ids``, memory-mapped.
-        sources: Number of documents per source, in the order of the documents.
-    """
-
-    ids: NDArray[Any]
-    ends: NDArray[np.int64]
-    sources: dict[str, int]
+    ids: NDArray[Any]  # token ids of all documents, concatenated, memory-mapped
+    ends: NDArray[np.int64]  # end of each document in ``ids``, memory-mapped
+    sources: dict[str, int]  # number of documents per source, in the order of the documents
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -184,26 +173,15 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and held-out text.
+    """Training and held-out text."""
 
-    Attributes:
-        train: Documents to train on.
-        held_out: Documents for the held-out loss; may be empty.
-        identity: Tokenizer, counts and checksums of the manifest; equal for equal corpora.
-    """
-
-    train: Documents
-    held_out: Documents
-    identity: dict[str, Any]
+    train: Documents  # documents to train on
+    held_out: Documents  # documents for the held-out loss; may be empty
+    identity: dict[str, Any]  # tokenizer, counts and checksums of the manifest; equal for equal corpora
 
 
 def side_of(text: str, held_out: float) -> Side:
-    """Decide whether a document is trained on or held out. Copies of a document are on the same side, because only the text decides.
-
-    Args:
-        text: Text of the document.
-        held_out: Share of the documents that are held out.
-    """
+    """Decide whether a document is trained on or held out. Copies of a document are on the same side, because only the text decides."""
     return "held_out" if _drawn(text, held_out, draw=0) else "train"
 
 
@@ -224,16 +202,7 @@ def first_documents(source: SourceSection, characters: int | None) -> Iterator[s
 
 
 def train_texts(data: DataSection, *, share: float, characters: int | None = None) -> Iterator[str]:
-    """Texts of the training documents, to train a tokenizer on.
-
-    Args:
-        data: Sources and split.
-        share: Share of the documents to use, selected by their text; 1 for all.
-        characters: Characters to read of each source; None for all.
-
-    Raises:
-        InputError: As `read_documents`, or there are no documents.
-    """
+    """Texts of the training documents, to train a tokenizer on."""
     documents = found = 0
     for source in data.sources:
         for text in first_documents(source, characters):
@@ -251,19 +220,7 @@ def train_texts(data: DataSection, *, share: float, characters: int | None = Non
 def prepare_corpus(
     data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS, characters: int | None = None
 ) -> None:
-    """Tokenize the sources into a folder. If the folder exists, verify its settings and the checksums of its files instead.
-
-    Args:
-        data: Sources and split.
-        tokenizer: Tokenizer of the model.
-        folder: Folder of the corpus; appears under this name only when it is complete.
-        block_characters: Minimum number of characters per call of the tokenizer.
-        characters: Characters to read of each source; None for all.
-
-    Raises:
-        InputError: A source cannot be read or has no text to train on, no document is held out although ``held_out`` is above 0; or the
-            existing folder is damaged, or was made with other sources or settings.
-    """
+    """Tokenize the sources into a folder. If the folder exists, verify its settings and the checksums of its files instead."""
     if folder.is_dir():
         _verify(data, tokenizer, folder)
         return
@@ -276,11 +233,7 @@ def prepare_corpus(
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Memory-map a corpus that `prepare_corpus` has made or verified.
-
-    Raises:
-        InputError: A file is missing or cannot be read.
-    """
+    """Memory-map a corpus that `prepare_corpus` has made or verified."""
     manifest = read_json(folder / MANIFEST)
     sides = {side: _documents(folder, side, manifest) for side in SIDES}
     identity = {key: manifest[key] for key in ("tokenizer", "counts")} | {"sha256": {n: s["sha256"] for n, s in manifest["files"].items()}}

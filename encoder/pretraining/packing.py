@@ -55,26 +55,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """Documents of a source, and how often a pass reads their pieces.
+    """Documents of a source, and how often a pass reads their pieces."""
 
-    Attributes:
-        first: Number of the first document.
-        last: Number of the last document plus one.
-        times: Readings per pass; the fractional part is the chance of one more, drawn again in each pass.
-    """
-
-    first: int
-    last: int
-    times: float
+    first: int  # number of the first document
+    last: int  # number of the last document plus one
+    times: float  # readings per pass; the fractional part is the chance of one more, drawn again in each pass
 
 
 def cut(ends: NDArray[np.int64], room: int, *, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Split documents into pieces of ``room`` tokens; the last piece of a document may be shorter.
-
-    Args:
-        ends: Positions of the ends of the documents in the corpus, increasing.
-        room: Maximum number of tokens of a piece.
-        begin: Position of the first document.
 
     Returns:
         Offset and length of each piece, in the order of the corpus.
@@ -114,17 +103,7 @@ def _blocks(ends: NDArray[np.int64], shares: Sequence[Share], room: int, size: i
 
 
 class PieceSampler:
-    """An endless stream of pieces.
-
-    Args:
-        ends: Positions of the ends of the corpus's documents, possibly memory-mapped.
-        shares: Documents to read, in the order of the corpus; at least one document.
-        room: Maximum number of tokens of a piece.
-        seed: Numbers that determine the order; pass and window are appended to them.
-        block: Pieces per block.
-        window: Pieces per window.
-        chunk: Documents whose lengths are read at a time.
-    """
+    """An endless stream of pieces."""
 
     def __init__(
         self,
@@ -212,10 +191,6 @@ class PieceSampler:
 class SequencePacker:
     """Packs an endless stream of pieces into rows.
 
-    Args:
-        take: Returns the next piece of the stream.
-        buffer: Tokens that wait before rows are packed, as a multiple of the tokens of those rows; >= 1.
-
     Example:
         >>> pieces = iter(Piece(0, length, serial) for serial, length in enumerate([4, 3, 1, 2, 4, 4, 4, 4]))
         >>> packer = SequencePacker(lambda: next(pieces), buffer=2)
@@ -235,12 +210,7 @@ class SequencePacker:
         return tuple(self._waiting)
 
     def rows(self, count: int, *, room: int) -> list[list[Piece]]:
-        """Pack the next rows.
-
-        Args:
-            count: Number of rows, >= 1.
-            room: Tokens per row, special tokens included; no piece of the stream needs more.
-        """
+        """Pack the next rows."""
         self.fill(round(count * room * self._buffer))
         rows: list[list[Piece]] = [[] for _ in range(count)]
         spaces = [(room, row) for row in range(count)]  # sorted

@@ -40,10 +40,6 @@ FREE = frozenset(
 def learning_rate_share(phase: PhaseSection, tokens: int) -> float:
     """Learning rate of a step as a share of the peak.
 
-    Args:
-        phase: Phase with its length, warm-up and decay, in tokens.
-        tokens: Number of tokens of the phase that were read before the step.
-
     Returns:
         0 at the first token of a warm-up, 1 between warm-up and decay, ``final_share`` at the end of the decay.
     """
@@ -61,9 +57,6 @@ class BatchWarmup:
     """Batch-size warm-up: number of packed rows per step.
 
     Every size below the full batch gets the same number of steps, and therefore tokens in proportion to the size.
-
-    Args:
-        phase: Phase with its batch size, micro-batch and warm-up; a row holds one micro-batch.
     """
 
     def __init__(self, phase: PhaseSection) -> None:
@@ -77,24 +70,12 @@ class BatchWarmup:
             self._ends = [math.ceil(phase.batch_warmup_tokens * share / sum(sizes)) for share in shares]
 
     def rows(self, tokens: int) -> int:
-        """Number of rows of a step.
-
-        Args:
-            tokens: Number of tokens of the phase that were read before the step.
-        """
+        """Number of rows of a step."""
         return self.first + bisect_right(self._ends, tokens)
 
 
 def make_tokenizer(recipe: PretrainingRecipe, *, characters: int | None = None) -> Tokenizer:
-    """Train the tokenizer of a run on the corpus, or load it.
-
-    Args:
-        recipe: The recipe.
-        characters: Characters to read of each source; None for all.
-
-    Raises:
-        InputError: The corpus cannot be read or is empty; or the tokenizer cannot be loaded or lacks a special token.
-    """
+    """Train the tokenizer of a run on the corpus, or load it."""
     model, longest = recipe.model, recipe.phases[-1].context
     if model.tokenizer == "train":
         vocabulary = model.vocabulary
@@ -109,11 +90,7 @@ def make_tokenizer(recipe: PretrainingRecipe, *, characters: int | None = None) 
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of the special tokens by role, such as ``mask``.
-
-    Raises:
-        InputError: The vocabulary lacks special tokens; names them.
-    """
+    """Return the ids of the special tokens by role, such as ``mask``."""
     found = {name: tokenizer.special_id(name) for name in SPECIAL_TOKENS}
     if missing := [name for name, token in found.items() if token is None]:
         raise InputError(
@@ -144,11 +121,7 @@ def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer)
 
 
 def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
-    """Make the initial model of a run with the configuration of the first phase and random weights or those of a checkpoint.
-
-    Raises:
-        InputError: The checkpoint cannot be read, or its architecture differs from the recipe.
-    """
+    """Make the initial model of a run with the configuration of the first phase and random weights or those of a checkpoint."""
     config = phase_config(recipe.model, recipe.phases[0], tokenizer)
     model = MaskedLM(Encoder(config))
     if recipe.model.init == "random":
@@ -184,14 +157,6 @@ def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
     """Return a model with the same weights and another configuration.
 
     The RoPE tables are built from the configuration, so another RoPE base or context needs a new model.
-
-    Args:
-        model: Model with the weights.
-        config: Configuration of the new model.
-        where: Origin of the weights, for the error message.
-
-    Raises:
-        InputError: The weights do not fit the configuration.
     """
     formed = MaskedLM(Encoder(config), tied=model.decoder.weight is None)
     state, expected = model.state_dict(), formed.state_dict()

@@ -75,21 +75,13 @@ REMEDIES = {
 
 
 def require_absolute(config: EncoderConfig) -> None:
-    """Raise where there is no position table.
-
-    Raises:
-        InputError: The positions are RoPE or ALiBi.
-    """
+    """Raise where there is no position table."""
     if config.positions != "absolute":
         raise InputError(f"this {config.family} encoder has no table of position embeddings to extend; it has {REMEDIES[config.positions]}")
 
 
 def extended_config(config: EncoderConfig, factor: int) -> EncoderConfig:
-    """The architecture with ``factor`` times as many positions.
-
-    Raises:
-        InputError: The factor is below 1, or the positions are RoPE or ALiBi.
-    """
+    """The architecture with ``factor`` times as many positions."""
     if factor < 1:
         raise InputError(f"the factor must be >= 1, got {factor}")
     require_absolute(config)
@@ -152,11 +144,7 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
 
 
 def read_positions(folder: Path) -> Tensor:
-    """The position embeddings of a checkpoint, without the reserved first rows, (P, D) in float32.
-
-    Raises:
-        InputError: As `extend_checkpoint`.
-    """
+    """The position embeddings of a checkpoint, without the reserved first rows, (P, D) in float32."""
     config = _config(read_json(base_folder(folder) / "config.json"), folder)
     state = read_state(folder, FORMATS[config.family].tensors)
     return state[table_key(state, config, where=str(folder))][config.position_offset :].float()
@@ -174,16 +162,7 @@ def _config(hf: dict[str, Any], folder: Path) -> EncoderConfig:
 
 
 def table_key(state: Mapping[str, Tensor], config: EncoderConfig, *, where: str) -> str:
-    """The name of the position table in a checkpoint.
-
-    Args:
-        state: Its tensors.
-        config: Its architecture.
-        where: Named in errors.
-
-    Raises:
-        InputError: There is none, or it has another size than the architecture asks for.
-    """
+    """The name of the position table in a checkpoint."""
     family = FORMATS[config.family].tensors
     theirs = (family.theirs(TABLE, "", gated=config.mlp == "gated") or ("",))[0]
     found = [key for key in state if family.current_name(key) == f"{theirs}.weight"]

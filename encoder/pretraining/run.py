@@ -264,11 +264,7 @@ def _finish(session: Session, progress: Progress, phase_ends: Sequence[int], mod
 
 
 def average_checkpoints(folders: Sequence[Path]) -> MaskedLM:
-    """Mean of the weights of checkpoints of one phase.
-
-    Args:
-        folders: At least one, each a masked language model of the same shape.
-    """
+    """Mean of the weights of checkpoints of one phase."""
     model = load_head(MaskedLM, folders[0])
     model.load_state_dict(average_weights(load_head(MaskedLM, folder).state_dict() for folder in folders))
     return model

@@ -35,13 +35,7 @@ MASKED, RANDOM = 0.8, 0.1
 
 
 class Masker:
-    """Masks random tokens of sequences.
-
-    Args:
-        tokenizer: Tokenizer with all of `quiver.encoder.tokenizer.SPECIAL_TOKENS`.
-        probability: Share of the tokens, special tokens aside, that the model has to predict.
-        seed: Random seed of all draws.
-    """
+    """Masks random tokens of sequences."""
 
     def __init__(self, tokenizer: Tokenizer, *, probability: float, seed: int) -> None:
         special = special_ids(tokenizer)
@@ -54,10 +48,6 @@ class Masker:
 
     def __call__(self, ids: NDArray[Any], serial: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Mask a sequence.
-
-        Args:
-            ids: Token ids, (n,).
-            serial: Number of the sequence in the stream; equal numbers give equal masks.
 
         Returns:
             Masked ids, (n,), and labels, (n,): the original id of each predicted token, -100 elsewhere.
@@ -76,36 +66,23 @@ class Masker:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """A packed row of masked sequences.
+    """A packed row of masked sequences."""
 
-    Attributes:
-        pieces: The corpus pieces of the row.
-        batch: Packed batch of the masked ids, N tokens.
-        labels: Original ids of the predicted tokens, -100 elsewhere, (N,), in CPU memory.
-        masked: Number of predicted tokens.
-    """
-
-    pieces: list[Piece]
-    batch: PackedBatch
-    labels: Tensor
-    masked: int
+    pieces: list[Piece]  # the corpus pieces of the row
+    batch: PackedBatch  # packed batch of the masked ids, N tokens
+    labels: Tensor  # original ids of the predicted tokens, -100 elsewhere, (N,), in CPU memory
+    masked: int  # number of predicted tokens
 
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """The rows of one step.
+    """The rows of one step."""
 
-    Attributes:
-        rows: Rows of this process. If weights are sharded, all processes have equally many, some of them `empty_row`.
-        count: Number of rows over all processes.
-        tokens: Number of tokens in the rows of all processes, special tokens included.
-        state: State of the stream after the step.
-    """
-
+    # Rows of this process. If weights are sharded, all processes have equally many, some of them `empty_row`.
     rows: list[MaskedRow]
-    count: int
-    tokens: int
-    state: dict[str, Any]
+    count: int  # number of rows over all processes
+    tokens: int  # number of tokens in the rows of all processes, special tokens included
+    state: dict[str, Any]  # state of the stream after the step
 
 
 def empty_row() -> MaskedRow:
@@ -114,13 +91,7 @@ def empty_row() -> MaskedRow:
 
 
 class RowMaker:
-    """Makes masked rows from pieces.
-
-    Args:
-        documents: Documents of the pieces.
-        tokenizer: Tokenizer with [CLS] and [SEP], which enclose each sequence.
-        masker: Masks the sequences.
-    """
+    """Makes masked rows from pieces."""
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer, masker: Masker) -> None:
         special = special_ids(tokenizer)
@@ -152,13 +123,6 @@ class RowMaker:
 class PhaseStream:
     """Yields the batches of one phase, step by step.
 
-    Args:
-        recipe: Seed, mix and packing.
-        number: Number of the phase.
-        corpus: Corpus of the run.
-        tokenizer: Tokenizer of the model.
-        processes: Processes of the run.
-
     Attributes:
         sampler: Draws the pieces of the phase.
     """
@@ -182,9 +146,6 @@ class PhaseStream:
 
         If both phases read the same pieces equally often, the pass over the corpus continues, so that no piece repeats before the pass is
         complete.
-
-        Args:
-            state: State of the stream after the last step of the previous phase.
         """
         self._packer.restore(state["packer"])
         if self._goes_on:
@@ -193,11 +154,7 @@ class PhaseStream:
             self.sampler.serial = state["sampler"]["serial"]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue after a step of this phase.
-
-        Args:
-            state: State of the stream after that step.
-        """
+        """Continue after a step of this phase."""
         self._packer.restore(state["packer"])
         self.sampler.restore(state["sampler"])
         self._tokens = state["tokens"]
@@ -221,12 +178,7 @@ class PhaseStream:
 
 
 def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
-    """Return the documents that a phase reads, source by source, and how often one pass reads their pieces.
-
-    Args:
-        documents: Documents of all sources.
-        phase: Phase with its mix. Sources that the mix does not name are not read; an empty mix reads all sources once.
-    """
+    """Return the documents that a phase reads, source by source, and how often one pass reads their pieces."""
     times = {part.source: part.times for part in phase.mix} or dict.fromkeys(documents.sources, 1.0)
     lasts = accumulate(documents.sources.values())
     found = zip(documents.sources.items(), lasts, strict=True)
@@ -245,12 +197,6 @@ def held_out_rows(documents: Documents, phase: PhaseSection, *, longest: int, mo
 
     The sample is random, because the documents of a source are adjacent: the first documents would all be of one source. It consists of
     pieces of the longest context, which phases with a shorter context cut further.
-
-    Args:
-        documents: Held-out documents.
-        phase: Phase with its context and micro-batch.
-        longest: Context of the last phase.
-        most: Maximum number of tokens, with two special tokens per piece of the longest context; at least one piece is read.
     """
     offsets, lengths = cut(np.asarray(documents.ends), longest - SPECIAL)
     drawn = np.random.Generator(np.random.PCG64DXSM(0)).permutation(len(offsets))

@@ -71,19 +71,7 @@ PEAKS: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Session:
-    """One session of a pretraining run.
-
-    Attributes:
-        recipe: The recipe.
-        out: Run folder.
-        checkpoints: Checkpoints of the run.
-        corpus: Corpus of the run.
-        tokenizer: Tokenizer of the model.
-        processes: Processes of the session.
-        device: Device to train on.
-        progress: Show a progress bar, in the main process.
-        chosen: Chooses the steps of each phase that are trained, for a trial; by default all.
-    """
+    """One session of a pretraining run."""
 
     recipe: PretrainingRecipe
     out: Path
@@ -92,17 +80,13 @@ class Session:
     tokenizer: Tokenizer
     processes: Processes
     device: str
-    progress: bool = False
+    progress: bool = False  # show a progress bar, in the main process
+    # Chooses the steps of each phase that are trained, for a trial; by default all.
     chosen: Callable[[Iterator[list[TrainingBatch]]], Iterator[list[TrainingBatch]]] = iter
 
 
 class PretrainingTask:
     """The phases of a recipe as the trainer's task.
-
-    Args:
-        session: Recipe, corpus and processes.
-        progress: Progress of the run; the best scores of a phase are forgotten when the next one begins.
-        checkpoint: Folder of the checkpoint to resume and the state in it, see `read_checkpoint`; None for a new run.
 
     Attributes:
         model: The model in the form of the current phase.
@@ -350,15 +334,7 @@ class PretrainingTask:
 
 
 class HeldOut:
-    """The held-out documents as a phase reads them: the same tokens under the same masks in every evaluation.
-
-    Args:
-        recipe: Seed and share of masked tokens.
-        phase: Context and micro-batch.
-        documents: At least one.
-        tokenizer: Tokenizer of the model.
-        processes: Each evaluates its part of the rows.
-    """
+    """The held-out documents as a phase reads them: the same tokens under the same masks in every evaluation."""
 
     def __init__(
         self, recipe: PretrainingRecipe, phase: PhaseSection, documents: Documents, tokenizer: Tokenizer, processes: Processes
@@ -395,11 +371,7 @@ class HeldOut:
 
 
 def read_checkpoint(folder: Path) -> SavedState:
-    """Train state of a checkpoint.
-
-    Raises:
-        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
-    """
+    """Train state of a checkpoint."""
     return load_train_state(folder, STATES)
 
 
@@ -424,11 +396,6 @@ def _without_dropout(model: MaskedLM) -> Iterator[None]:
 
 def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int) -> int:
     """Model FLOPs of the forward and backward pass of a masked language model.
-
-    Args:
-        config: Configuration of the encoder.
-        lengths: Length n of each sequence, in tokens.
-        masked: Number M of predicted tokens; logits are computed only for these.
 
     Example:
         >>> config = EncoderConfig.modernbert(

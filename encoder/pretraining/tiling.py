@@ -43,10 +43,6 @@ FREE = frozenset(
 def layer_map(old: int, new: int) -> list[int]:
     """For each layer of the larger model, the layer of the smaller one that it is initialized from.
 
-    Args:
-        old: Layers of the smaller model, l >= 1.
-        new: Layers of the larger one, L >= 1.
-
     Returns:
         round(i l / L), with ties to even, and at most l - 1 (rounding alone exceeds it if L > 2 l).
 
@@ -59,9 +55,6 @@ def layer_map(old: int, new: int) -> list[int]:
 
 def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor in another shape of as many axes: the old one in the middle, gone on periodically; the middle of it where it shrinks.
-
-    Raises:
-        ValueError: The numbers of axes differ, or the tensor is empty.
 
     Example:
         >>> tile(torch.tensor([1, 2, 3]), (6,)).tolist(), tile(torch.tensor([1, 2, 3, 4]), (2,)).tolist()

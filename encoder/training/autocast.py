@@ -39,13 +39,6 @@ Recipe = TypeVar("Recipe", bound=_Recipe)
 def training_dtype(dtype: TrainingDtype, device: torch.device | str) -> Literal["float32", "bfloat16"]:
     """Dtype in which the forward and backward pass run on a device.
 
-    Args:
-        dtype: As in a recipe. ``auto``: bfloat16 on a GPU of compute capability 8.0 and above, otherwise float32.
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        InputError: The GPU cannot multiply bfloat16.
-
     Example:
         >>> training_dtype("auto", "cpu"), training_dtype("bfloat16", "cpu")
         ('float32', 'bfloat16')
@@ -62,16 +55,7 @@ def training_dtype(dtype: TrainingDtype, device: torch.device | str) -> Literal[
 
 
 def with_training_dtype(recipe: Recipe, device: torch.device | str, *, resumed: Path | None = None) -> Recipe:
-    """Return the recipe with ``training.dtype: auto`` replaced by the dtype that the run has or gets.
-
-    Args:
-        recipe: A recipe of any kind.
-        device: Device to train on.
-        resumed: Folder of the run that is resumed, whose dtype is kept on any device; None for a new run.
-
-    Raises:
-        InputError: The GPU cannot multiply bfloat16.
-    """
+    """Return the recipe with ``training.dtype: auto`` replaced by the dtype that the run has or gets."""
     dtype: TrainingDtype = recipe.training.dtype
     begun = None if resumed is None or dtype != AUTO else recipe_of(resumed)
     found = training_dtype(begun["training"]["dtype"] if begun is not None else dtype, device)

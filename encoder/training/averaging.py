@@ -44,12 +44,7 @@ def average_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 
 class MovingAverage:
-    """An exponential moving average of a model's weights, in their own dtypes.
-
-    Args:
-        model: Model whose weights are the initial average.
-        half_life: Number of steps after which the share of earlier weights has halved.
-    """
+    """An exponential moving average of a model's weights, in their own dtypes."""
 
     def __init__(self, model: nn.Module, *, half_life: float) -> None:
         self._new = 1.0 - 0.5 ** (1.0 / half_life)

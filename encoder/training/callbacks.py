@@ -20,12 +20,7 @@ FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f}
 
 
 class BarCallback(Callback):
-    """Shows progress and logged values on a progress bar.
-
-    Args:
-        show: Value that `training_bar` yields.
-        done: Position of the bar after a step; by default the step.
-    """
+    """Shows progress and logged values on a progress bar."""
 
     def __init__(self, show: Show, done: Callable[[int], int] = lambda step: step) -> None:
         self._show = show
@@ -42,15 +37,7 @@ class BarCallback(Callback):
 
 @contextmanager
 def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, str] = FORMS, unit: str = "step") -> Iterator[Show]:
-    """Show progress on standard error while the block runs.
-
-    Args:
-        done: Position at which earlier sessions stopped.
-        total: Position at the end of the run.
-        enabled: Show progress; nothing is shown otherwise.
-        forms: Log key -> format of its value; values of other keys are not shown.
-        unit: Unit of the position.
-    """
+    """Show progress on standard error while the block runs."""
     latest: dict[str, int | float] = {}
     shown = done
     with progress_bar(unit, total, enabled=enabled, done=done) as advance:
@@ -65,12 +52,7 @@ def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, st
 
 
 class TensorBoard(Callback):
-    """Writes logged values as scalars.
-
-    Args:
-        writer: A ``SummaryWriter`` of torch; None writes nothing.
-        names: Log key -> scalar name; other keys are written as ``training/KEY``.
-    """
+    """Writes logged values as scalars."""
 
     def __init__(self, writer: Any = None, names: Mapping[str, str] | None = None) -> None:
         self._writer = writer
@@ -85,14 +67,7 @@ class TensorBoard(Callback):
 
 @contextmanager
 def tensorboard(folder: Path, *, step: int, enabled: bool, names: Mapping[str, str] | None = None) -> Iterator[TensorBoard]:
-    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed.
-
-    Args:
-        folder: Folder of the event files.
-        step: First step of this session; later steps of an earlier session are no longer shown.
-        enabled: False in processes that write nothing.
-        names: Log key -> scalar name, see `TensorBoard`.
-    """
+    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed."""
     if not enabled or importlib.util.find_spec("tensorboard") is None:
         yield TensorBoard()
         return

@@ -22,41 +22,25 @@ BUCKET_BYTES = 32 * 2**20
 
 @dataclass(eq=False)
 class _Bucket:
-    """Weights whose gradients are reduced in one operation.
+    """Weights whose gradients are reduced in one operation."""
 
-    Attributes:
-        weights: Weights of one dtype on one device.
-        left: Gradients that the last backward passes have still to add.
-        flat: Their gradients end to end, followed by a mark per weight: whether a process has used it. None until the reduction begins.
-        unused: Positions of the weights that have no gradient in this process.
-        work: The reduction.
-    """
-
-    weights: Sequence[nn.Parameter]
-    left: int = 0
+    weights: Sequence[nn.Parameter]  # weights of one dtype on one device
+    left: int = 0  # gradients that the last backward passes have still to add
+    # Their gradients end to end, followed by a mark per weight: whether a process has used it. None until the reduction begins.
     flat: Tensor | None = None
-    unused: Sequence[int] = ()
+    unused: Sequence[int] = ()  # positions of the weights that have no gradient in this process
     work: distributed.Work | None = None
 
 
 @dataclass
 class Unused:
-    """Weights that have no gradient in this process.
+    """Weights that have no gradient in this process."""
 
-    Attributes:
-        weights: The weights; their gradients are now those of the other processes, or zeros.
-        marks: Above zero where a process has a gradient, one 0-dimensional tensor per weight.
-    """
-
-    weights: list[nn.Parameter] = field(default_factory=list)
-    marks: list[Tensor] = field(default_factory=list)
+    weights: list[nn.Parameter] = field(default_factory=list)  # the weights; their gradients are now those of the other processes, or zeros
+    marks: list[Tensor] = field(default_factory=list)  # above zero where a process has a gradient, one 0-dimensional tensor per weight
 
     def drop(self, marks: Sequence[float]) -> None:
-        """Remove the gradients of weights that no process has used: an optimizer would decay these weights otherwise.
-
-        Args:
-            marks: The values of ``marks`` on the host.
-        """
+        """Remove the gradients of weights that no process has used: an optimizer would decay these weights otherwise."""
         for weight, mark in zip(self.weights, marks, strict=True):
             if not mark:
                 weight.grad = None
@@ -67,11 +51,6 @@ class GradientReducer:
 
     Buckets hold the weights in reverse order, which is about the order in which a backward pass completes them. All processes reduce the
     buckets in this order, whatever weights each of them uses, so that none waits for a reduction that another does not begin.
-
-    Args:
-        weights: Weights that are trained. Weights that FSDP has sharded are left out: it reduces them itself.
-        processes: Processes of the run; nothing is done for a single one.
-        bucket_bytes: Size from which a bucket is full.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], processes: Processes, *, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -94,11 +73,7 @@ class GradientReducer:
             hook.remove()
 
     def begin(self, passes: int = 1) -> None:
-        """Announce the last backward passes of a step. The reduction of a bucket begins as soon as its weights have their gradients.
-
-        Args:
-            passes: Number of these backward passes, each of which adds at most one gradient to a weight.
-        """
+        """Announce the last backward passes of a step. The reduction of a bucket begins as soon as its weights have their gradients."""
         self._passes = passes
         for bucket in self._buckets:
             bucket.left = passes * len(bucket.weights)

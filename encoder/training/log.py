@@ -52,11 +52,7 @@ Curve: TypeAlias = list[tuple[int, float]]
 
 
 class RunLog:
-    """Appends lines to the log file of a run.
-
-    Args:
-        path: Path of the file, which is created with the first line.
-    """
+    """Appends lines to the log file of a run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,12 +63,7 @@ class RunLog:
             file.write(json.dumps(line) + "\n")
 
     def measures(self, step: int, position: Collection[str]) -> dict[str, float]:
-        """Return the measures that were logged after a step, in their order; empty if there are none.
-
-        Args:
-            step: The step.
-            position: Keys that place a line in the run.
-        """
+        """Return the measures that were logged after a step, in their order; empty if there are none."""
         lines = [line for line in read_log(self._path) if line["step"] == step] if self._path.exists() else []
         found = next((line for line in lines if LEARNING_RATE not in line), {})
         return {key: float(value) for key, value in found.items() if key not in ("step", "seconds", *position)}
@@ -91,11 +82,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[Line]:
-    """Read the lines of a log; an incomplete last line is ignored.
-
-    Raises:
-        InputError: The file does not exist, or a complete line is not a log line.
-    """
+    """Read the lines of a log; an incomplete last line is ignored."""
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
@@ -133,28 +120,15 @@ def _parsed(line: str, where: str) -> Line:
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """A batch that went through the model.
+    """A batch that went through the model."""
 
-    Attributes:
-        examples: Its rows as JSON, to find them in the data.
-        features: Inputs of the loss.
-        loss: Value of the loss.
-    """
-
-    examples: list[dict[str, Any]]
-    features: Mapping[str, Any]
+    examples: list[dict[str, Any]]  # its rows as JSON, to find them in the data
+    features: Mapping[str, Any]  # inputs of the loss
     loss: float
 
 
 def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
-    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite.
-
-    Args:
-        folder: Folder to create.
-        batches: Batches of this process.
-        step: The step, counted from 1.
-        grad_norm: L2 norm of the gradient.
-    """
+    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite."""
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {

@@ -43,47 +43,26 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Settings of an optimizer.
+    """Settings of an optimizer."""
 
-    Attributes:
-        name: ``adamw``, ``schedule_free_adamw`` or ``stable_adamw``.
-        learning_rate: Peak learning rate.
-        weight_decay: Decay of matrices. AdamW multiplies it by the learning rate; StableAdamW by the learning rate's share of the peak.
-        beta1: Decay rate of the mean of gradients.
-        beta2: Decay rate of the mean of squared gradients.
-        eps: Added to the root of the mean of squares.
-        warmup_steps: Warm-up of the schedule-free form, which has a schedule of its own.
-    """
-
-    name: OptimizerName
-    learning_rate: float
+    name: OptimizerName  # ``adamw``, ``schedule_free_adamw`` or ``stable_adamw``
+    learning_rate: float  # peak learning rate
+    # Decay of matrices. AdamW multiplies it by the learning rate; StableAdamW by the learning rate's share of the peak.
     weight_decay: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    warmup_steps: int = 0
+    beta1: float = 0.9  # decay rate of the mean of gradients
+    beta2: float = 0.999  # decay rate of the mean of squared gradients
+    eps: float = 1e-8  # added to the root of the mean of squares
+    warmup_steps: int = 0  # warm-up of the schedule-free form, which has a schedule of its own
 
 
 def require_optimizer(name: str) -> None:
-    """Check early that the package of an optimizer is installed.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Check early that the package of an optimizer is installed."""
     if name in PACKAGES and importlib.util.find_spec(PACKAGES[name][0]) is None:
         raise InputError(f"the optimizer {name} needs {PACKAGES[name][1]}: pip install {PACKAGES[name][1]}")
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Make an optimizer over the parameters that require gradients.
-
-    Args:
-        settings: Which optimizer, and its settings.
-        parameters: Parameters of a module.
-
-    Raises:
-        InputError: The package of the optimizer is not installed.
-    """
+    """Make an optimizer over the parameters that require gradients."""
     require_optimizer(settings.name)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -123,14 +102,7 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def set_learning_rate(optimizer: Optimizer, *, peak: float, share: float, weight_decay: float) -> None:
-    """Set the learning rate and weight decay of StableAdamW for the next step.
-
-    Args:
-        optimizer: Result of `make_optimizer`.
-        peak: Peak learning rate; the weight decay is scaled by the learning rate's share of it.
-        share: Learning rate as a share of the peak, 0..1.
-        weight_decay: Decay of matrices at the peak.
-    """
+    """Set the learning rate and weight decay of StableAdamW for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = peak * share
         group["max_lr"] = peak
@@ -142,14 +114,6 @@ def learning_rate_share(
     done: float, *, warmup: float, decay_start: float, total: float, decay: str = "linear", final: float = 0.0
 ) -> float:
     """Learning rate of a step as a share of its peak: linear warm-up, constant, then decay.
-
-    Args:
-        done: Steps done before this one, or tokens read before it; the other arguments have the same unit.
-        warmup: Length of the warm-up.
-        decay_start: Where the decay starts.
-        total: Where it ends.
-        decay: Shape of the decay, a key of `DECAYS`.
-        final: Share of the peak at the end.
 
     Returns:
         0 at the start of a warm-up, 1 between warm-up and decay, ``final`` at the end of the decay.

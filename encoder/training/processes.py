@@ -98,13 +98,7 @@ TIMEOUT = timedelta(hours=12)
 
 
 class Processes:
-    """Rank, number of processes, and communication between them.
-
-    Args:
-        rank: Rank of this process, 0..size - 1.
-        size: Number of processes.
-        device: Device of exchanged tensors: ``cuda`` with NCCL, ``cpu`` with gloo.
-    """
+    """Rank, number of processes, and communication between them."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu") -> None:
         self.rank = rank
@@ -148,14 +142,7 @@ class Processes:
 
 @contextmanager
 def init_distributed(device: str) -> Iterator[Processes]:
-    """Initialise torch.distributed if torchrun has started several processes.
-
-    Args:
-        device: Device of the models: ``cpu``, ``cuda`` or ``cuda:1``. With ``cuda`` each of several processes gets its own GPU.
-
-    Raises:
-        InputError: There are fewer GPUs than processes on this machine, or all processes would share one.
-    """
+    """Initialise torch.distributed if torchrun has started several processes."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         with current_device(device):
@@ -237,9 +224,6 @@ class StepMemory:
     """Memory that one training step allocates; all values are 0 on a CPU.
 
     Counting starts when the object is made, which should be at the beginning of a step: then only weights and optimizer state exist.
-
-    Args:
-        device: Device of the model.
 
     Attributes:
         before: Peak memory on a GPU in bytes between the previous object (or the start of the process) and this one.

@@ -59,12 +59,7 @@ class RecipeSchema(TextSchema):
         return changed.adapted(self, changes)
 
     def adapted(self: Described, before: Described, given: Collection[str]) -> Described:
-        """Leave out what is no longer true.
-
-        Args:
-            before: The recipe that some settings were changed of.
-            given: Dotted paths of the settings that were given; they stay as they are.
-        """
+        """Leave out what is no longer true."""
         changed = set(_changed_settings(before, self)) - WITHOUT_WEIGHT
         replaced = any(path.partition(".")[0] in ("model", "data") for path in changed)
         retrained = any(path not in _SAME_RESULT and path.partition(".")[0] != "development" for path in changed)
@@ -115,9 +110,6 @@ class _Loader(yaml.SafeLoader):
 
 def parse_yaml(text: str) -> tuple[object, list[str]]:
     r"""One YAML document as text, None, lists and mappings, and a problem for each repeated key.
-
-    Raises:
-        InputError: The syntax is broken; the message begins with the line.
 
     Example:
         >>> parse_yaml("rate: 8e-5\nlimit: null")
@@ -225,16 +217,7 @@ def _shipped_kind(path: Path) -> str | None:
 
 
 def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) -> Path:
-    """Find the file of a recipe.
-
-    Args:
-        name_or_path: A path if it ends in .yaml, .yml or .json or contains a folder, otherwise the name of a shipped
-            recipe.
-        kinds: Accepted values of ``kind`` of shipped recipes; None for any.
-
-    Raises:
-        InputError: It is a folder, or the file or name does not exist (suggests similar names, or lists all).
-    """
+    """Find the file of a recipe."""
     path = Path(name_or_path)
     is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
     names = shipped_recipes(kinds)

@@ -73,21 +73,14 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Identity of a run: only a session with the same recipe and fixed values may resume it.
-
-    Attributes:
-        recipe: Resolved recipe.
-        fixed: Other values that must be the same, such as the number of processes and checksums of the data.
-        about: Values that may differ, some with a warning; see `describe_session`.
-        schema: Schema of the recipe, whose defaults stand for settings that an older version did not write; None for no defaults.
-        without_weight: Settings that may differ because they do not affect the weights.
-    """
+    """Identity of a run: only a session with the same recipe and fixed values may resume it."""
 
     recipe: Mapping[str, Any]
-    fixed: Mapping[str, Any]
-    about: Mapping[str, Any]
+    fixed: Mapping[str, Any]  # other values that must be the same, such as the number of processes and checksums of the data
+    about: Mapping[str, Any]  # values that may differ, some with a warning; see `describe_session`
+    # Schema of the recipe, whose defaults stand for settings that an older version did not write; None for no defaults.
     schema: type[Schema] | None = None
-    without_weight: Collection[str] = WITHOUT_WEIGHT
+    without_weight: Collection[str] = WITHOUT_WEIGHT  # settings that may differ because they do not affect the weights
 
     def write(self, out: Path) -> None:
         """Write ``begun.json`` and ``recipe.json``."""
@@ -95,12 +88,7 @@ class RunIdentity:
         write_json(out / RECIPE, self.recipe)
 
     def record(self, schema: str, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Content of ``run.json``.
-
-        Args:
-            schema: Schema of the record, ``quiver-run/...``.
-            parts: Result of the run, and what else the kind of run records.
-        """
+        """Content of ``run.json``."""
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         head = {"schema": schema, "recipe": self.recipe, "date": date, "platform": platform.platform()}
         return {**head, **self.about, **self.fixed, **parts}
@@ -113,15 +101,7 @@ def describe_session(command: str | None, device: str) -> dict[str, Any]:
 
 
 def refuse_existing(out: Path, *, overwrite: bool | None) -> None:
-    """Check that a new run can be written to a folder.
-
-    Args:
-        out: Run folder.
-        overwrite: Whether an existing run is replaced; None for a command that cannot do that.
-
-    Raises:
-        InputError: ``out`` holds a run that is not replaced; or it holds something with a name of `MADE` that is not part of a run.
-    """
+    """Check that a new run can be written to a folder."""
     held = [name for name in MADE if (out / name).exists()]
     if not held or (overwrite and is_run(out)):
         return
@@ -151,11 +131,7 @@ def recipe_of(out: Path) -> Mapping[str, Any] | None:
 
 
 def refuse_nothing_to_resume(out: Path) -> None:
-    """Check that a folder holds an unfinished run.
-
-    Raises:
-        InputError: There is no run, it is complete, or another version of Quiver started it.
-    """
+    """Check that a folder holds an unfinished run."""
     if (out / RECORD).exists():
         raise InputError(f"{out}: the run is complete, there is nothing to resume; its model is {out / MODEL}")
     if not (out / BEGUN).exists():
@@ -172,14 +148,7 @@ _LEAVING = (RECORD, *(name for name in MADE if name not in (RECORD, RECIPE, BEGU
 
 @contextmanager
 def new_run(out: Path) -> Iterator[None]:
-    """Make room for a new run: an earlier run is moved aside, and moved back if the block fails before a checkpoint is saved.
-
-    Args:
-        out: Existing folder, locked by this session.
-
-    Raises:
-        InputError: ``out`` cannot be written.
-    """
+    """Make room for a new run: an earlier run is moved aside, and moved back if the block fails before a checkpoint is saved."""
     try:
         old = Path(mkdtemp(prefix=".replaced-", dir=out))
     except OSError as error:
@@ -201,15 +170,7 @@ def new_run(out: Path) -> Iterator[None]:
 
 
 def refuse_other_run(out: Path, now: RunIdentity) -> None:
-    """Check that a session may resume the run in a folder.
-
-    Args:
-        out: Folder with ``begun.json``.
-        now: Identity of the session; fixed values that are not yet known are absent.
-
-    Raises:
-        InputError: The recipes or fixed values differ; names each setting with both values.
-    """
+    """Check that a session may resume the run in a folder."""
     begun = read_json(out / BEGUN)
     fixed = json.loads(json.dumps(dict(now.fixed)))
     found = [change for key, value in fixed.items() if key in begun for change in setting_changes(begun[key], value, key)]
@@ -233,11 +194,6 @@ def warn_of_changes(out: Path, now: RunIdentity) -> None:
 
 def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[Schema] | None = None) -> list[tuple[str, object, object]]:
     """Differences between two recipes.
-
-    Args:
-        was: Recipe in a run folder.
-        now: Resolved recipe.
-        schema: Schema whose defaults stand for settings that ``was`` lacks; None for no defaults.
 
     Returns:
         For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``. `AUTO` differs from no
@@ -280,11 +236,7 @@ def remove_leftovers(out: Path) -> None:
 
 
 def remove_run(out: Path) -> None:
-    """Delete a run and nothing else; the folder too if it is then empty.
-
-    Raises:
-        InputError: Another session trains there.
-    """
+    """Delete a run and nothing else; the folder too if it is then empty."""
     with lock_run(out):
         remove_leftovers(out)
         remove_made(out)
@@ -316,11 +268,7 @@ _STEP_NAME = re.compile(r"step-(\d{6,})")
 
 
 class Checkpoints:
-    """The checkpoints of a run, each a sealed folder: a model, and the state of the run.
-
-    Args:
-        folder: Folder of the checkpoints; it need not exist yet.
-    """
+    """The checkpoints of a run, each a sealed folder: a model, and the state of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -342,11 +290,7 @@ class Checkpoints:
             yield part.folder
 
     def newest(self) -> int | None:
-        """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning.
-
-        Raises:
-            InputError: Another version of Quiver has sealed the checkpoint; it is not removed.
-        """
+        """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning."""
         self._sealed.remove_unfinished()
         for step in reversed(self.steps()):
             flaw = self._find_flaw(step)

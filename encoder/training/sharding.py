@@ -23,14 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def shard(module: nn.Module, blocks: Iterable[nn.Module], processes: Processes, device: torch.device) -> None:
-    """Shard the weights of a module in place; call it before an optimizer is made over them.
-
-    Args:
-        module: Module that the loss calls, with equal weights in all processes.
-        blocks: Its parts that are gathered one at a time.
-        processes: Two or more.
-        device: Device of the weights.
-    """
+    """Shard the weights of a module in place; call it before an optimizer is made over them."""
     from torch.distributed.device_mesh import init_device_mesh  # slow imports that one process does not need
     from torch.distributed.fsdp import fully_shard
 
@@ -70,10 +63,6 @@ def like_weight(value: Any, weight: Tensor) -> Any:
 def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     """Gather the state of a module, one tensor at a time; called by all processes.
 
-    Args:
-        module: Module, sharded or not.
-        keep: Whether this process needs the state.
-
     Returns:
         Copies in CPU memory by name; empty without ``keep``.
     """
@@ -86,12 +75,7 @@ def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
 
 
 def whole_optimizer_state(optimizer: Optimizer, *, keep: bool = True) -> dict[str, Any]:
-    """Return the optimizer state of the whole weights; called by all processes.
-
-    Args:
-        optimizer: Optimizer over sharded or whole weights.
-        keep: Whether this process needs the state; without it, sharded tensors are None.
-    """
+    """Return the optimizer state of the whole weights; called by all processes."""
 
     def gathered(value: Any) -> Any:
         if not isinstance(value, DTensor):

@@ -62,12 +62,7 @@ def preserve_rng_state() -> Iterator[None]:
 
 
 def write_state(stem: Path, state: object) -> None:
-    """Write ``stem.json`` and ``stem.safetensors``.
-
-    Raises:
-        ValueError: The state contains a value of another type, or a float that is not finite.
-        OSError: A file cannot be written.
-    """
+    """Write ``stem.json`` and ``stem.safetensors``."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "state", tensors)
     save_tensors(tensors, stem.with_suffix(".safetensors"))
@@ -75,11 +70,7 @@ def write_state(stem: Path, state: object) -> None:
 
 
 def read_state(stem: Path) -> Any:
-    """Read what `write_state` has written; tensors are on the CPU.
-
-    Raises:
-        InputError: A file is missing or was not written by `write_state`.
-    """
+    """Read what `write_state` has written; tensors are on the CPU."""
     path = stem.with_suffix(".safetensors")
     try:
         with safe_open(path, "pt") as file:

@@ -49,49 +49,28 @@ STATE = "trainer"
 
 @dataclass
 class Progress:
-    """How far a run has come; counts are over all processes and sessions.
+    """How far a run has come; counts are over all processes and sessions."""
 
-    Attributes:
-        step: Optimizer steps done.
-        epoch: Complete passes over the data.
-        epoch_batches: Batches done in the current pass.
-        epoch_ends: Steps in which a pass ended.
-        seconds: Duration, evaluation and saving included.
-        tokens: Tokens read.
-        counts: Sums of the counts of `TrainingBatch`, by name.
-        window_updates: Steps since the last log line.
-        window_loss: Sum of their losses.
-        window_tokens: Sum of their tokens.
-        window_counts: Sums of their counts.
-        window_seconds: Their duration, without evaluation and saving.
-        best: Best scores so far, each with its step, best first; as many as `Task.keep_best`, at least one.
-        evaluated: Last step after which the model was evaluated.
-        worse: Evaluations since the best one.
-        activation_bytes: Most memory that a step took on this process's GPU beyond weights and optimizer state; 0 on a CPU.
-        window_activation_bytes: The same since the last log line.
-        peak_memory_bytes: Peak memory on this process's GPU in the steps so far, everything included; 0 without a GPU.
-        resumed_at: Steps at which a session resumed the run.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_batches: int = 0
-    epoch_ends: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    tokens: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    window_updates: int = 0
-    window_loss: float = 0.0
-    window_tokens: int = 0
-    window_counts: dict[str, int] = field(default_factory=dict)
-    window_seconds: float = 0.0
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # complete passes over the data
+    epoch_batches: int = 0  # batches done in the current pass
+    epoch_ends: list[int] = field(default_factory=list)  # steps in which a pass ended
+    seconds: float = 0.0  # duration, evaluation and saving included
+    tokens: int = 0  # tokens read
+    counts: dict[str, int] = field(default_factory=dict)  # sums of the counts of `TrainingBatch`, by name
+    window_updates: int = 0  # steps since the last log line
+    window_loss: float = 0.0  # sum of their losses
+    window_tokens: int = 0  # sum of their tokens
+    window_counts: dict[str, int] = field(default_factory=dict)  # sums of their counts
+    window_seconds: float = 0.0  # their duration, without evaluation and saving
+    # Best scores so far, each with its step, best first; as many as `Task.keep_best`, at least one.
     best: list[tuple[float, int]] = field(default_factory=list)
-    evaluated: int = 0
-    worse: int = 0
-    activation_bytes: int = 0
-    window_activation_bytes: int = 0
-    peak_memory_bytes: int = 0
-    resumed_at: list[int] = field(default_factory=list)
+    evaluated: int = 0  # last step after which the model was evaluated
+    worse: int = 0  # evaluations since the best one
+    activation_bytes: int = 0  # most memory that a step took on this process's GPU beyond weights and optimizer state; 0 on a CPU
+    window_activation_bytes: int = 0  # the same since the last log line
+    peak_memory_bytes: int = 0  # peak memory on this process's GPU in the steps so far, everything included; 0 without a GPU
+    resumed_at: list[int] = field(default_factory=list)  # steps at which a session resumed the run
 
     @property
     def best_step(self) -> int | None:
@@ -113,29 +92,20 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What goes through the model at once in this process.
+    """What goes through the model at once in this process."""
 
-    Attributes:
-        inputs: Input of the loss function: tensors and packed batches, which are moved to the model's device, and other values.
-        examples: The rows as JSON, for the report on a non-finite loss; read only then.
-        tokens: Number of tokens.
-        counts: Other counts, by the names of `TrainerSettings.counts`.
-        weight: Number of terms that the loss is the mean of, such as masked tokens. The loss of a step is then the mean over the terms of
-            all batches and processes, and processes may have different numbers of batches. None: all batches of a step count equally,
-            and every process has as many.
-        on_host: Names of inputs that stay on the host.
-        next_position: Epoch and number of batches done in it after this batch.
-        ends_epoch: Whether it is the last batch of its epoch.
-    """
-
+    # Input of the loss function: tensors and packed batches, which are moved to the model's device, and other values.
     inputs: Mapping[str, Any]
-    examples: Iterable[dict[str, Any]]
+    examples: Iterable[dict[str, Any]]  # the rows as JSON, for the report on a non-finite loss; read only then
     tokens: int
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # other counts, by the names of `TrainerSettings.counts`
+    # Number of terms that the loss is the mean of, such as masked tokens. The loss of a step is then the mean over the terms of all batches
+    # and processes, and processes may have different numbers of batches. None: all batches of a step count equally, and every process has
+    # as many.
     weight: int | None = None
-    on_host: Collection[str] = ()
-    next_position: tuple[int, int] = (0, 0)
-    ends_epoch: bool = False
+    on_host: Collection[str] = ()  # names of inputs that stay on the host
+    next_position: tuple[int, int] = (0, 0)  # epoch and number of batches done in it after this batch
+    ends_epoch: bool = False  # whether it is the last batch of its epoch
 
 
 class Task(Protocol):
@@ -226,35 +196,20 @@ class Callback:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Settings of the loop.
+    """Settings of the loop."""
 
-    Attributes:
-        seed: Random seed of the run; rank r uses seed + r.
-        max_grad_norm: L2 norm to which gradients are clipped; infinity for no clipping.
-        counts: Names of the counts of every `TrainingBatch`.
-        lower_is_better: Whether a lower score is a better one.
-        patience: Evaluations in a row without a new best score after which the run ends early; None for never.
-    """
-
-    seed: int
-    max_grad_norm: float = math.inf
-    counts: Sequence[str] = ()
-    lower_is_better: bool = False
-    patience: int | None = None
+    seed: int  # random seed of the run; rank r uses seed + r
+    max_grad_norm: float = math.inf  # L2 norm to which gradients are clipped; infinity for no clipping
+    counts: Sequence[str] = ()  # names of the counts of every `TrainingBatch`
+    lower_is_better: bool = False  # whether a lower score is a better one
+    patience: int | None = None  # evaluations in a row without a new best score after which the run ends early; None for never
 
 
 @dataclass(frozen=True)
 class RunOutput:
-    """Where the loop writes.
+    """Where the loop writes."""
 
-    Attributes:
-        folder: Folder of the run; batches with a non-finite loss are written there.
-        checkpoints: Checkpoints of the run.
-        log: Log of the run.
-        callbacks: Receive events.
-    """
-
-    folder: Path
+    folder: Path  # folder of the run; batches with a non-finite loss are written there
     checkpoints: Checkpoints
     log: RunLog
     callbacks: Sequence[Callback] = ()
@@ -274,17 +229,7 @@ class _Update:
 
 
 class Trainer:
-    """Trains a task from a step to the last one.
-
-    Args:
-        task: What is trained, in the state that ``progress`` describes.
-        settings: Settings of the loop.
-        output: Where it writes.
-        processes: Processes of the run.
-        stop: Checked once per step, and between the batches of an evaluation.
-        progress: Updated in place.
-        random_states: Random generator states by process; None for a new run, which is seeded.
-    """
+    """Trains a task from a step to the last one."""
 
     def __init__(
         self,
@@ -594,14 +539,7 @@ def prefetch(items: Iterator[Item]) -> Iterator[Item]:
 
 
 def save_train_state(folder: Path, state: Mapping[str, Any], progress: Progress, random_states: list[dict[str, Any]]) -> None:
-    """Write the train state beside the model of a checkpoint: ``trainer.json`` and ``trainer.safetensors``.
-
-    Args:
-        folder: Folder of the checkpoint.
-        state: State of the task, such as that of its optimizer.
-        progress: Progress of the run.
-        random_states: `random_state` of every process, by rank.
-    """
+    """Write the train state beside the model of a checkpoint: ``trainer.json`` and ``trainer.safetensors``."""
     write_state(folder / STATE, {**state, "random": random_states, "progress": asdict(progress)})
 
 
@@ -615,15 +553,7 @@ class SavedState:
 
 
 def load_train_state(folder: Path, names: Collection[str]) -> SavedState:
-    """Read what `save_train_state` has written; tensors are on the CPU.
-
-    Args:
-        folder: Folder of an undamaged checkpoint.
-        names: Keys of the task's state.
-
-    Raises:
-        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
-    """
+    """Read what `save_train_state` has written; tensors are on the CPU."""
     state: dict[str, Any] = read_state(folder / STATE)
     reason = next((f"it has no {name}" for name in (*names, "random", "progress") if name not in state), None)
     if reason is None and set(state["progress"]) != {one.name for one in fields(Progress)}:

@@ -87,13 +87,6 @@ class BatchOrder:
         """Yield the batches from a position on, see `Batch.next_position`.
 
         While a batch is in use, the rows are in its epoch (`TrainingRows.set_epoch`).
-
-        Args:
-            epoch: Epoch of the first batch.
-            done: Batches of that epoch to skip. With ``no_duplicates`` their rows are read again.
-
-        Raises:
-            InputError: An epoch has no full batch without a repeated text.
         """
         while True:
             self._rows.set_epoch(epoch)
@@ -222,9 +215,6 @@ class Collator:
     """Tokenizes and packs rows, with the prompts, prefixes, lengths and query expansion that the model applies when it encodes.
 
     It logs one warning if many texts are truncated.
-
-    Raises:
-        InputError: A limit leaves no token for the text after its prompt or prefix.
     """
 
     def __init__(
@@ -241,9 +231,6 @@ class Collator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a batch.
-
-        Args:
-            rows: B rows with equal keys: texts, the query first, and optionally ``scores``.
 
         Returns:
             ``texts``: a `PackedBatch` of all texts, column by column, the queries first. ``columns``: the number of texts of each column, C

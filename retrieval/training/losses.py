@@ -113,13 +113,6 @@ class LossModel(nn.Module):
     def columns(self, batch: PackedBatch, sizes: Sequence[int], *, one_pass: bool, present: Tensor | None = None) -> list[dict[str, Any]]:
         """Return the features of each column of a batch.
 
-        Args:
-            batch: The texts of all columns, column by column, the queries first.
-            sizes: Number of texts of each of the C columns.
-            one_pass: The loss calls the model exactly once per column, so that all columns can be encoded together: each weight matrix is
-                read, and its gradient summed, once instead of once per column.
-            present: Whether each text is there; None if all are.
-
         Returns:
             For each column its `PackedBatch`, and what the loss reads. For a bi-encoder, ``input_ids`` is empty, (B, 0): cached losses
             read the number of texts and the device from it. For a ColBERT, ``input_ids`` (B, S) and ``attention_mask`` (B, S).

@@ -137,11 +137,6 @@ class Schedule:
     def due(self, every: int | None, step: int, ends: Collection[int]) -> bool:
         """Whether a periodic action is due after a step; after the last step it always is.
 
-        Args:
-            every: Period in steps; None for the end of each epoch.
-            step: The step, counted from 1.
-            ends: Steps in which an epoch ended.
-
         Example:
             >>> schedule = Schedule(steps=9, batches_per_epoch=4, accumulation=1)
             >>> [[step for step in range(1, 10) if schedule.due(every, step, ends=[4, 7])] for every in (None, 5)]
@@ -261,11 +256,7 @@ def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
 
 
 def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
-    """Restore optimizer, schedule and, if they are not those of the model, the weights in training.
-
-    Raises:
-        InputError: The checkpoint belongs to another model, or was written by another version.
-    """
+    """Restore optimizer, schedule and, if they are not those of the model, the weights in training."""
     if (folder / WEIGHTS).is_file():
         saved, trained = load_file(folder / WEIGHTS), train_state.trained()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
@@ -289,9 +280,6 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
     """Load models one by one and average their weights.
 
     Two models are in memory at a time.
-
-    Raises:
-        InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).
     """
     if not sources:
         raise ValueError("an average needs at least one model")

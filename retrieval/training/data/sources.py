@@ -42,17 +42,9 @@ _UNPACKED = 1 << 26
 def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Read the rows of a source in their order.
 
-    Args:
-        source: See the module's docstring.
-        fields: Dotted paths that are needed; Parquet columns that none of them names are not read. Empty for all.
-        also: Columns in lower case that are read where they exist.
-
     Yields:
         The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet, Arrow and the Hub the number counts rows, from 1. The
         values of CSV and TSV are strings.
-
-    Raises:
-        InputError: A file is missing, empty, damaged or of an unsupported type, or the data set cannot be downloaded.
     """
     if source.startswith(HUB):
         yield from _hub_rows(source, fields, also)
@@ -240,27 +232,16 @@ _ITEM = re.compile(rf"\s*(?:({_QUOTED})|({_NUMBER}))(?=[\s,]|\Z)\s*,?", re.IGNOR
 
 
 class Example(NamedTuple):
-    """A training row; texts may still be ids.
+    """A training row; texts may still be ids."""
 
-    Attributes:
-        location: Place in the source, for errors.
-        query: Text or id of the query.
-        documents: Texts or ids of the documents, the positive first.
-        scores: Teacher scores, one per document; empty if the section names no score field.
-        flaw: Why the row cannot be used although its fields are well-formed; empty if it can.
-        excluded: Negatives that are not among the documents because they are other positives of the row.
-        rank: Sort key if rows are shuffled.
-        not_relevant: The label of the row says that none of its documents is relevant.
-    """
-
-    location: str
-    query: str
-    documents: list[str]
-    scores: list[float]
-    flaw: str = ""
-    excluded: int = 0
-    rank: float = 0.0
-    not_relevant: bool = False
+    location: str  # place in the source, for errors
+    query: str  # text or id of the query
+    documents: list[str]  # texts or ids of the documents, the positive first
+    scores: list[float]  # teacher scores, one per document; empty if the section names no score field
+    flaw: str = ""  # why the row cannot be used although its fields are well-formed; empty if it can
+    excluded: int = 0  # negatives that are not among the documents because they are other positives of the row
+    rank: float = 0.0  # sort key if rows are shuffled
+    not_relevant: bool = False  # the label of the row says that none of its documents is relevant
 
 
 class TextEntry(NamedTuple):
@@ -448,9 +429,6 @@ def parse_list(location: str, name: str, text: str) -> list[object]:
 
     Outside JSON, a number without a fraction stays a string: the ids ``007`` and ``7`` differ.
 
-    Raises:
-        InputError: The text is not such a list.
-
     Example:
         >>> parse_list("rows.jsonl:1", "scores", "[0.5, 1e-3]"), parse_list("rows.jsonl:1", "ids", "['a' 'b']")
         ([0.5, 0.001], ['a', 'b'])
@@ -577,17 +555,7 @@ _LABEL_REMEDY = "set data.label_field={name} to train on rows above 0 only, or d
 def read_whole(
     section: DataSection, *, all_columns: bool, label_remedy: str | None = None
 ) -> Iterator[tuple[Example, Mapping[str, object]]]:
-    """Read each row as one example with all its documents, and the row itself.
-
-    Args:
-        section: Sources and fields; ``format`` is texts or ids.
-        all_columns: Read all fields of the rows, not only those that the section names.
-        label_remedy: What to do about rows that may not be relevant by a field that is not read, with ``{name}`` for the field; None to
-            read them.
-
-    Raises:
-        InputError: A source cannot be read, a row is malformed, or its query or first positive is blank.
-    """
+    """Read each row as one example with all its documents, and the row itself."""
     reader = FieldReader(section)
     for location, row in _checked_rows(section, reader, () if all_columns else reader.columns):
         if label_remedy is not None:

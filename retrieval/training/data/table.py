@@ -240,27 +240,16 @@ class Table:
 
 
 class RowCounts(NamedTuple):
-    """Counts of the rows of a run, as recorded beside their table.
+    """Counts of the rows of a run, as recorded beside their table."""
 
-    Attributes:
-        documents: Documents n per row: the positive and n - 1 negatives.
-        rows: Number of rows.
-        skipped: Rows that were excluded because they have fewer than n documents or no query.
-        copies: Documents that were excluded from their rows because they are blank or equal to another document of the row.
-        not_relevant: Rows that were excluded because their label says that no document is relevant.
-        short: Rows with fewer than n documents.
-        cut: Rows with more than n documents.
-        sha256: Checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data.
-    """
-
-    documents: int
+    documents: int  # documents n per row: the positive and n - 1 negatives
     rows: int
-    skipped: int
-    copies: int
-    not_relevant: int
-    short: int
-    cut: int
-    sha256: str
+    skipped: int  # rows that were excluded because they have fewer than n documents or no query
+    copies: int  # documents that were excluded from their rows because they are blank or equal to another document of the row
+    not_relevant: int  # rows that were excluded because their label says that no document is relevant
+    short: int  # rows with fewer than n documents
+    cut: int  # rows with more than n documents
+    sha256: str  # checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data
 
 
 class TrainingRows:

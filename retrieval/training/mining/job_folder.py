@@ -28,12 +28,7 @@ def part_name(number: int) -> str:
 
 @contextmanager
 def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[WorkFolder]:
-    """Start a job in a folder, or resume the unfinished one there.
-
-    Raises:
-        InputError: The folder holds a finished job, an unfinished one with other settings, or other files; it cannot be written; or another
-            process uses it.
-    """
+    """Start a job in a folder, or resume the unfinished one there."""
     begun = (out / WORK).exists()
     if not begun and _is_finished(out / record, schema):
         if not overwrite:

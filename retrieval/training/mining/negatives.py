@@ -176,9 +176,6 @@ def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: fl
 def parse_ranks(text: str) -> Ranks:
     """Parse ranks of the command line.
 
-    Raises:
-        InputError: The text is not ``FIRST-LAST``.
-
     Example:
         >>> parse_ranks("10-200")
         Ranks(first=10, last=200)
@@ -191,9 +188,6 @@ def parse_ranks(text: str) -> Ranks:
 
 def parse_margins(texts: Sequence[str]) -> tuple[Margin, ...]:
     """Parse margins of the command line: ``NAME=VALUE``, or only ``none``.
-
-    Raises:
-        InputError: A name is unknown or repeated, a value is not a number, or ``none`` is combined with others.
 
     Example:
         >>> parse_margins(["perc-pos=0.9", "max-score=0.7"])

@@ -375,11 +375,7 @@ def load_teacher(
     options: ModelOptions = FOLDERS_SETTINGS,
     executor: Executor = IN_PROCESS,
 ) -> Teacher:
-    """Load a teacher from a folder or the Hub; its configuration decides the kind.
-
-    Raises:
-        InputError: The folder is not a supported model.
-    """
+    """Load a teacher from a folder or the Hub; its configuration decides the kind."""
     check_teacher(source, dtype=dtype, options=options)
     if not is_cross_encoder(local_folder(source)):
         return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options), executor)

@@ -199,25 +199,15 @@ class BeirSource:
 
 @dataclass(frozen=True)
 class MiningData:
-    """Queries, documents and positives.
+    """Queries, documents and positives."""
 
-    Attributes:
-        queries: Q texts, each with at least one positive.
-        documents: P texts.
-        searchable: Number of documents, from the first, that are searched and may become negatives.
-        positives: Numbers of the positives, query by query, in their original order.
-        starts: The positives of query q are ``positives[starts[q]:starts[q + 1]]``, (Q + 1,).
-        without_positive: Number of queries without a positive, which are excluded.
-        missing_positives: Number of judgements that name a relevant document without a text, which are excluded.
-    """
-
-    queries: TextTable
-    documents: TextTable
-    searchable: int
-    positives: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    without_positive: int
-    missing_positives: int = 0
+    queries: TextTable  # Q texts, each with at least one positive
+    documents: TextTable  # P texts
+    searchable: int  # number of documents, from the first, that are searched and may become negatives
+    positives: NDArray[np.int64]  # numbers of the positives, query by query, in their original order
+    starts: NDArray[np.int64]  # the positives of query q are ``positives[starts[q]:starts[q + 1]]``, (Q + 1,)
+    without_positive: int  # number of queries without a positive, which are excluded
+    missing_positives: int = 0  # number of judgements that name a relevant document without a text, which are excluded
 
     @property
     def sha256(self) -> str:
