@@ -151,12 +151,7 @@ def dry_run(
             raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
         texts, truncated, tokens = counts
         return DryRun(
-            rows=len(rows),
-            skipped=rows.skipped,
-            not_relevant=rows.not_relevant,
-            rows_short=rows.short,
-            rows_cut=rows.cut,
-            documents_per_row=rows.documents_per_row,
+            **{name: count for name, count in rows.counts._asdict().items() if name not in ("copies", "sha256")},
             batch=describe_batch(recipe, rows, processes.size),
             updates=schedule.steps,
             texts=texts,
@@ -191,7 +186,7 @@ def _count(
             numbers = sample[first : first + _BLOCK]
             each[numbers] = _row_counts(model, rows, numbers.tolist(), max_length=recipe.training.max_length)
             advance(len(numbers))
-    exact = len(sample) == len(rows) and recipe.data.negatives == "first" and not (rows.short and recipe.data.short == "repeat")
+    exact = len(sample) == len(rows) and recipe.data.negatives == "first" and not (rows.counts.rows_short and recipe.data.short == "repeat")
     if exact:
         read = np.zeros(len(rows), np.int64)
         for batch in islice(order.batches(), batches):

@@ -178,7 +178,7 @@ class Run:
         """What a session that resumes the run must equal; without rows, what is known before they are prepared."""
         fixed: dict[str, Any] = {"processes": self.processes.size}
         if rows is not None:
-            fixed["data"] = describe_data(rows)
+            fixed["data"] = rows.counts._asdict()
         about = run_folder.describe_session(self.command, self.device)
         # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
         without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
@@ -265,7 +265,7 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
-            "data": {**describe_data(rows), "revision": recipe.data.revision},
+            "data": {**rows.counts._asdict(), "revision": recipe.data.revision},
             "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
@@ -483,20 +483,6 @@ class RetrievalTask:
 
 
 # The record of a run.
-
-
-def describe_data(rows: TrainingRows) -> dict[str, Any]:
-    """Return what identifies the rows of a run."""
-    return {
-        "rows": len(rows),
-        "documents_per_row": rows.documents_per_row,
-        "sha256": rows.sha256,
-        "skipped": rows.skipped,
-        "not_relevant": rows.not_relevant,
-        "rows_short": rows.short,
-        "rows_cut": rows.cut,
-        "copies": rows.copies,
-    }
 
 
 def base_model(recipe: Recipe) -> str | None:

@@ -4,7 +4,7 @@
 a hash of the recipe's data section and of the path, size and modification time of every file that it reads, so a later run of the same
 recipe finds the rows. Several processes of a run share a folder, and only one of them writes it.
 
-Rows are streamed: memory does not grow with their number, except for 16 bytes per id and 12 bytes per row.
+Rows are streamed: memory does not grow with their number, except for 40 bytes per id and 12 bytes per row.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import platform
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -31,8 +29,9 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolder, SealedFolders
-from quiver.retrieval.data.corpus import Collection, describe_missing, find_jsonl, find_split, load_collection
+from quiver.retrieval.data.corpus import describe_missing, find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
 from quiver.retrieval.training.data.sources import (
     Example,
     TextEntry,
@@ -42,7 +41,7 @@ from quiver.retrieval.training.data.sources import (
     read_text_entries,
     source_files,
 )
-from quiver.retrieval.training.data.table import IdIndex, RowCounts, Table, TableWriter, TrainingRows
+from quiver.retrieval.training.data.table import RowCounts, Table, TableWriter, TrainingRows, blocks
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ Value = TypeVar("Value")
 RECORD = "rows.json"
 """The seal of a table."""
 
-_SCHEMA = "quiver-rows/5"
+_SCHEMA = "quiver-rows/6"
 
 SAMPLE_BLOCK = 1024
 """Rows that are read at a time."""
@@ -202,34 +201,72 @@ class NumberedRow(NamedTuple):
 class TextNumbering:
     """Writes the texts of examples that hold their texts."""
 
-    def __init__(self, examples: Iterable[Example], writer: TableWriter) -> None:
-        self.examples = examples
+    def __init__(self, writer: TableWriter) -> None:
         self._writer = writer
 
     def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
         """Write the texts of the usable examples."""
+        add, encode = self._writer.add_text, encode_text
         for example in block:
             # Encoders strip white space at the ends of a text.
             if positions := rows.select(example, [text.strip() for text in example.documents]):
-                texts = (example.query, *(example.documents[position] for position in positions))
-                query, *documents = (self._writer.add_text(encode_text(example.location, text)) for text in texts)
-                yield NumberedRow(example, query, documents, _at(example.scores, positions))
+                where, texts = example.location, example.documents
+                query = add(encode(where, example.query))
+                documents = [add(encode(where, texts[position])) for position in positions]
+                yield NumberedRow(example, query, documents, _take_values(example.scores, positions))
 
     def close(self) -> None:
         """Nothing can be missing."""
 
 
+class TextsById:
+    """The texts of a source by id, written into a table."""
+
+    def __init__(self, entries: Iterable[TextEntry], writer: TableWriter, *, source: str, advance: Advance) -> None:
+        self.source, self.blank = source, set[int]()
+        self._first, self._table = len(writer.texts), KeyTable()
+        digests = bytearray()
+        for block in blocks(entries):
+            for entry in block:
+                number = writer.add_text(encode_text(entry.location, entry.text))
+                if not entry.text.strip():
+                    self.blank.add(number)
+                advance(1)
+            digests += text_keys([entry.id for entry in block]).tobytes()
+        keys = np.frombuffer(digests, KEY) if digests else np.empty(0, KEY)
+        self._table.add(keys, np.arange(len(keys)))
+        if len(np.unique(keys)) == len(keys):
+            return
+        first = self._table.find(keys)
+        for number in np.flatnonzero(first != np.arange(len(keys))).tolist():
+            one, other = writer.digests([self._first + first[number], self._first + number])
+            if one != other:
+                raise InputError(f"{source}: rows {first[number] + 1} and {number + 1} have one id and different texts")
+
+    def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
+        positions = self._table.find(text_keys(ids))
+        return np.where(positions < 0, -1, positions + self._first)
+
+
 class IdNumbering:
     """Looks up the texts of examples that hold ids, in the texts of queries and of documents that the table holds."""
 
-    def __init__(self, examples: Iterable[Example], queries: TextsById, documents: TextsById, writer: TableWriter) -> None:
-        self.examples = examples
-        self._queries = queries
-        self._documents = documents
-        self._writer = writer
+    def __init__(self, queries: TextsById, documents: TextsById, writer: TableWriter) -> None:
+        self._queries, self._documents, self._writer = queries, documents, writer
         self._first_missing = ""
-        self._missing_ids = 0
-        self._missing_rows = 0
+        self._missing_ids = self._missing_rows = 0
+
+    @classmethod
+    def of_section(cls, section: DataSection, writer: TableWriter, advance: Advance) -> IdNumbering:
+        """Write the texts of a section with ``format: ids``."""
+        if section.queries is None or section.documents is None:
+            raise InputError("rows of ids need the sources of their texts: data.queries and data.documents")
+        queries, documents = (
+            TextsById(read_text_entries(source, field, section.text_field), writer, source=source, advance=advance)
+            for source, field in ((section.queries, section.query_id_field), (section.documents, section.document_id_field))
+        )
+        return cls(queries, documents, writer)
 
     def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
         """Look up the texts of the examples, and yield the usable ones."""
@@ -241,7 +278,7 @@ class IdNumbering:
             if flaw := self.flaw(example, query, numbers[0]):
                 rows.refuse_or_skip(example.location, flaw)
             elif positions := rows.select(example, contents):
-                yield NumberedRow(example, query, _at(numbers, positions), _at(example.scores, positions))
+                yield NumberedRow(example, query, _take_values(numbers, positions), _take_values(example.scores, positions))
 
     def look_up(self, block: Sequence[Example]) -> Iterator[tuple[Example, int, list[int]]]:
         """Yield examples with the numbers of their query and documents; examples that lack a text are counted for `close`."""
@@ -252,13 +289,14 @@ class IdNumbering:
         ends = np.cumsum([len(example.documents) for example in block])
         for example, query, numbers in zip(block, queries.tolist(), np.split(documents, ends[:-1]), strict=True):
             absent = np.flatnonzero(numbers < 0)
-            if query < 0:
-                self._note_missing(example.location, f"query '{example.query}' is not in {self._queries.source}", 1 + len(absent))
-            elif len(absent):
-                first = example.documents[absent[0]]
-                self._note_missing(example.location, f"document '{first}' is not in {self._documents.source}", len(absent))
-            else:
+            if query >= 0 and not len(absent):
                 yield example, query, numbers.tolist()
+                continue
+            what, texts = ("query", self._queries) if query < 0 else ("document", self._documents)
+            key = example.query if query < 0 else example.documents[absent[0]]
+            self._first_missing = self._first_missing or f"{example.location}: {what} '{key}' is not in {texts.source}"
+            self._missing_ids += (query < 0) + len(absent)
+            self._missing_rows += 1
 
     def flaw(self, example: Example, query: int, positive: int) -> str:
         """Return why an example cannot be used: a blank query or positive; otherwise an empty string."""
@@ -272,42 +310,10 @@ class IdNumbering:
         if self._missing_rows:
             raise InputError(f"{self._first_missing}; in all {self._missing_ids:,} ids of {self._missing_rows:,} rows have no text")
 
-    def _note_missing(self, location: str, what: str, ids: int) -> None:
-        self._first_missing = self._first_missing or f"{location}: {what}"
-        self._missing_ids += ids
-        self._missing_rows += 1
 
-
-class TextsById:
-    """The texts of a source by id, written into a table."""
-
-    def __init__(
-        self,
-        entries: Iterable[TextEntry],
-        writer: TableWriter,
-        ids: Path,
-        *,
-        source: str,
-        advance: Advance,
-        hashed: Callable[[str], int] = hash,
-    ) -> None:
-        self.source, self.blank = source, set[int]()
-        self._first, self._ids = len(writer.texts), IdIndex(ids, hashed=hashed)
-        for entry in entries:
-            number = writer.add_text(encode_text(entry.location, entry.text))
-            self._ids.add(entry.id, encode_text(entry.location, entry.id))
-            if not entry.text.strip():
-                self.blank.add(number)
-            advance(1)
-        self._ids.finish()
-        for one, other in self._ids.repeated():
-            if len(set(writer.digests([self._first + one, self._first + other]))) > 1:
-                raise InputError(f"{source}: id '{self._ids.ids[one]}' has two different texts, in rows {one + 1} and {other + 1}")
-
-    def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
-        positions = self._ids.find(ids)
-        return np.where(positions < 0, -1, positions + self._first)
+def _take_values(values: Sequence[Value], positions: Sequence[int]) -> list[Value]:
+    """Values at positions; empty if there are no values."""
+    return [values[position] for position in positions] if values else []
 
 
 # Build a table.
@@ -315,24 +321,27 @@ class TextsById:
 
 def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> RowCounts:
     """Write the table of a data section."""
-    with TableWriter(folder) as writer, TemporaryDirectory(dir=folder) as ids:
-        if section.format == "texts":
-            return _write_rows(section, TextNumbering(read_examples(section, advance), writer), writer, seed=seed)
-        by_ids = _from_ids if section.format == "ids" else _from_beir
-        return _write_rows(section, by_ids(section, writer, Path(ids), advance), writer, seed=seed)
+    with TableWriter(folder) as writer:
+        if section.format == "beir":
+            examples, numbering = _open_beir(section, writer, advance)
+            return _write_rows(section, examples, numbering, writer, seed=seed)
+        by_ids = section.format == "ids"
+        numbering = IdNumbering.of_section(section, writer, advance) if by_ids else TextNumbering(writer)
+        return _write_rows(section, read_examples(section, advance), numbering, writer, seed=seed)
 
 
 def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, seed: int) -> RowCounts:
     """Write the table of mined docstring pairs."""
     with TableWriter(folder) as writer:
         examples = (Example(pair.id, pair.query, [pair.code], []) for pair in pairs)
-        return _write_rows(section, TextNumbering(examples, writer), writer, seed=seed)
+        return _write_rows(section, examples, TextNumbering(writer), writer, seed=seed)
 
 
-def _write_rows(section: DataSection, numbering: TextNumbering | IdNumbering, writer: TableWriter, *, seed: int) -> RowCounts:
+def _write_rows(
+    section: DataSection, examples: Iterator[Example], numbering: TextNumbering | IdNumbering, writer: TableWriter, *, seed: int
+) -> RowCounts:
     rows = RowFilter(section)
     sample = RowSample(shuffle=section.shuffle, limit=section.limit, seed=seed)
-    examples = iter(numbering.examples)
     while block := list(islice(examples, sample.next_rows)):
         for row in numbering.number(rows.usable(sample.wanted(block)), rows):
             writer.add_row(row.query, row.documents, row.scores)
@@ -347,61 +356,27 @@ def _write_rows(section: DataSection, numbering: TextNumbering | IdNumbering, wr
     return RowCounts(rows.documents, len(order), rows.skipped, rows.copies, rows.not_relevant, rows.short, rows.cut, found)
 
 
-def _at(values: Sequence[Value], positions: Sequence[int]) -> list[Value]:
-    """Values at positions; empty if there are no values."""
-    return [values[position] for position in positions] if values else []
-
-
-def _from_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> IdNumbering:
-    found = []
-    for name, source, id_field in (
-        ("queries", section.queries, section.query_id_field),
-        ("documents", section.documents, section.document_id_field),
-    ):
-        if source is None:
-            raise InputError(f"data.{name}: required if data.format is ids")
-        entries = read_text_entries(source, id_field, section.text_field)
-        found.append(TextsById(entries, writer, ids / f"{name}.arrow", source=source, advance=advance))
-    queries, documents = found
-    return IdNumbering(read_examples(section, advance), queries, documents, writer)
-
-
-def _from_beir(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> IdNumbering:
-    """One example per relevant document of a BEIR folder, in the order of the judgements."""
-    collections = {folder: _with_texts(folder, section.split) for folder in section.train}
-
-    def texts(kind: str) -> Iterator[TextEntry]:
-        for folder, collection in collections.items():
-            # With the folder's name, since two collections may use the same ids.
-            if kind == "queries":
-                yield from (TextEntry(folder, f"{folder}/{query.id}", query.text) for query in collection.queries)
-            else:
-                yield from (TextEntry(folder, f"{folder}/{document.id}", document.content()) for document in collection.documents)
+def _open_beir(section: DataSection, writer: TableWriter, advance: Advance) -> tuple[Iterator[Example], IdNumbering]:
+    """One example per relevant document of BEIR folders, in the order of the judgements; documents that a corpus lacks are left out."""
+    collections = {folder: load_collection(expand_home(folder), section.split, duplicates="max") for folder in section.train}
+    for folder, collection in collections.items():
+        if collection.missing:
+            logger.warning("%s (%s): %s; not trained on", folder, section.split, describe_missing(collection))
 
     def examples() -> Iterator[Example]:
         for folder, collection in collections.items():
+            missing = frozenset(collection.missing)
             for query, judged in collection.qrels.items():
                 advance(1)
                 for document, grade in judged.items():
-                    if grade > 0:
+                    if grade > 0 and document not in missing:
                         yield Example(f"{folder} ({section.split})", f"{folder}/{query}", [f"{folder}/{document}"], [])
 
-    source = ", ".join(section.train)
-    queries, documents = (
-        TextsById(texts(kind), writer, ids / f"{kind}.arrow", source=source, advance=advance) for kind in ("queries", "documents")
-    )
-    return IdNumbering(examples(), queries, documents, writer)
-
-
-def _with_texts(folder: str, split: str) -> Collection:
-    """A collection without the judgements of documents that its corpus lacks."""
-    collection = load_collection(expand_home(folder), split, duplicates="max")
-    if not collection.missing:
-        return collection
-    logger.warning("%s (%s): %s; not trained on", folder, split, describe_missing(collection))
-    missing = frozenset(collection.missing)
-    kept = {query: {key: grade for key, grade in judged.items() if key not in missing} for query, judged in collection.qrels.items()}
-    return replace(collection, qrels=kept)
+    # With the folder's name, since two collections may use the same ids.
+    queries = (TextEntry(folder, f"{folder}/{one.id}", one.text) for folder, each in collections.items() for one in each.queries)
+    documents = (TextEntry(folder, f"{folder}/{one.id}", one.content()) for folder, each in collections.items() for one in each.documents)
+    by_id = [TextsById(texts, writer, source=", ".join(section.train), advance=advance) for texts in (queries, documents)]
+    return examples(), IdNumbering(*by_id, writer)
 
 
 # Prepare rows once per run folder.
@@ -428,22 +403,16 @@ def prepare_rows(
             return build_table(data, folder, seed=seed, advance=advance)
 
     rows = _make_rows(work, key, build, data, seed=seed)
-    _log_lengths(rows, data)
+    counts, wanted = rows.counts, rows.documents_per_row
+    if counts.rows_short and is_main_process():
+        level = logging.WARNING if data.short_rows is None else logging.INFO  # a warning where the recipe does not say what to do with them
+        text = "%d of %d rows have fewer than %d documents; data.short_rows: %s"
+        logger.log(level, text, counts.rows_short, counts.rows, wanted, data.short)
+    if counts.rows_cut and is_main_process():
+        logger.info("%d of %d rows have more than %d documents; data.negatives: %s", counts.rows_cut, counts.rows, wanted, data.negatives)
+    if (counts.skipped or counts.not_relevant) and is_main_process():
+        logger.info("%d rows were skipped, %d left out by their label", counts.skipped, counts.not_relevant)
     return rows
-
-
-def _log_lengths(rows: TrainingRows, data: DataSection) -> None:
-    """Log how many rows do not have the usual number of documents, as a warning where the recipe does not say what to do with them."""
-    if not is_main_process():
-        return
-    count, wanted = len(rows), rows.documents_per_row
-    if rows.short:
-        level = logging.WARNING if data.short_rows is None else logging.INFO
-        logger.log(level, "%d of %d rows have fewer than %d documents; data.short_rows: %s", rows.short, count, wanted, data.short)
-    if rows.cut:
-        logger.info("%d of %d rows have more than %d documents; data.negatives: %s", rows.cut, count, wanted, data.negatives)
-    if rows.skipped or rows.not_relevant:
-        logger.info("%d rows were skipped, %d left out by their label", rows.skipped, rows.not_relevant)
 
 
 def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:

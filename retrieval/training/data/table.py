@@ -11,8 +11,7 @@ Shapes: R rows, T texts, B numbers of a call, n documents per row.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from itertools import islice
@@ -240,15 +239,15 @@ class Table:
 
 
 class RowCounts(NamedTuple):
-    """Counts of the rows of a run, as recorded beside their table."""
+    """What identifies the rows of a run, as recorded beside their table and in run.json."""
 
-    documents: int  # documents n per row: the positive and n - 1 negatives
+    documents_per_row: int  # n: the positive and n - 1 negatives
     rows: int
     skipped: int  # rows that were excluded because they have fewer than n documents or no query
     copies: int  # documents that were excluded from their rows because they are blank or equal to another document of the row
     not_relevant: int  # rows that were excluded because their label says that no document is relevant
-    short: int  # rows with fewer than n documents
-    cut: int  # rows with more than n documents
+    rows_short: int  # rows with fewer than n documents
+    rows_cut: int  # rows with more than n documents
     sha256: str  # checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data
 
 
@@ -260,7 +259,8 @@ class TrainingRows:
     """
 
     def __init__(self, table: Table, counts: RowCounts, *, scored: bool, seed: int | None, repeats: bool = False) -> None:
-        self.documents_per_row, _, self.skipped, self.copies, self.not_relevant, self.short, self.cut, self.sha256 = counts
+        self.counts = counts
+        self.documents_per_row = counts.documents_per_row
         self.scored = scored
         self.epoch = 0
         self._repeats = repeats
@@ -318,52 +318,3 @@ class TrainingRows:
             negatives = np.sort(np.concatenate([np.repeat(np.arange(have), wanted // have), again]))
         taken = np.concatenate([[0], 1 + negatives])
         return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
-
-
-class IdIndex:
-    """Numbers of ids, found by their hashes, 8 bytes each in memory; ids of equal hash are compared on disk. Useful to one process."""
-
-    def __init__(self, path: Path, *, hashed: Callable[[str], int] = hash) -> None:
-        self._path = path
-        self._hashed = hashed
-        self._writer = ArrowWriter(path)
-        self._added = array("q")
-
-    def add(self, key: str, encoded: bytes) -> None:
-        """Append an id, as a string and in UTF-8."""
-        self._writer.add(encoded, size=len(encoded))
-        self._added.append(self._hashed(key))
-
-    def finish(self) -> None:
-        """Close the file and sort the hashes; afterwards ids are found."""
-        self._writer.close()
-        self.ids = TextColumn(self._path)
-        hashes = np.array(self._added, np.int64)
-        self._numbers = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._numbers]
-        del self._added
-
-    def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the first number of each id, (B,); -1 for an unknown id."""
-        wanted = np.fromiter(map(self._hashed, ids), np.int64, len(ids))
-        found = np.full(len(ids), -1, np.int64)
-        at = np.searchsorted(self._hashes, wanted)
-        pending = np.arange(len(ids))
-        while len(pending):
-            pending = pending[at[pending] < len(self._hashes)]
-            pending = pending[self._hashes[at[pending]] == wanted[pending]]
-            numbers = self._numbers[at[pending]]
-            expected = [ids[position] for position in pending.tolist()]
-            same = np.fromiter(map(str.__eq__, self.ids.take(numbers), expected), bool, len(expected))
-            found[pending[same]] = numbers[same]
-            pending = pending[~same]
-            at[pending] += 1
-        return found
-
-    def repeated(self) -> Iterator[tuple[int, int]]:
-        """Yield the first number of an id and that of each repetition."""
-        shared = np.append(False, self._hashes[1:] == self._hashes[:-1])[: len(self._hashes)]
-        for numbers in blocks(np.sort(self._numbers[shared]).tolist()):
-            yield from (
-                (one, other) for one, other in zip(self.find(self.ids.take(numbers)).tolist(), numbers, strict=True) if one != other
-            )

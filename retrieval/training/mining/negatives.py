@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,7 +35,7 @@ from quiver.retrieval.index import IndexReader, index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models import bm25
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
+from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
 
@@ -391,32 +390,31 @@ def mine_negatives(
     """
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
-    started = time.perf_counter()
     settings = {
         "system": system.fingerprint,
         "index": None if system.index is None else system.index.manifest.codec.engine,
         "rules": asdict(rules),
         "output": asdict(output),
     }
-    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
+    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as job:
         with progress_bar("reading", 1, enabled=progress):
-            data = read_mining_data(source, work.scratch("texts"), index=system.index)
-        work.agree({"data": data.sha256})
+            data = read_mining_data(source, job.scratch("texts"), index=system.index)
+        job.agree({"data": data.sha256})
         count = len(data.queries) if output.limit is None else min(output.limit, len(data.queries))
         copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
         extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
         # Per query the depth at which the last rank is likely to be reached without positives and their copies.
         depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
         parts = _parts(depths, data.searchable)
-        missing = [number for number in range(len(parts)) if work.find(part_name(number)) is None]
+        missing = job.missing(range(len(parts)))
         if missing:
             searching = _searcher(data, system, len(depths), progress=progress)
             with searching as searcher, progress_bar("mining", len(depths), enabled=progress) as advance:
                 miner = _Miner(data, searcher, rules, output.suspects, advance)
                 advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
                 for number in missing:
-                    work.save(part_name(number), miner.mine(parts[number], int(depths[parts[number]].max())))
-        found = (MinedQuery(**json.loads(line)) for number in range(len(parts)) for line in work.read(part_name(number)).splitlines())
+                    job.save(number, miner.mine(parts[number], int(depths[parts[number]].max())))
+        found = (MinedQuery(**json.loads(line)) for number in range(len(parts)) for line in job.read(number).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         # The text files of the run that is replaced.
         if not output.ids and (out / RECORD).is_file() and read_json(out / RECORD).get("output", {}).get("ids"):
@@ -435,8 +433,7 @@ def mine_negatives(
             },
             "result": result,
         }
-        packages = ("quiver-retrieval", "torch", "numpy", "faiss-cpu")
-        return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
+        return job.finish(content, command)
 
 
 class _Miner:

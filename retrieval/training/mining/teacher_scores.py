@@ -7,7 +7,7 @@ A bi-encoder or ColBERT teacher encodes each distinct text once; a cross-encoder
 logits, since a sigmoid saturates near 1.
 
 Rows are scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the
-next one starts. In memory a row takes 8 bytes per query and document and 16 bytes for its key; a text takes 24 bytes if rows hold texts.
+next one starts. In memory a row takes 8 bytes per query and document; a text takes 24 bytes if rows hold texts.
 
 Shapes: R rows, n_r documents of row r, B pairs of a part, T texts (of an ensemble: teachers).
 Source of min-max normalized teacher scores: JaColBERTv2.5, arXiv:2407.20750.
@@ -19,7 +19,6 @@ import hashlib
 import importlib
 import json
 import platform
-import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -38,17 +37,16 @@ from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.work_folder import WorkFolder
-from quiver.retrieval.data.embedding_store import KEY, KeyTable, open_embedding_store, text_keys
+from quiver.retrieval.data.embedding_store import KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
 from quiver.retrieval.models.folders import check_device, check_is_model, default_device, is_cross_encoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
-from quiver.retrieval.training.data.prepare import IdNumbering, TextsById
-from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_text_entries, read_whole
+from quiver.retrieval.training.data.prepare import IdNumbering
+from quiver.retrieval.training.data.sources import Example, encode_text, read_whole
 from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
-from quiver.retrieval.training.mining.job_folder import finish_job, open_job, part_name
+from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection
 
@@ -63,7 +61,7 @@ class ScoringData:
     queries: NDArray[np.int64]
     documents: NDArray[np.int64]
     ends: NDArray[np.int64]
-    rows: NDArray[np.bytes_]
+    lines: Path  # the rows as lines of JSON, without scores
     sha256: str
 
     def __len__(self) -> int:
@@ -78,75 +76,41 @@ class ScoringData:
 
 def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
     """Read the rows of a data section and their texts."""
-    rows = _RowReader()
-    with TableWriter(folder) as writer:
-        if section.format == "ids":
-            _number_ids(section, rows, writer, folder)
-        else:
-            _number_texts(section, rows, writer)
-        if not len(rows.queries):
+    queries, documents, ends = array("q"), array("q"), array("q", [0])
+    digest, lines = hashlib.sha256(), folder / "rows.jsonl"
+    with TableWriter(folder) as writer, lines.open("xb") as file:
+
+        def examples() -> Iterator[Example]:
+            for example, row in read_whole(section, all_columns=True):
+                fields = {name: value for name, value in row.items() if name != SCORES}
+                try:
+                    line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+                except (TypeError, ValueError) as error:
+                    reason = f"a field cannot be written as JSON ({error}); remove it from the file"
+                    raise InputError(f"{example.location}: {reason}") from error
+                digest.update(line + b"\n")
+                file.write(line + b"\n")
+                yield example
+
+        number = _number_ids if section.format == "ids" else _number_texts
+        for query, of_row in number(section, examples(), writer):
+            queries.append(query)
+            documents.extend(of_row)
+            ends.append(len(documents))
+        if not len(queries):
             raise InputError(f"{', '.join(section.train)}: no rows")
-        return rows.data(writer)
-
-
-def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Read the rows a second time, to write them with their scores."""
-    remedy = "restore the file, or start over with --overwrite"
-    found = 0
-    for source in section.train:
-        for location, row in iter_source(source):
-            if found == len(data) or text_keys([row_line(location, row, ())])[0] != data.rows[found]:
-                raise InputError(f"{location}: the row has changed since it was scored; {remedy}")
-            found += 1
-            yield location, row
-    if found < len(data):
-        raise InputError(f"{', '.join(section.train)}: has {found:,} rows, but {len(data):,} were scored; {remedy}")
-
-
-def row_line(location: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
-    """Return a row with its scores as JSON."""
-    try:
-        return json.dumps({**row, SCORES: scores}, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{location}: a field cannot be written as JSON ({error}); remove it from the file") from error
-
-
-class _RowReader:
-    """Collects the numbers and keys of rows."""
-
-    def __init__(self) -> None:
-        self.queries, self.documents, self.ends = array("q"), array("q"), array("q", [0])
-        self._keys = bytearray()
-
-    def read(self, section: DataSection) -> Iterator[Example]:
-        """Yield the rows, and remember their keys."""
-        for example, row in read_whole(section, all_columns=True):
-            self._keys += text_keys([row_line(example.location, row, ())]).tobytes()
-            yield example
-
-    def add(self, query: int, documents: Sequence[int]) -> None:
-        """Add the numbers of the next row."""
-        self.queries.append(query)
-        self.documents.extend(documents)
-        self.ends.append(len(self.documents))
-
-    def data(self, writer: TableWriter) -> ScoringData:
-        """Return all rows with their texts."""
-        queries, documents, ends = (np.array(numbers, np.int64) for numbers in (self.queries, self.documents, self.ends))
-        digest = hashlib.sha256(self._keys)
-        for numbers in (queries, documents, ends):
-            digest.update(numbers.tobytes())
-        for block in blocks(np.unique(np.concatenate([queries, documents])).tolist()):
+        numbers = [np.array(each, np.int64) for each in (queries, documents, ends)]
+        for each in numbers:
+            digest.update(each.tobytes())
+        for block in blocks(np.unique(np.concatenate(numbers[:2])).tolist()):
             digest.update(b"".join(writer.digests(block)))
-        writer.texts.close()
-        keys = np.frombuffer(self._keys, KEY)
-        return ScoringData(TextColumn(writer.folder / "texts.arrow"), queries, documents, ends, keys, digest.hexdigest())
+    return ScoringData(TextColumn(folder / "texts.arrow"), *numbers, lines, digest.hexdigest())
 
 
-def _number_texts(section: DataSection, rows: _RowReader, writer: TableWriter) -> None:
-    """Write each distinct text once."""
+def _number_texts(_section: DataSection, examples: Iterator[Example], writer: TableWriter) -> Iterator[tuple[int, list[int]]]:
+    """Write each distinct text once; yield the numbers of the query and the documents of each row."""
     known = KeyTable()
-    for block in blocks(rows.read(section)):
+    for block in blocks(examples):
         locations = {text: example.location for example in block for text in (example.query, *example.documents)}
         texts = list(locations)
         keys = text_keys(texts)
@@ -155,34 +119,17 @@ def _number_texts(section: DataSection, rows: _RowReader, writer: TableWriter) -
         numbers[new] = [writer.add_text(encode_text(locations[texts[number]], texts[number])) for number in new.tolist()]
         known.add(keys[new], numbers[new])
         of = dict(zip(texts, numbers.tolist(), strict=True))
-        for example in block:
-            rows.add(of[example.query], [of[text] for text in example.documents])
+        yield from ((of[example.query], [of[text] for text in example.documents]) for example in block)
 
 
-def _number_ids(section: DataSection, rows: _RowReader, writer: TableWriter, folder: Path) -> None:
-    """Write all texts that have an id."""
-    if section.queries is None or section.documents is None:
-        raise InputError("rows of ids need the sources of their texts; set queries and documents")
-    queries, documents = (
-        TextsById(
-            read_text_entries(source, id_field, section.text_field),
-            writer,
-            folder / f"{name}.arrow",
-            source=source,
-            advance=lambda steps: None,
-        )
-        for name, source, id_field in (
-            ("queries", section.queries, section.query_id_field),
-            ("documents", section.documents, section.document_id_field),
-        )
-    )
-    examples = rows.read(section)
-    ids = IdNumbering(examples, queries, documents, writer)
+def _number_ids(section: DataSection, examples: Iterator[Example], writer: TableWriter) -> Iterator[tuple[int, list[int]]]:
+    """Write all texts that have an id; yield the numbers of the query and the documents of each row."""
+    ids = IdNumbering.of_section(section, writer, lambda steps: None)
     for block in blocks(examples):
         for example, query, numbers in ids.look_up(block):
             if flaw := ids.flaw(example, query, numbers[0]):
                 raise InputError(f"{example.location}: {flaw}")
-            rows.add(query, numbers)
+            yield query, numbers
     ids.close()
 
 
@@ -518,39 +465,39 @@ def score_rows(
     if normalize not in NORMALIZATIONS:
         raise InputError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
-    started = time.perf_counter()
     # Without the weights: scores are saved before weighting, so that a run can resume with other weights.
     named = {"train", "format", "query_field", "document_fields"}
     by_id = {"queries", "documents", "query_id_field", "document_id_field", "text_field"}
     rows = section.model_dump(include=named | by_id)  # the settings that decide which texts are scored
     settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": rows}
-    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
+    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as job:
         with progress_bar("reading", 1, enabled=progress):
-            data = read_scoring_data(section, work.scratch("texts"))
-        work.agree({"data": data.sha256})
-        parts = _parts(data.ends)
-        pairs = int(data.ends[-1])
-        sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
+            data = read_scoring_data(section, job.scratch("texts"))
+        job.agree({"data": data.sha256})
+        parts, pairs = _split_rows(data.ends), int(data.ends[-1])
         for position, member in enumerate(members):
             first = position * len(parts)  # each teacher's parts follow those of the previous one
-            missing = {number: part for number, part in enumerate(parts) if work.find(part_name(first + number)) is None}
+            missing = {number - first: parts[number - first] for number in job.missing(range(first, first + len(parts)))}
             if not missing:
                 continue
             with member.scorer(data, cache=cache, progress=progress) as score:
                 label = "scoring" if len(members) == 1 else f"scoring, teacher {position + 1} of {len(members)}"
                 with progress_bar(label, pairs, enabled=progress) as advance:
-                    advance(pairs - sum(sizes[number] for number in missing))
+                    advance(pairs - sum(int(data.ends[part.stop] - data.ends[part.start]) for part in missing.values()))
                     for number, scores in score(missing, advance):
-                        work.save(part_name(first + number), _checked(scores, section, parts[number], data.ends).tobytes())
-        scores = _row_scores(work, parts, data.ends, teacher, members=len(members))
+                        if not np.isfinite(scores).all():
+                            pair = int(data.ends[parts[number].start]) + int(np.isfinite(scores).argmin())
+                            row = int(np.searchsorted(data.ends, pair, side="right"))
+                            raise InputError(f"{', '.join(section.train)}: row {row}: the teacher's score is not finite")
+                        job.save(first + number, np.ascontiguousarray(scores, "<f4").tobytes())
         with progress_bar("writing", len(data), enabled=progress) as advance:
-            result = _write(section, data, scores, out, NORMALIZATIONS[normalize], advance)
+            scores_by_row = _combine_scores(job, parts, data.ends, teacher, members=len(members))
+            result = _write_scored_rows(data, scores_by_row, out, NORMALIZATIONS[normalize], advance)
         content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
-        packages = ("quiver-retrieval", "torch", "numpy", "sentence-transformers")
-        return finish_job(work, RECORD, SCHEMA, content, seconds=time.perf_counter() - started, command=command, packages=packages)
+        return job.finish(content, command)
 
 
-def _parts(ends: NDArray[np.int64]) -> list[slice]:
+def _split_rows(ends: NDArray[np.int64]) -> list[slice]:
     """Slices of rows with at most ``PAIRS_PER_PART`` pairs, but at least one row."""
     parts: list[slice] = []
     first, rows = 0, len(ends) - 1
@@ -561,21 +508,13 @@ def _parts(ends: NDArray[np.int64]) -> list[slice]:
     return parts
 
 
-def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, ends: NDArray[np.int64]) -> NDArray[np.float32]:
-    if not np.isfinite(scores).all():
-        pair = int(ends[rows.start]) + int(np.isfinite(scores).argmin())
-        row = int(np.searchsorted(ends, pair, side="right"))
-        raise InputError(f"{', '.join(section.train)}: row {row}: the teacher's score is not finite")
-    return np.ascontiguousarray(scores, "<f4")
-
-
-def _row_scores(
-    work: WorkFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
+def _combine_scores(
+    job: Job, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
 ) -> Iterator[NDArray[np.float64]]:
     """Scores of each row, in order."""
     for number, part in enumerate(parts):
         inner = ends[part.start + 1 : part.stop] - ends[part.start]
-        kept = [np.frombuffer(work.read(part_name(position * len(parts) + number)), "<f4") for position in range(members)]
+        kept = [np.frombuffer(job.read(position * len(parts) + number), "<f4") for position in range(members)]
         for scores in zip(*(np.split(one, inner) for one in kept), strict=True):
             together = teacher.together(scores) if isinstance(teacher, Ensemble) else scores[0].astype(np.float64)
             if not np.abs(together).max() <= np.finfo(np.float32).max:
@@ -583,8 +522,7 @@ def _row_scores(
             yield together
 
 
-def _write(
-    section: DataSection,
+def _write_scored_rows(
     data: ScoringData,
     scores: Iterator[NDArray[np.float64]],
     out: Path,
@@ -593,11 +531,10 @@ def _write(
 ) -> dict[str, Any]:
     """Write the rows with their scores; return statistics for ``scoring.json``."""
     best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
-    rows = read_again(section, data)
-    with atomic_file(out / ROWS) as file:
-        for (location, row), raw in zip(rows, scores, strict=True):
+    with atomic_file(out / ROWS) as file, data.lines.open("rb") as lines:
+        for line, raw in zip(lines, scores, strict=True):
             values = [float(f"{score:.9g}") for score in normalize(raw).tolist()]
-            file.write(row_line(location, row, values).encode("utf-8") + b"\n")
+            file.write(b'%s, "%s": %s}\n' % (line.removesuffix(b"}\n"), SCORES.encode(), json.dumps(values).encode()))
             best += bool(raw.argmax() == 0)
             positives += float(raw[0])
             everything += float(raw.sum(dtype=np.float64))

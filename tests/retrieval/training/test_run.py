@@ -35,7 +35,6 @@ from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import SCORE, Recipe
-from quiver.retrieval.training.run import describe_data
 from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
@@ -135,7 +134,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert sorted(path.name for path in out.iterdir()) == made
 
     rows, start, result = rows_of(recipe, tmp_path), build_model(recipe, []), record["result"]
-    assert record["data"] == {**describe_data(rows), "revision": recipe.data.revision}
+    assert record["data"] == {**rows.counts._asdict(), "revision": recipe.data.revision}
     assert record["batch"] == {"rows": 4, "accumulation": 1, "processes": 1, "effective": 4, "negatives_per_query": 11}
     assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
     batches = [[rows[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)]

@@ -10,7 +10,7 @@ import pytest
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.recipe import SCORE, Recipe
-from quiver.retrieval.training.run import base_model, describe_batch, describe_data, describe_result
+from quiver.retrieval.training.run import base_model, describe_batch, describe_result
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -61,10 +61,10 @@ def test_the_record_describes_batch_and_data(make_recipe: MakeRecipe, rows: Trai
     recipe = make_recipe("dense", "training.accumulation=8", "data.revision=2026-11", GATHERED)
     expected = {"rows": 4, "accumulation": 8, "processes": 2, "effective": 64, "negatives_per_query": 23}
     assert describe_batch(recipe, rows, 2) == expected
-    assert describe_data(rows) == {
+    assert rows.counts._asdict() == {
         "rows": 64,
         "documents_per_row": 3,
-        "sha256": rows.sha256,
+        "sha256": rows.counts.sha256,
         "skipped": 0,
         "not_relevant": 0,
         "rows_short": 0,

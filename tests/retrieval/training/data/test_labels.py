@@ -62,7 +62,7 @@ def test_a_row_that_may_not_be_relevant_is_refused(prepare: Prepare, name: str, 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_rows_with_label_zero_are_left_out_and_counted(prepare: Prepare, suffix: str) -> None:
     rows = prepare(pairs("label", 1, 0, 2, 0, 1), name=f"rows.{suffix}", label_field="label")
-    assert (queries(rows), rows.not_relevant, rows.skipped) == (["q0", "q2", "q4"], 2, 0)
+    assert (queries(rows), rows.counts.not_relevant, rows.counts.skipped) == (["q0", "q2", "q4"], 2, 0)
     with pytest.raises(InputError, match=r"no rows in .*\(2 not relevant\)"):
         prepare(pairs("label", 0, 0), name=f"other.{suffix}", label_field="label")
 
@@ -79,7 +79,7 @@ def test_labels_of_a_list_tell_positives_from_negatives(prepare: Prepare) -> Non
         prepare(content, document_fields=("passages",), label_field="labels")
     rows = prepare(content, document_fields=("passages",), label_field="labels", positives="each")
     assert [(row["query"], row["document_1"], row["document_2"]) for row in rows] == [("q0", "b", "a"), ("q2", "a", "b"), ("q2", "c", "b")]
-    assert rows.not_relevant == 1
+    assert rows.counts.not_relevant == 1
 
 
 def test_scores_of_rows_with_negatives_are_not_labels(prepare: Prepare) -> None:

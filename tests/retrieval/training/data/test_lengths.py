@@ -44,7 +44,7 @@ def test_the_first_row_does_not_decide_how_many_negatives_the_others_have(
     prepare: Callable[..., TrainingRows], first: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = prepare([row(0, first), *(row(n, wrong(n, 3)) for n in range(1, 5))])
-    assert (rows.documents_per_row, len(rows), rows.short, rows.skipped, rows.cut) == (4, 5, 1, 0, 0)
+    assert (rows.documents_per_row, len(rows), rows.counts.rows_short, rows.counts.skipped, rows.counts.rows_cut) == (4, 5, 1, 0, 0)
     assert texts(rows) == [["p0"], *([f"p{n}", *wrong(n, 3)] for n in range(1, 5))]
     assert rows[0] == {"query": "q0", "document_1": "p0", "document_2": None, "document_3": None, "document_4": None}
     assert caplog.messages == ["1 of 5 rows have fewer than 4 documents; data.short_rows: fewer"]
@@ -54,17 +54,17 @@ def test_the_first_row_does_not_decide_how_many_negatives_the_others_have(
 def test_the_place_of_a_short_row_does_not_matter(prepare: Callable[..., TrainingRows], place: int) -> None:
     content = [row(n, wrong(n, 1 if n == place else 3)) for n in range(5)]
     skipped = prepare(content, short_rows="skip")
-    assert (skipped.documents_per_row, len(skipped), skipped.skipped, skipped.short) == (4, 4, 1, 0)
+    assert (skipped.documents_per_row, len(skipped), skipped.counts.skipped, skipped.counts.rows_short) == (4, 4, 1, 0)
     with pytest.raises(InputError, match=rf"rows\.jsonl:{place + 1}: the row has 2 documents, 4 are needed; .*short_rows: skip"):
         prepare(content, short_rows="error")
     repeated = prepare(content, short_rows="repeat")
-    assert (len(repeated), repeated.short) == (5, 1)
+    assert (len(repeated), repeated.counts.rows_short) == (5, 1)
     assert texts(repeated)[place] == [f"p{place}", *wrong(place, 1) * 3]
 
 
 def test_repeated_negatives_are_others_in_every_epoch_and_each_about_as_often(prepare: Callable[..., TrainingRows]) -> None:
     rows = prepare([row(0, wrong(0, 3)), row(1, wrong(1, 5)), row(2, [])], short_rows="repeat")
-    assert (rows.documents_per_row, len(rows), rows.short, rows.skipped) == (6, 2, 1, 1)
+    assert (rows.documents_per_row, len(rows), rows.counts.rows_short, rows.counts.skipped) == (6, 2, 1, 1)
     epochs = []
     for epoch in range(8):
         rows.set_epoch(epoch)
@@ -82,10 +82,10 @@ def test_longer_rows_are_cut_or_drawn_and_counted(prepare: Callable[..., Trainin
     with caplog.at_level(logging.INFO, logger="quiver.retrieval.training.data.prepare"):
         first = prepare(content, documents_per_row=3)
     assert "3 of 6 rows have more than 3 documents; data.negatives: first" in caplog.messages
-    assert (first.documents_per_row, first.short, first.cut) == (3, 2, 3)
+    assert (first.documents_per_row, first.counts.rows_short, first.counts.rows_cut) == (3, 2, 3)
     assert texts(first) == [[f"p{n}", *wrong(n, min(n, 2))] for n in range(6)]
     drawn = prepare(content, documents_per_row=3, negatives="random")
-    assert (drawn.short, drawn.cut) == (2, 3)
+    assert (drawn.counts.rows_short, drawn.counts.rows_cut) == (2, 3)
     seen = set()
     for epoch in range(20):
         drawn.set_epoch(epoch)
@@ -97,7 +97,7 @@ def test_longer_rows_are_cut_or_drawn_and_counted(prepare: Callable[..., Trainin
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_tables_with_empty_cells_are_like_lists(prepare: Callable[..., TrainingRows], name: str) -> None:
     rows = prepare([row(n, "" if n == 0 else f"n{n}") for n in range(4)], name=name)
-    assert (rows.documents_per_row, rows.short) == (2, 1)
+    assert (rows.documents_per_row, rows.counts.rows_short) == (2, 1)
 
 
 def test_teacher_scores_need_rows_of_equal_length_and_stay_with_their_documents(prepare: Callable[..., TrainingRows]) -> None:

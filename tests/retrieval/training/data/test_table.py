@@ -1,19 +1,18 @@
-"""Arrow files of texts and ids: what was written is read back."""
+"""Arrow files of texts: what was written is read back."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quiver.retrieval.training.data.table import ArrowWriter, IdIndex, TextColumn
+from quiver.retrieval.training.data.table import ArrowWriter, TextColumn
 
 TEXTS = ["", "plain", "üñí 한국어 🎯", "two\nlines\r\n", "", "x" * 5000]
-HASHES: dict[str, Callable[[str], int]] = {"good": hash, "always equal": lambda key: 7, "few": lambda key: len(key) - 2}
 
 
 def written(folder: Path, texts: Sequence[str]) -> TextColumn:
@@ -61,31 +60,3 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     written(tmp_path, TEXTS)
     with pytest.raises(FileExistsError):
         ArrowWriter(tmp_path / "texts.arrow")
-
-
-def indexed(folder: Path, ids: Sequence[str], hashed: Callable[[str], int] = hash) -> IdIndex:
-    index = IdIndex(folder / "ids.arrow", hashed=hashed)
-    for key in ids:
-        index.add(key, key.encode())
-    index.finish()
-    return index
-
-
-@pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
-def test_ids_are_found_whatever_their_hashes(tmp_path: Path, hashed: Callable[[str], int]) -> None:
-    rng = np.random.default_rng(0)
-    ids = [f"{'x' * (number % 5)}{number}" for number in rng.permutation(300).tolist()]
-    found = indexed(tmp_path, ids, hashed)
-    assert len(found.ids) == 300
-    asked = rng.integers(0, 300, 1000).tolist()
-    np.testing.assert_array_equal(found.find([ids[number] for number in asked]), asked)
-    np.testing.assert_array_equal(found.find(["nobody", ids[3], "", "x"]), [-1, 3, -1, -1])
-    assert found.find([]).shape == (0,)
-    assert list(found.repeated()) == []
-
-
-@pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
-def test_repeated_ids_are_distinguished_from_hash_collisions(tmp_path: Path, hashed: Callable[[str], int]) -> None:
-    found = indexed(tmp_path, ["a", "b", "a", "c", "b", "a"], hashed)
-    assert sorted(found.repeated()) == [(0, 2), (0, 5), (1, 4)]
-    np.testing.assert_array_equal(found.find(["a", "b", "c", "d"]), [0, 1, 3, -1])

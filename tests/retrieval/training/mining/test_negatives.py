@@ -26,7 +26,7 @@ from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.mining import negatives
-from quiver.retrieval.training.mining.job_folder import finish_job, open_job
+from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
@@ -398,7 +398,7 @@ def test_mined_rows_can_be_trained_on(ids: bool, beir: Path, word_sum: Any, tmp_
     prepared = prepare_rows(section, tmp_path / "work", seed=1)
     whole = [row for row in rows if len(row["scores"]) == 5]
     assert 0 < len(prepared) == len(whole) < len(rows)
-    assert prepared.skipped == len(rows) - len(whole)
+    assert prepared.counts.skipped == len(rows) - len(whole)
     contents = {document.id: document.content() for document in load_collection(beir, "train").documents}
     for row, mined in zip((prepared[place] for place in range(len(prepared))), whole, strict=True):
         assert [row[f"document_{place}"] for place in range(1, 6)] == [contents[key] for key in mined["document_ids"]]
@@ -522,9 +522,9 @@ def test_parts_of_another_job_are_not_used(
 
 
 @contextmanager
-def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[WorkFolder]:
-    with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
-        yield work
+def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[Job]:
+    with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as job:
+        yield job
 
 
 def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
@@ -540,16 +540,16 @@ def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
             pass
         assert (foreign / name).read_text() == '{"schema": "another"}'
     busy = tmp_path / "busy"
-    with opened(busy, a=1) as work:
-        work.save("000000", b"part")
+    with opened(busy, a=1) as job:
+        job.save(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
         with (
             pytest.raises(InputError, match=r"busy: process .* is working there; wait for it, or choose another --out"),
             opened(busy, overwrite=True, a=1),
         ):
             pass
-        assert work.read("000000") == b"part"
-        finish_job(work, "r.json", "quiver-sample/1", {}, seconds=0, command=None, packages=())
+        assert job.read(0) == b"part"
+        job.finish({}, None)
     assert [path.name for path in busy.iterdir()] == ["r.json"]
     with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
         pass

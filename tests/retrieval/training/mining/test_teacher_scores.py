@@ -291,39 +291,6 @@ def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-class Meddling(VectorTeacher):
-    """The file is changed while its rows are scored."""
-
-    def __init__(self, model: Any, path: Path, rows: Sequence[Any]) -> None:
-        super().__init__(model)
-        self.path, self.rows = path, rows
-
-    @contextmanager
-    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
-        with super().scorer(data, cache=cache, progress=progress) as score:
-            write_lines(self.path, self.rows)
-            yield score
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (ROWS[::-1], r"rows.jsonl:1: the row has changed since it was scored; restore the file, or start over"),
-        (ROWS[:20], r"rows.jsonl: has 20 rows, but 30 were scored"),
-        ([*ROWS, ROWS[0]], r"rows.jsonl:31: the row has changed"),
-        ([*ROWS[:9], {**ROWS[9], "kept": 2}, *ROWS[10:]], r"rows.jsonl:10: the row has changed"),
-    ],
-    ids=["order", "fewer", "more", "another field"],
-)
-def test_rows_that_change_during_scoring_are_refused(rows: Sequence[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
-    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        score_rows(section(path), Meddling(word_sum, path, rows), out)
-    assert not (out / "train.jsonl.gz").exists()
-    write_lines(path, ROWS)
-    assert score_rows(section(path), VectorTeacher(word_sum), out)["result"]["rows"] == 30
-
-
 @pytest.mark.parametrize("ids", [False, True])
 def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
     folder = tmp_path / "data"
