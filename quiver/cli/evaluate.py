@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +21,8 @@ from quiver.retrieval.models.options import ModelOptions
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
     from quiver.eval.datasets.catalogue import Entry
-    from quiver.eval.datasets.sources import Source
-    from quiver.eval.quickstart import QuickstartResult
     from quiver.eval.report.compare import Comparison
-    from quiver.eval.results import CollectionResult, Results
+    from quiver.eval.results import Results
 
 _CODE_LINES = 8  # lines of a found function that quickstart prints
 
@@ -62,7 +60,7 @@ def quickstart(
 
     Example: quiver quickstart --package numpy --package rich --out quickstart
     """
-    from quiver.eval.quickstart import NEEDS
+    from quiver.eval.quickstart import NEEDS, QUESTIONS
     from quiver.eval.quickstart import quickstart as run_quickstart
 
     introduction = [
@@ -85,67 +83,38 @@ def quickstart(
         command=command_line(),
         say=(lambda message: None) if output.json else say_stage,
     )
-    if output.json:
-        print_json(_quickstart_json(result))
-    else:
-        _print_quickstart(result)
-
-
-def _short_labels() -> Mapping[str, str]:
-    """Measures -> labels that fit a terminal of 80 columns."""
-    from quiver.eval.report.rows import LABELS
-
-    return {key: label.replace("Recall", "R") for key, label in LABELS.items()}
-
-
-def _quickstart_scores(result: QuickstartResult) -> dict[str, Mapping[str, float]]:
     trained = result.trained.collections[0]
-    return {"untrained": result.untrained.collections[0].measures, "trained": trained.measures, "bm25": trained.baselines[0].measures}
-
-
-def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
-    answers = {
-        question: [{"id": answer.id, "score": answer.score, "right": answer.right} for answer in found]
-        for question, found in result.answers.items()
-    }
-    return {
-        "train_pairs": result.train_pairs,
-        "test_queries": result.test_queries,
-        "functions": result.functions,
-        **{name: dict(measures) for name, measures in _quickstart_scores(result).items()},
-        "answers": answers,
-        "seconds": result.seconds,
-        "report": str(result.report),
-        "next": list(result.next_commands.values()),
-    }
-
-
-def _print_quickstart(result: QuickstartResult) -> None:
-    from quiver.eval.quickstart import QUESTIONS
-    from quiver.eval.report.rows import points
-
-    labels = _short_labels()
-    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in _quickstart_scores(result).items()]
+    scores = {"untrained": result.untrained.collections[0].measures, "trained": trained.measures, "bm25": trained.baselines[0].measures}
+    if output.json:
+        counts = {name: getattr(result, name) for name in ("train_pairs", "test_queries", "functions", "seconds")}
+        answers = {question: [dataclasses.asdict(answer) for answer in found] for question, found in result.answers.items()}
+        print_json({**counts, **scores, "answers": answers, "report": str(result.report), "next": list(result.next_commands.values())})
+        return
     held_out = f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions"
-    print_table(f"{held_out}; scores in points (hundredths)", ("", *labels.values()), rows)
+    _print_scores(f"{held_out}; scores in points (hundredths)", scores)
     for question in QUESTIONS:
         answers = result.answers[question.text]
         say(f"\n? {question.text}")
-        for answer in answers:
-            lines = answer.code.splitlines()
-            say(f"  {answer.score:.3f}  {answer.id}{'  (right)' if answer.right else ''}")
-            for line in lines[:_CODE_LINES] if answer is answers[0] else []:
+        for rank, answer in enumerate(answers):
+            say(f"  {answer.score:.3f}  {answer.id}{'  (right)' * answer.right}")
+            for line in answer.code.splitlines()[:_CODE_LINES] if rank == 0 else []:
                 say(f"         {line}")
         if not any(answer.right for answer in answers):
-            say(
-                textwrap.fill(
-                    f"Wrong: {question.right[0]} is expected. {question.lesson}".strip(), 76, initial_indent="  ", subsequent_indent="  "
-                )
-            )
+            wrong = f"Wrong: {question.right[0]} is expected. {question.lesson}".strip()
+            say(textwrap.fill(wrong, 76, initial_indent="  ", subsequent_indent="  "))
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
     say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}\n\nNext:")
     for what, line in result.next_commands.items():
         say(f"  # {what}\n  {line}")
+
+
+def _print_scores(title: str, systems: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Print measures in points, a row per system, with labels that fit a terminal of 80 columns."""
+    from quiver.eval.report.rows import LABELS, points
+
+    names = [name for name in LABELS if any(name in measures for measures in systems.values())]
+    rows = [(system, *(points(measures.get(name)) for name in names)) for system, measures in systems.items()]
+    print_table(title, ("", *(LABELS[name].replace("Recall", "R") for name in names)), rows)
 
 
 @command
@@ -265,75 +234,44 @@ def evaluate(
     if output.json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
     else:
-        for collection in results.collections:
-            _print_collection(results, collection)
-        _print_average(results)
+        _print_results(results)
         say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
-    _report_failed(results)
+    if results.failed:
+        number = len(results.failed) + len(results.collections)
+        reasons = [f"  {each.key}: {each.reason}" for each in results.failed]
+        again = "  to evaluate them, correct what is wrong and repeat the command; the others are not evaluated again"
+        say_error("\n".join([f"{len(results.failed)} of {number} collections were not evaluated", *reasons, again]))
+        raise typer.Exit(1)
 
 
-def _report_failed(results: Results) -> None:
-    """List the collections that could not be evaluated, with the reasons.
-
-    Raises:
-        typer.Exit: There are some.
-    """
-    if not results.failed:
-        return
-    number = len(results.failed) + len(results.collections)
-    reasons = [f"  {each.key}: {each.reason}" for each in results.failed]
-    again = "  to evaluate them, correct what is wrong and repeat the command; the others are not evaluated again"
-    say_error("\n".join([f"{len(results.failed)} of {number} collections were not evaluated", *reasons, again]))
-    raise typer.Exit(1)
-
-
-def _print_average(results: Results) -> None:
-    """Print the mean over data sets of each system on several collections; blank where a member is missing."""
-    from quiver.eval.metrics import average, data_sets
-    from quiver.eval.report.rows import points
+def _print_results(results: Results) -> None:
+    """Print the scores on each collection, and of several the means over data sets, which are blank where a member is missing."""
+    from quiver.eval.metrics import data_sets
+    from quiver.eval.report.rows import LABELS, collections_by_key, points, row_average, rows
     from quiver.eval.results import HEADLINE
 
+    scored = rows([(results.system.label, results)])
+    for each in results.collections:
+        title = f"{each.key}: {each.queries:,} queries, {each.documents:,} documents{each.named_by}; in points"
+        _print_scores(title, {row.label: row.scores[each.key].measures for row in scored if each.key in row.scores})
+        interval = f"{points(each.interval.low)} to {points(each.interval.high)} at {each.interval.level:.0%} confidence"
+        say(f"{LABELS[HEADLINE]} {interval}; {each.judged:.0%} of the top 10 documents are judged")
+        if results.system.kind == "bm25":  # whose words are not truncated
+            continue
+        counts = {"documents": each.truncated.documents, "queries": each.truncated.queries}
+        if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
+            say(f"truncated: {', '.join(known)}")
+        if any(share < 1 for share in (each.index.recall or {}).values()):
+            shares = ", ".join(f"{name} {share:.2%}" for name, share in (each.index.recall or {}).items())
+            say(f"recall of the index {each.index.kind} against exact search: {shares}")
     if len(results.collections) + len(results.failed) < 2:
         return
-    names = [base.name for base in results.collections[0].baselines]
-    rows = []
-    for name in [*names, results.system.label]:
-        cells = []
-        for measure in _short_labels():
-            parts = [each.part() for each in results.failed]
-            for each in results.collections:
-                found = {base.name: base.measures for base in each.baselines} | {results.system.label: each.measures}
-                parts.append(each.part(found.get(name, {}).get(measure)))
-            scores = data_sets(parts)
-            cells.append(points(average(scores, list(scores)).value))
-        rows.append((name, *cells))
     sets = data_sets(results.parts(HEADLINE))
     title = f"average over {len(sets)} data sets" if len(sets) > 1 else f"{next(iter(sets))}: mean over its collections"
     blank = "; blank, because not all were evaluated" if results.failed else ""
-    print_table(f"{title}, in points{blank}", ("", *_short_labels().values()), rows)
-
-
-def _print_collection(results: Results, collection: CollectionResult) -> None:
-    from quiver.eval.report.rows import points
-
-    systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.label, collection.measures)]
-    labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
-    rows = [(name, *(points(measures[key]) for key in labels)) for name, measures in systems]
-    documents = f"{collection.documents:,} documents{collection.named_by}"
-    print_table(f"{collection.key}: {collection.queries:,} queries, {documents}; in points", ("", *labels.values()), rows)
-    cut, interval = collection.truncated, collection.interval
-    confidence = f"nDCG@10 {points(interval.low)} to {points(interval.high)} at {interval.level:.0%} confidence"
-    say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
-    counts = {} if results.system.kind == "bm25" else {"documents": cut.documents, "queries": cut.queries}  # words are not truncated
-    if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
-        say(f"truncated: {', '.join(known)}")
-    if (
-        collection.index.recall is not None
-        and results.system.kind != "bm25"
-        and any(share < 1 for share in collection.index.recall.values())
-    ):
-        shares = ", ".join(f"{name} {share:.2%}" for name, share in collection.index.recall.items())
-        say(f"recall of the index {collection.index.kind} against exact search: {shares}")
+    known_as = collections_by_key([results])
+    means = {row.label: {name: row_average(row, known_as, failed=results.failed, measure=name).value for name in LABELS} for row in scored}
+    _print_scores(f"{title}, in points{blank}", means)
 
 
 @report_app.command("write")
@@ -398,23 +336,20 @@ def report_compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print nDCG@10 only, which fits a terminal; --out has all measures, p values and changed queries."""
-    from quiver.eval.report.rows import LABELS
+    from quiver.eval.report.rows import LABELS, points
     from quiver.eval.results import HEADLINE
 
+    pairings = [each for each in (*comparison.pairings, *comparison.averages) if HEADLINE in each.measures]
     for system in comparison.systems:
         rows = []
-        for pairing in (*comparison.pairings, *comparison.averages):
-            if pairing.system == system and HEADLINE in pairing.measures:
-                measured = pairing.measures[HEADLINE]
-                paired, between = measured.paired, measured.paired.interval
-                scores = (f"{100 * value:.2f}" for value in (paired.first, paired.second))
-                interval = f"{100 * between.low:+.1f} to {100 * between.high:+.1f}"
-                verdict = "unclear" if measured.verdict == "not significant" else measured.verdict
-                rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
+        for each in (each for each in pairings if each.system == system):
+            paired, verdict = each.measures[HEADLINE].paired, each.measures[HEADLINE].verdict.replace("not significant", "unclear")
+            change, interval = f"{100 * paired.difference:+.2f}", f"{100 * paired.interval.low:+.1f} to {100 * paired.interval.high:+.1f}"
+            rows.append((each.data_set, points(paired.first), points(paired.second), change, interval, verdict))
         title = f"{LABELS[HEADLINE]} of {system} in points (hundredths), compared with {comparison.baseline}"
         print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
-    shown = [each.measures[HEADLINE] for each in (*comparison.pairings, *comparison.averages) if HEADLINE in each.measures]
-    if any(each.verdict == "not significant" and each.paired.interval.low * each.paired.interval.high > 0 for each in shown):
+    unclear = [each.measures[HEADLINE].paired.interval for each in pairings if each.measures[HEADLINE].verdict == "not significant"]
+    if any(interval.low * interval.high > 0 for interval in unclear):
         say("the verdict is corrected for all comparisons together (Holm), the interval is that of one alone")
     for each in comparison.unpaired:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
@@ -475,24 +410,23 @@ def collections_list(names: tuple[str, ...] = options.COLLECTION_NAMES, json: bo
 
     Example: quiver collections list beir
     """
-    from quiver.eval.datasets.benchmarks import held
-    from quiver.eval.datasets.cache import Cache
-
-    cache, entries = Cache.usual(), _entries(names)
+    cache, entries = _open_cache(names)
+    known = [_describe_entry(entry, cache) for entry in entries]
     if json:
-        print_json([_metadata(entry, cache) for entry in entries])
+        print_json(known)
         return
-    rows = [
-        (
-            entry.key,
-            entry.split,
-            _count(entry.metadata.queries),
-            _count(entry.metadata.documents),
-            "" if entry.metadata.bytes is None else f"{entry.metadata.bytes / 1e6:,.1f}",
-            "yes" if held(entry, cache) else "",
+    rows = []
+    for each in known:
+        megabytes = None if each["bytes"] is None else each["bytes"] / 1e6
+        numbers = ((each["queries"], ","), (each["documents"], ","), (megabytes, ",.1f"))
+        rows.append(
+            (
+                each["key"],
+                each["split"],
+                *("" if number is None else format(number, form) for number, form in numbers),
+                "yes" * (each["folder"] is not None),
+            )
         )
-        for entry in entries
-    ]
     header = ("name", "split", "queries", "documents", "MB", "cached")
     print_table(f"{len(entries)} collections; cache: {cache.root}", header, rows)
 
@@ -504,21 +438,19 @@ def collections_show(name: str = argument("Collection, such as beir/scifact."), 
 
     Example: quiver collections show beir/webis-touche2020
     """
-    from quiver.eval.datasets.benchmarks import require
-    from quiver.eval.datasets.cache import Cache
-
-    cache, entries = Cache.usual(), require(name)
-    described = [_metadata(entry, cache) for entry in entries]
+    cache, entries = _open_cache([name])
+    known = [_describe_entry(entry, cache) for entry in entries]
     if json:
-        print_json(described)
+        print_json(known)
         return
-    for entry, known in zip(entries, described, strict=True):
-        sources = {f"from {key}": f"{each.url} ({each.revision or 'no fixed revision'})" for key, each in entry.sources.items()}
-        where = f"{known['folder']}, {known['held']}" if known["folder"] else f"no; download with: quiver collections fetch {entry.key}"
-        apart = {"key", "sources", "folder", "held", "splits", "bytes", "revision", "url"}
-        shown = {name: value for name, value in known.items() if name not in apart}
-        size = _size(entry.metadata.bytes) or "unknown"
-        print_values(entry.key, shown | {"splits": ", ".join(entry.splits), **sources, "download": size, "cached": where})
+    for each in known:
+        shown = {
+            name: value for name, value in each.items() if name not in ("key", "sources", "folder", "held", "bytes", "revision", "url")
+        }
+        shown |= {"splits": ", ".join(each["splits"]), "download": _size(each["bytes"])}
+        shown |= {f"from {key}": f"{one['url']} ({one['revision'] or 'no fixed revision'})" for key, one in each["sources"].items()}
+        where = f"no; download with: quiver collections fetch {each['key']}"
+        print_values(each["key"], shown | {"cached": f"{each['folder']}, {each['held']}" if each["folder"] else where})
 
 
 @collections_app.command("fetch")
@@ -532,14 +464,15 @@ def collections_fetch(
 
     Example: quiver collections fetch beir/scifact nanobeir
     """
-    from quiver.eval.datasets.cache import Cache
+    from quiver.eval.datasets.benchmarks import held
 
-    cache, entries = Cache.usual(), _entries(names)
+    cache, entries = _open_cache(names)
     if source is not None and (without := [entry for entry in entries if source not in entry.sources]):
         raise InputError(f"{without[0].key} has no source {source!r}; its sources are {', '.join(without[0].sources)}")
     done: set[str] = set()
     for entry in entries:
-        chosen = _origin(entry, source, cache)
+        cached = held(entry, cache)
+        chosen = entry.sources[source] if source is not None else entry.source if cached is None else cached[0]
         if chosen.unit in done:  # an archive that holds several collections
             continue
         done.add(chosen.unit)
@@ -555,21 +488,19 @@ def collections_missing(names: tuple[str, ...] = options.COLLECTION_NAMES, json:
     Example: quiver collections missing beir
     """
     from quiver.eval.datasets.benchmarks import missing, shortest
-    from quiver.eval.datasets.cache import Cache
 
-    cache, entries = Cache.usual(), _entries(names)
+    cache, entries = _open_cache(names)
     absent = missing(entries, cache)
     if json:
         print_json([entry.key for entry in absent])
-        return
-    if not absent:
+    elif not absent:
         say(f"nothing is missing: all {len(entries)} collections are in {cache.root}")
-        return
-    archives = {entry.source.unit: entry.metadata.bytes for entry in absent}
-    known = sum(size for size in archives.values() if size is not None)
-    rest = "" if None not in archives.values() else ", and those of unknown size"
-    say(f"{len(absent)} of {len(entries)} collections are not in {cache.root}: {_size(known) or '0 MB'} to download{rest}")
-    say(f"quiver collections fetch {' '.join(shortest(absent))}")
+    else:
+        archives = {entry.source.unit: entry.metadata.bytes for entry in absent}
+        size = _size(sum(size or 0 for size in archives.values()))
+        rest = ", and those of unknown size" * (None in archives.values())
+        say(f"{len(absent)} of {len(entries)} collections are not in {cache.root}: {size} to download{rest}")
+        say(f"quiver collections fetch {' '.join(shortest(absent))}")
 
 
 @collections_app.command("squad")
@@ -610,35 +541,21 @@ def collections_docstrings(
     say(f"{out}: {sum(map(len, splits)):,} functions; queries: {counts}\ntraining pairs: {out / TRAINING_PAIRS}")
 
 
-def _entries(names: Iterable[str] | None) -> list[Entry]:
+def _open_cache(names: Sequence[str]) -> tuple[Cache, list[Entry]]:
+    """The cache of collections, and the registered ones that are named; without names all."""
     from quiver.eval.datasets.benchmarks import registry, require
+    from quiver.eval.datasets.cache import Cache
 
-    if not names:
-        return list(registry().values())
-    return list({entry.key: entry for name in names for entry in require(name)}.values())
-
-
-def _origin(entry: Entry, source: str | None, cache: Cache) -> Source:
-    """The source that was source for, else the cached one, else the first."""
-    from quiver.eval.datasets.benchmarks import held
-
-    if source is not None:
-        return entry.sources[source]
-    present = held(entry, cache)
-    return entry.source if present is None else present[0]
+    entries = registry() if not names else {entry.key: entry for name in names for entry in require(name)}
+    return Cache.usual(), list(entries.values())
 
 
-def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
+def _describe_entry(entry: Entry, cache: Cache) -> dict[str, Any]:
     from quiver.eval.datasets.benchmarks import held
 
     present = held(entry, cache)
     return {
-        "key": entry.key,
-        "name": entry.name,
-        "split": entry.split,
-        "splits": list(entry.splits),
-        "exclude_self": entry.exclude_self,
-        "use_title": entry.use_title,
+        **{name: getattr(entry, name) for name in ("key", "name", "split", "splits", "exclude_self", "use_title")},
         **dataclasses.asdict(entry.metadata),
         "sources": {key: {"url": source.url, "revision": source.revision} for key, source in entry.sources.items()},
         "folder": None if present is None else str(cache.folder(present[0])),
@@ -647,9 +564,5 @@ def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
     }
 
 
-def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
-
-
 def _size(number: int | None) -> str:
-    return "" if number is None else f"{number / 1e6:,.1f} MB"
+    return "unknown" if number is None else f"{number / 1e6:,.1f} MB"
