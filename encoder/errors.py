@@ -37,6 +37,18 @@ class EmptyInputError(InputError):
     """
 
 
+class RunStoppedError(Exception):
+    """A session ended before the last step because a signal requested it; a checkpoint was saved.
+
+    Attributes:
+        step: Number of steps done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}, with a checkpoint")
+        self.step = step
+
+
 def check_utf8(text: str, where: str) -> str:
     r"""Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand.
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from quiver.encoder import InputError
+from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.eval.evaluation import evaluate, require_baselines
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import Results
@@ -39,7 +39,7 @@ from quiver.retrieval.search.retrievers import IndexSearcher
 from quiver.retrieval.training.data import TrainingRows, rows_of_pairs
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import Recipe, load_recipe
-from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
+from quiver.retrieval.training.run import check_rows, train_and_save
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from quiver.encoder.environment import STATUS, resident
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, RunStoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -62,18 +62,6 @@ class StopRequest:
             # By another thread: the signal may have come in the middle of a write to the very stream that the log goes to.
             message = "%s: stopping after this step or batch of the evaluation, with a checkpoint; Ctrl-C again stops at once"
             threading.Thread(target=logger.warning, args=(message, self.name)).start()
-
-
-class RunStoppedError(Exception):
-    """A session ended before the last step because a signal requested it; a checkpoint was saved.
-
-    Attributes:
-        step: Number of steps done.
-    """
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}, with a checkpoint")
-        self.step = step
 
 
 @contextmanager

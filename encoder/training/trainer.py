@@ -29,12 +29,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.packing import PackedBatch, copy_to
 from quiver.encoder.progress import WorkStoppedError, interruptible
 from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
+from quiver.encoder.training.processes import Processes, StepMemory, StopRequest, peak_memory
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.sharding import whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state

@@ -39,7 +39,7 @@ def train_glue(
     recipe: GlueRecipe,
     out: Path,
     *,
-    tasks: Collection[TaskName] = (),
+    tasks: Collection[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = False,
@@ -69,7 +69,7 @@ def train_glue(
     return results
 
 
-def _choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
+def _choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[str]) -> list[TaskName]:
     if unknown := [task for task in tasks if task not in recipe.trained]:
         raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]

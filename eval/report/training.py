@@ -429,7 +429,7 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
     seeds = ", the mean over the seeds" if SEED in sweep.axes else ""
     blocks: list[Block] = [
         Paragraph(f"{len(sweep.runs)} runs: {statuses}. Selected by nDCG@10 on {development}{seeds}."),
-        _candidate_table(sweep),
+        candidate_table(sweep),
     ]
     if sweep.best is not None:
         blocks.append(
@@ -485,7 +485,8 @@ def _within_noise(best: Candidate, other: Candidate) -> bool:
     return best.mean - other.mean < 2 * error
 
 
-def _candidate_table(sweep: Sweep) -> Table:
+def candidate_table(sweep: Sweep) -> Table:
+    """The candidates, best first, with their scores in points."""
     axes = [path for path in sweep.axes if path != SEED]
     labels = short_names(axes)
     seeds = SEED in sweep.axes

@@ -7,7 +7,7 @@ import platform
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.groups import command, option
-from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
+from quiver.cli.output import help_alone, print_json, print_result, print_table, quiver_version, say
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.units import parse_size
 
@@ -45,12 +45,14 @@ def doctor(json: bool = options.JSON) -> None:
     if json:
         print_json(report)
         return
+    for extra, packages in report["extras"].items():
+        missing = [name for name, value in packages.items() if value == _MISSING]
+        some = f"missing: {', '.join(missing)}" if missing else "complete"
+        report["extras"][extra] = some if len(missing) < len(packages) else _MISSING
     rows = []
     for section, values in report.items():
-        name = section
-        for key, value in values.items():
-            rows.append((name, key, _completeness(value) if section == "extras" else str(value)))
-            name = ""  # once for each section
+        first = next(iter(values), None)
+        rows += [(section if name == first else "", name, str(value)) for name, value in values.items()]
     print_table("quiver doctor", ("used for", "", "value"), rows)
     say(f"an extra is installed with: pip install '{DISTRIBUTION}[NAME]'")
     say("the encoder works" if report["check"]["finite"] else "the encoder returns values that are not finite")
@@ -69,9 +71,7 @@ def gather(*, with_check: bool = True) -> dict[str, dict[str, Any]]:
             "faiss": faiss.omp_get_max_threads(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         },
-        "devices": _devices(),
-        "evaluate, index build, serve": _commands(),
-        "train, pretrain, glue, qa train": _training(),
+        **_choices(),
     }
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
@@ -106,63 +106,35 @@ def packages_and_extras(requirements: Iterable[str]) -> tuple[dict[str, str], di
     return versions(None), {extra: versions(extra) for extra, names in list(packages.items()) if extra and names}
 
 
-def _completeness(packages: Mapping[str, str]) -> str:
-    missing = [name for name, value in packages.items() if value == _MISSING]
-    if len(missing) == len(packages):
-        return _MISSING
-    return f"missing: {', '.join(missing)}" if missing else "complete"
-
-
-def _devices() -> dict[str, Any]:
+def _choices() -> dict[str, dict[str, Any]]:
+    """The devices of this machine, and what commands choose on it: device, dtype and attention backend."""
     import torch
 
     from quiver.encoder.attention import choose_backend
-    from quiver.encoder.attention.dispatch import VARIABLE
+    from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
     from quiver.encoder.cpu.support import has_amx
+    from quiver.encoder.training.autocast import training_dtype
+    from quiver.retrieval.models.folders import default_device, default_dtype
 
+    forced, device = os.environ.get(VARIABLE), default_device()
+    dtype, trained = default_dtype(device), training_dtype("auto", device)
+    call = _attention_call(device, getattr(torch, dtype))
+    used: dict[str, Any] = {"device": device, "dtype": dtype, "attention": choose_backend(call, forced)}
+    if device == "cuda" and (reason := unsupported_reason("aten_flash", call)) is not None:
+        used["flash attention"] = f"not used: {reason}"
+    products = "float32 weights, bfloat16 autocast" if trained == "bfloat16" else "float32, without TF32" if device == "cuda" else "float32"
+    call = _attention_call(device, getattr(torch, trained), gradients=True)
+    training = {"device": device, "dtype": trained, "products": products, "attention": choose_backend(call, forced)}
     devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability() + ", AMX" * has_amx()}
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     # For batches of some hundred tokens; a single query uses torch's kernels.
-    devices["attention (cpu, float32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
-    return devices
+    devices["attention (cpu, float32)"] = choose_backend(_attention_call("cpu", torch.float32), forced)
+    return {"devices": devices, "evaluate, index build, serve": used, "train, pretrain, glue, qa train": training}
 
 
-def _commands() -> dict[str, Any]:
-    """Defaults of commands that load a model on this machine."""
-    import torch
-
-    from quiver.encoder.attention import choose_backend
-    from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
-    from quiver.retrieval.models.folders import default_device, default_dtype
-
-    device = default_device()
-    dtype = default_dtype(device)
-    call = _call(device, getattr(torch, dtype))
-    used = {"device": device, "dtype": dtype, "attention": choose_backend(call, os.environ.get(VARIABLE))}
-    if device == "cuda" and (reason := unsupported_reason("aten_flash", call)) is not None:
-        used["flash attention"] = f"not used: {reason}"
-    return used
-
-
-def _training() -> dict[str, Any]:
-    """What ``training.dtype: auto`` stands for on this machine."""
-    import torch
-
-    from quiver.encoder.attention import choose_backend
-    from quiver.encoder.attention.dispatch import VARIABLE
-    from quiver.encoder.training.autocast import training_dtype
-    from quiver.retrieval.models.folders import default_device
-
-    device = default_device()
-    dtype = training_dtype("auto", device)
-    products = "float32 weights, bfloat16 autocast" if dtype == "bfloat16" else "float32, without TF32" if device == "cuda" else "float32"
-    call = _call(device, getattr(torch, dtype), gradients=True)
-    return {"device": device, "dtype": dtype, "products": products, "attention": choose_backend(call, os.environ.get(VARIABLE))}
-
-
-def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
+def _attention_call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
     """Describe a call of attention in a local layer of ModernBERT."""
     import torch
 
@@ -208,18 +180,17 @@ def cache_info(json: bool = options.JSON) -> None:
     from quiver.encoder.files import cache_folder
     from quiver.retrieval.cache import COLLECTIONS, LIMIT, VECTORS, WORDS, cache_entries, cache_limit
 
-    limit = cache_limit()
-    parts = {name: cache_entries(name) for name in (VECTORS, WORDS, COLLECTIONS)}
+    limit, folder = cache_limit(), str(cache_folder(VECTORS).parent)
+    rows, sizes = [], {}
+    for name in (VECTORS, WORDS, COLLECTIONS):
+        entries = cache_entries(name)
+        sizes[name] = {"entries": len(entries), "bytes": sum(entry.bytes for entry in entries)}
+        used = time.strftime("%Y-%m-%d", time.localtime(max(entry.used for entry in entries))) if entries else "never"
+        rows.append((name, f"{len(entries):,}", _size(sizes[name]["bytes"]), used))
     if json:
-        sizes = {name: {"entries": len(entries), "bytes": sum(entry.bytes for entry in entries)} for name, entries in parts.items()}
-        print_json({"folder": str(cache_folder(VECTORS).parent), "limit": limit, **sizes})
+        print_json({"folder": folder, "limit": limit, **sizes})
         return
-    rows = []
-    for name, entries in parts.items():
-        used = max((entry.used for entry in entries), default=None)
-        last = "never" if used is None else time.strftime("%Y-%m-%d", time.localtime(used))
-        rows.append((name, f"{len(entries):,}", _size(sum(entry.bytes for entry in entries)), last))
-    print_table(str(cache_folder(VECTORS).parent), ("", "entries", "size", "last used"), rows)
+    print_table(folder, ("", "entries", "size", "last used"), rows)
     allowed = "unlimited" if limit is None else _size(limit)
     say(f"size limit of vectors and words: {allowed} ({LIMIT}); collections are kept until you delete them")
 
@@ -237,11 +208,10 @@ def cache_prune(
 
     limit = cache_limit() if size is None else parse_size(size, "--size")
     removed = [] if limit is None else prune_cache(limit)
+    freed = sum(entry.bytes for entry in removed)
     left = sum(entry.bytes for name in (VECTORS, WORDS) for entry in cache_entries(name))
-    if json:
-        print_json({"removed": [str(entry.path) for entry in removed], "bytes": sum(entry.bytes for entry in removed), "left": left})
-        return
-    say(f"{len(removed):,} entries removed, {_size(sum(entry.bytes for entry in removed))}; {_size(left)} left")
+    record = {"removed": [str(entry.path) for entry in removed], "bytes": freed, "left": left}
+    print_result(record, f"{len(removed):,} entries removed, {_size(freed)}; {_size(left)} left", json=json)
 
 
 def _size(size: int) -> str:

@@ -87,8 +87,8 @@ def quickstart(
     scores = {"untrained": result.untrained.collections[0].measures, "trained": trained.measures, "bm25": trained.baselines[0].measures}
     if output.json:
         counts = {name: getattr(result, name) for name in ("train_pairs", "test_queries", "functions", "seconds")}
-        answers = {question: [dataclasses.asdict(answer) for answer in found] for question, found in result.answers.items()}
-        print_json({**counts, **scores, "answers": answers, "report": str(result.report), "next": list(result.next_commands.values())})
+        given = {question: [dataclasses.asdict(answer) for answer in found] for question, found in result.answers.items()}
+        print_json({**counts, **scores, "answers": given, "report": str(result.report), "next": list(result.next_commands.values())})
         return
     held_out = f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions"
     _print_scores(f"{held_out}; scores in points (hundredths)", scores)
@@ -351,8 +351,8 @@ def _print_comparison(comparison: Comparison) -> None:
     unclear = [each.measures[HEADLINE].paired.interval for each in pairings if each.measures[HEADLINE].verdict == "not significant"]
     if any(interval.low * interval.high > 0 for interval in unclear):
         say("the verdict is corrected for all comparisons together (Holm), the interval is that of one alone")
-    for each in comparison.unpaired:
-        say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
+    for unpaired in comparison.unpaired:
+        say(f"not compared: {unpaired.collection}, because {unpaired.lacks} was not evaluated on it")
 
 
 @report_app.command("card")

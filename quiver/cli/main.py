@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from types import TracebackType
@@ -21,7 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from quiver.cli.output import help_alone, quiver_version, say_error
-from quiver.encoder.errors import InputError, describe_failure, full_disk
+from quiver.encoder.environment import is_main_process
+from quiver.encoder.errors import InputError, RunStoppedError, describe_failure, full_disk
 
 # Typer exports one of Click's usage errors. Its parent is the base class of all of them, whether Click is a dependency of Typer or,
 # as in later versions, a part of it.
@@ -59,36 +61,13 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
 RESUMED = ("index build", "index add", "index refresh", "evaluate", "mine", "teacher-scores", "sweep", "collections fetch")
-"""Commands that go on when they are repeated. Training commands stop after a step and name ``--resume`` themselves."""
+"""Commands that go on when they are repeated; commands that train need ``--resume`` for it."""
 
 
-class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; the module of a command is imported when the command is looked up."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            module, _, attribute = COMMANDS[name][0].partition(":")
-            self._loaded[name] = _command(name, getattr(import_module(module), attribute))
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-def _command(name: str, found: Any) -> Any:
-    """Turn a function or a Typer application into a command."""
+def _load_command(name: str) -> Any:
+    """The command of a function or of a Typer application."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         command: Any = get_group(found)
     else:
@@ -127,12 +106,21 @@ def with_examples(text: str) -> str:
     return "\n\n".join([*prose, *(["\n  ".join(["\b\nExamples:", *examples])] if examples else [])])
 
 
+class _LazyCommands(UserDict[str, Any]):
+    """Commands by name; the module of a command is imported when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(self.data[name], tuple):
+            self.data[name] = _load_command(name)
+        return self.data[name]
+
+
 class _LazyGroup(TyperGroup):
     """The top level of the command line, which loads a command only to run or complete it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _LazyCommands()
+        self.commands = _LazyCommands(COMMANDS)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -209,29 +197,28 @@ def main() -> None:
     except UsageError as error:
         say_error(_one_line(error))
         sys.exit(2)
-    except typer.Abort:
-        say_error(f"interrupted{_how_to_go_on(sys.argv[1:])}")
-        sys.exit(INTERRUPTED)
-    except InputError as error:
+    except (typer.Abort, RunStoppedError) as stopped:
+        sys.exit(_report_stop(stopped, sys.argv[1:]))
+    except (InputError, OSError) as error:  # an OSError is a full disk or a missing permission
         say_error(describe_failure(error))
-        sys.exit(2 if full_disk(error) is None else 1)
+        sys.exit(2 if isinstance(error, InputError) and full_disk(error) is None else 1)
     except UnicodeEncodeError as error:  # of an argument that no other check has seen
         around = ascii(error.object[max(0, error.start - 20) : error.end + 20])
         say_error(f"{around} contains a character that {error.encoding} cannot hold; replace it")
         sys.exit(2)
-    except OSError as error:
-        # Such as a full disk or a missing permission.
-        say_error(describe_failure(error))
-        sys.exit(1)
 
 
-def _how_to_go_on(arguments: Sequence[str]) -> str:
-    """What to type after an interruption: the commands of `RESUMED` keep what they have done, and go on when they are repeated."""
+def _report_stop(stopped: typer.Abort | RunStoppedError, arguments: Sequence[str]) -> int:
+    """Say what to type to go on: commands of `RESUMED` are repeated, others that train need ``--resume``. Return the exit status."""
     words = [word for word in arguments if not word.startswith("-")]
-    if not words or not (words[0] in RESUMED or " ".join(words[:2]) in RESUMED):
-        return ""
+    repeated = words and (words[0] in RESUMED or " ".join(words[:2]) in RESUMED)
+    trained = isinstance(stopped, RunStoppedError)
     discards = "--overwrite" in arguments and words[0] != "index"  # an index keeps its unfinished work whatever it replaces
-    return f"; repeat the command{' without --overwrite' * discards} to go on"
+    resume = "" if repeated or "--resume" in arguments else " with --resume"
+    again = f"; repeat the command{' without --overwrite' * discards}{resume} to {'resume' if trained else 'go on'}"
+    if is_main_process():
+        say_error((str(stopped) if trained else "interrupted") + again * bool(repeated or trained))
+    return 1 if trained else INTERRUPTED
 
 
 def _one_line(error: Any) -> str:
@@ -251,7 +238,7 @@ def _meant(error: Any) -> str:
         return ""
     if name[1] == "bench":
         return "; the benchmarks are scripts of the repository, such as python benchmarks/encoder.py"
-    typed = [f"{group} {name[1]}" for group, command in _LazyCommands().items() if name[1] in getattr(command, "commands", ())]
+    typed = [f"{group} {name[1]}" for group, command in _LazyCommands(COMMANDS).items() if name[1] in getattr(command, "commands", ())]
     return f"; type {' or '.join(f'quiver {each}' for each in typed)}" if typed else ""
 
 

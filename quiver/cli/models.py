@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from quiver.cli import options
 from quiver.cli.groups import argument, command, option
-from quiver.cli.output import print_json, say
+from quiver.cli.output import print_result
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -57,14 +57,11 @@ def export(
         languages=language,
         overwrite=overwrite,
     )
-    if json:
-        print_json({**asdict(exported), "folder": str(exported.folder)})
-        return
-    say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
+    lines = [f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)"]
     if exported.layout == "onnx" and exported.kind == "dense":
-        say(
-            f"search an index of the model without PyTorch: quiver search INDEX 'your question' --model {shlex.quote(str(exported.folder))}"
-        )
+        command = f"quiver search INDEX 'your question' --model {shlex.quote(str(exported.folder))}"
+        lines.append(f"search an index of the model without PyTorch: {command}")
+    print_result({**asdict(exported), "folder": str(exported.folder)}, *lines, json=json)
 
 
 def _read_scores(folder: Path) -> ModelScores:
@@ -76,8 +73,7 @@ def _read_scores(folder: Path) -> ModelScores:
     from quiver.retrieval.models.export.export import ModelScores
 
     found = read_results(folder)
-    metadata: dict[str, Any] = next(yaml.safe_load_all(render_model_index(found)))
-    [index] = metadata["model-index"]
+    [index] = next(yaml.safe_load_all(render_model_index(found)))["model-index"]
     return ModelScores(str(folder), found.system.fingerprint, index["results"], found.system.dtype or "float32")
 
 
@@ -110,7 +106,9 @@ def enlarge(
     folder = local_folder(model, revision=revision)
     check_target(out, folder, overwrite=overwrite)
     hf = read_json(folder / "config.json")
-    parent: Encoder | MaskedLM = load_head(MaskedLM, folder) if _has_masked_lm(hf) else load_encoder(folder)
+    names = hf.get("architectures")
+    has_head = isinstance(names, list) and any(str(name).endswith("ForMaskedLM") for name in names)
+    parent: Encoder | MaskedLM = load_head(MaskedLM, folder) if has_head else load_encoder(folder)
     small = parent.encoder.config if isinstance(parent, MaskedLM) else parent.config
     large = _architecture(to, small)
     with replacing_folder(out) as stage:
@@ -121,16 +119,8 @@ def enlarge(
         if (folder / "tokenizer.json").is_file():
             Tokenizer.from_pretrained(folder).save(stage)
     sizes = {name: _sizes(config) for name, config in (("from", small), ("to", large))}
-    if json:
-        print_json({"folder": str(out), "head": isinstance(parent, MaskedLM), **sizes})
-        return
     change = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
-    say(f"model: {out} ({change})")
-
-
-def _has_masked_lm(hf: dict[str, object]) -> bool:
-    names = hf.get("architectures")
-    return isinstance(names, list) and any(str(name).endswith("ForMaskedLM") for name in names)
+    print_result({"folder": str(out), "head": has_head, **sizes}, f"model: {out} ({change})", json=json)
 
 
 def _architecture(to: str, small: EncoderConfig) -> EncoderConfig:
@@ -139,14 +129,8 @@ def _architecture(to: str, small: EncoderConfig) -> EncoderConfig:
     from quiver.encoder.files import read_json
 
     if to in PRESETS:
-        sizes = preset(to)
-        return replace(
-            small,
-            hidden_size=sizes.hidden_size,
-            num_heads=sizes.num_heads,
-            intermediate_size=sizes.intermediate_size,
-            layer_types=sizes.layer_types,
-        )
+        sizes = ("hidden_size", "num_heads", "intermediate_size", "layer_types")
+        return replace(small, **{name: getattr(preset(to), name) for name in sizes})
     path = Path(to)
     if path.suffix != ".json":
         raise InputError(f"--to {to}: neither a config.json nor a preset; the presets are {', '.join(PRESETS)}")
@@ -157,12 +141,8 @@ def _architecture(to: str, small: EncoderConfig) -> EncoderConfig:
 
 
 def _sizes(config: EncoderConfig) -> dict[str, int]:
-    return {
-        "layers": config.num_layers,
-        "width": config.hidden_size,
-        "heads": config.num_heads,
-        "intermediate": config.intermediate_size,
-    }
+    sizes = {"layers": config.num_layers, "width": config.hidden_size, "heads": config.num_heads}
+    return {**sizes, "intermediate": config.intermediate_size}
 
 
 @command
@@ -195,11 +175,9 @@ def extend_positions(
     done = lengthen_model(folder, out, factor=factor, max_length=max_length, overwrite=overwrite)
     if plot is not None:
         write_position_plot(folder, done.folder, plot)
-    if json:
-        print_json({**asdict(done), "folder": str(done.folder), "plot": None if plot is None else str(plot)})
-        return
     (positions, more), (length, longer) = done.positions, done.max_length
     cut = f"{'' if length is None else f'{length:,} -> '}{longer:,}"
-    say(f"model: {done.folder} ({positions:,} -> {more:,} positions; texts are truncated to {cut} tokens)")
-    if plot is not None:
-        say(f"plot: {plot}")
+    lines = [f"model: {done.folder} ({positions:,} -> {more:,} positions; texts are truncated to {cut} tokens)"]
+    lines += [] if plot is None else [f"plot: {plot}"]
+    record = {**asdict(done), "folder": str(done.folder), "plot": None if plot is None else str(plot)}
+    print_result(record, *lines, json=json)

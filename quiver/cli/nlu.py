@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,26 +11,11 @@ import typer
 from quiver.cli import options
 from quiver.cli.groups import argument, command, group, option
 from quiver.cli.output import help_alone, print_json, print_table, say
-from quiver.cli.train import report_stopped
 from quiver.encoder.errors import InputError
 from quiver.retrieval.options import Dtype
 
 if TYPE_CHECKING:
-    from quiver.eval.nlu.answers import QaResults, Scores
-    from quiver.eval.nlu.glue import GlueResults
-
-
-class Task(str, Enum):
-    """GLUE tasks."""
-
-    COLA = "cola"
-    SST2 = "sst2"
-    MRPC = "mrpc"
-    STSB = "stsb"
-    QQP = "qqp"
-    MNLI = "mnli"
-    QNLI = "qnli"
-    RTE = "rte"
+    from quiver.eval.nlu.answers import QaResults
 
 
 qa_app = typer.Typer(
@@ -46,7 +30,7 @@ def glue(
     *,
     out: Path = option(..., "Folder to write: a folder per task, results.json, report.md, report.html.", "-o"),
     training: options.ResumableTraining,
-    task: tuple[Task, ...] = option((), "Task to train. Repeatable. Default: all tasks."),
+    task: tuple[str, ...] = option((), "Task to train: cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte. Repeatable. Default: all tasks."),
     output: options.Output,
 ) -> None:
     """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
@@ -55,37 +39,24 @@ def glue(
 
     Example: quiver glue glue-base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
-    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.nlu.glue import train_glue, write_glue_report
     from quiver.eval.nlu.glue_tasks import TASKS
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
-    chosen = [name for name in TASKS if name in {each.value for each in task}]
-    try:
-        results = train_glue(load_glue_recipe(recipe, training.overrides(overrides)), out, tasks=chosen, **training.arguments(output))
-    except RunStoppedError as stopped:
-        report_stopped(stopped, resume=training.resume)
+    results = train_glue(load_glue_recipe(recipe, training.overrides(overrides)), out, tasks=task, **training.arguments(output))
     report = write_glue_report(results, out)
     if output.json:
         print_json(asdict(results))
         return
-    _print_glue(results, out)
-    say(f"results: {out / RESULTS}")
-    say(f"report: {report}")
-
-
-def _print_glue(results: GlueResults, out: Path) -> None:
-    from quiver.eval.nlu.glue_tasks import TASKS
-
     rows = []
     for name, run in results.runs.items():
         measures = ", ".join(f"{measure} {100 * value:.1f}" for measure, value in run.scores.measures.items())
         rows.append((TASKS[name].title, f"{100 * run.scores.score:.1f}", measures, f"{run.steps:,} of {run.planned_steps:,}"))
     mean = results.average
-    value = "" if mean.value is None else f"{100 * mean.value:.1f}"
-    rows.append(("average", value, f"{mean.known} of {mean.members} tasks", ""))
+    rows.append(("average", "" if mean.value is None else f"{100 * mean.value:.1f}", f"{mean.known} of {mean.members} tasks", ""))
     print_table(str(out), ("task", "score", "measures", "updates"), rows)
+    say(f"results: {out / RESULTS}\nreport: {report}")
 
 
 @qa_app.command("train")
@@ -104,15 +75,11 @@ def qa_train(
 
     Example: quiver qa train qa-korquad-512 --out runs/qa-512 model.init=klue/bert-base
     """
-    from quiver.encoder.training.processes import RunStoppedError
     from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    try:
-        results = train_qa(load_qa_recipe(recipe, training.overrides(overrides)), out, **training.arguments(output))
-    except RunStoppedError as stopped:
-        report_stopped(stopped, resume=training.resume)
+    results = train_qa(load_qa_recipe(recipe, training.overrides(overrides)), out, **training.arguments(output))
     if output.json:
         print_json({"model": str(out / MODEL), **asdict(results)})
         return
@@ -166,8 +133,7 @@ def qa_evaluate(
     device = check_device(device or default_device())
     dtype = dtype or default_dtype(device)
     questions = read_questions(data, only=None if only is None else read_split(only)).questions
-    may_have_none = official == "squad_v2"
-    if not may_have_none:
+    if official != "squad_v2":
         check_answerable(questions, where=str(data), official=official)
     opened, tokenizer = open_span_qa(model, seed=None)
     opened = opened.to(device, getattr(torch, dtype))
@@ -177,17 +143,17 @@ def qa_evaluate(
     settings = parse_options(WindowSettings, lengths, source="options")
     check_settings(settings, tokenizer, positions=positions)
     predictions = answer_questions(
-        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=output.progress
+        opened,
+        tokenizer,
+        questions,
+        settings,
+        may_have_none=official == "squad_v2",
+        no_answer_margin=no_answer_margin,
+        progress=output.progress,
     )
     results = score_predictions(questions, predictions, tokenizer, official)
-    made_with = {
-        "model": model,
-        "data": str(data),
-        "split": None if only is None else str(only),
-        "dtype": dtype,
-        "settings": settings.model_dump(),
-    }
-    write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
+    where = {"model": model, "data": str(data), "split": None if only is None else str(only), "dtype": dtype}
+    write_qa_results(out, results, answer_texts(questions, predictions), made_with={**where, "settings": settings.model_dump()})
     if output.json:
         print_json(asdict(results))
         return
@@ -196,15 +162,9 @@ def qa_evaluate(
 
 
 def _print_qa(results: QaResults, title: str) -> None:
-    rows = [_row("all", results.scores)]
-    rows += [
-        _row(name, part) for name, part in (("with an answer", results.answerable), ("without an answer", results.unanswerable)) if part
-    ]
+    scored = {"all": results.scores, "with an answer": results.answerable, "without an answer": results.unanswerable}
     for each in results.by_length:
-        name = f"{each.above + 1:,} tokens or more" if each.up_to is None else f"{each.above + 1:,} to {each.up_to:,} tokens"
-        rows.append(_row(name, each.scores))
+        to = " tokens or more" if each.up_to is None else f" to {each.up_to:,} tokens"
+        scored[f"{each.above + 1:,}{to}"] = each.scores
+    rows = [(name, f"{one.questions:,}", f"{100 * one.exact:.2f}", f"{100 * one.f1:.2f}") for name, one in scored.items() if one]
     print_table(f"{title} ({results.official})", ("subset", "questions", "EM", "F1"), rows)
-
-
-def _row(name: str, scores: Scores) -> tuple[str, str, str, str]:
-    return name, f"{scores.questions:,}", f"{100 * scores.exact:.2f}", f"{100 * scores.f1:.2f}"

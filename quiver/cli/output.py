@@ -5,13 +5,13 @@ Nothing here imports torch, faiss or numba: this module is loaded by every comma
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 from rich.cells import cell_len
@@ -20,9 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.encoder.environment import installed_version
-
-if TYPE_CHECKING:
-    pass
 
 # A number, also with an interval or a score in parentheses; a dash where there is none.
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
@@ -53,7 +50,15 @@ def say(message: str) -> None:
 
 def print_json(value: object) -> None:
     """Print JSON on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_result(value: object, *lines: str, json: bool) -> None:
+    """Print what a command did: the value as JSON, or the lines."""
+    if json:
+        print_json(value)
+    for line in () if json else lines:
+        say(line)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

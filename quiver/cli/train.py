@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from quiver.cli import options
 from quiver.cli.groups import argument, command, option
-from quiver.cli.output import command_line, print_json, print_table, print_values, say, say_error
+from quiver.cli.output import command_line, print_json, print_result, print_table, print_values, say, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.recipe import Recipe
-    from quiver.retrieval.training.sweep import Sweep
-
-_NO_OUT = "--out names the run folder; add --out FOLDER, or --dry-run to write nothing"
-
-
-def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
-    """Print how to resume a run that a signal stopped, and exit.
-
-    Raises:
-        typer.Exit: With status 1.
-    """
-    if is_main_process():
-        change = " without --overwrite" * overwrite + " with --resume" * (not resume)
-        say_error(f"{stopped}; repeat the command{change} to resume")
-    raise typer.Exit(1) from stopped
 
 
 @command
@@ -64,24 +49,30 @@ def train(
     """
     from quiver.eval.training import train as run_recipe
     from quiver.retrieval.training.recipe import load_recipe
-    from quiver.retrieval.training.run import RunStoppedError
 
     resolved = load_recipe(recipe, training.overrides(overrides))
     if dry_run:
         _check_dry_run(out, resume=training.resume, overwrite=training.overwrite)
-        _dry_run(resolved, training.device, output)
+        _predict_training(resolved, training.device, output)
         return
-    if out is None:
-        raise InputError(_NO_OUT)
-    try:
-        record = run_recipe(resolved, out, **training.arguments(output))
-    except RunStoppedError as stopped:
-        report_stopped(stopped, resume=training.resume)
-    if is_main_process():
-        print_json(record) if output.json else _print_run(record, out)
+    folder = _require_out(out)
+    record = run_recipe(resolved, folder, **training.arguments(output))
+    if not is_main_process():
+        return
+    result, batch = record["result"], record["batch"]
+    values = {
+        "rows": _describe_rows(record["data"]),
+        "rows per update": batch["effective"],
+        "negatives per query": batch["negatives_per_query"],
+        "updates": result["steps"],
+        "last loss": result["losses"][-1][1],
+        "last nDCG@10": f"{100 * result['development'][-1]['ndcg@10']:.2f}" if result["development"] else None,
+        "truncated texts": f"{result['texts_truncated'] / result['texts']:.1%}",
+    }
+    _print_run(folder, record, values, output)
 
 
-def _dry_run(recipe: Recipe, device: str | None, output: options.Output) -> None:
+def _predict_training(recipe: Recipe, device: str | None, output: options.Output) -> None:
     """Check all that `train` needs, and print what it would do."""
     from quiver.eval.development import development_scorer
     from quiver.retrieval.training.dry_run import dry_run
@@ -95,9 +86,8 @@ def _dry_run(recipe: Recipe, device: str | None, output: options.Output) -> None
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
-    notes = [f"{left_out:,} left out of each epoch: batches are full"] if left_out else []
     values = {
-        "rows": _describe_rows(vars(found), notes),
+        "rows": _describe_rows(vars(found), left_out),
         "documents per row": found.documents_per_row,
         "rows per update": found.batch["effective"],
         "negatives per query": found.batch["negatives_per_query"],
@@ -110,16 +100,23 @@ def _dry_run(recipe: Recipe, device: str | None, output: options.Output) -> None
     print_values(f"{recipe.name}: dry run, nothing was written", values)
 
 
-def _describe_rows(data: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+def _describe_rows(data: Mapping[str, Any], left_out: int = 0) -> str:
     """The number of training rows, and the numbers of those that are not as the others."""
     counts = {
         "skipped": data["skipped"],
         "left out by their label": data["not_relevant"],
         f"with fewer than {data['documents_per_row']:,} documents": data["rows_short"],
         f"with more than {data['documents_per_row']:,} documents": data["rows_cut"],
+        "left out of each epoch: batches are full": left_out,
     }
-    notes = [*(f"{count:,} {what}" for what, count in counts.items() if count), *notes]
-    return f"{data['rows']:,}" + (f" ({'; '.join(notes)})" if notes else "")
+    notes = "; ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return f"{data['rows']:,}" + f" ({notes})" * bool(notes)
+
+
+def _require_out(out: Path | None) -> Path:
+    if out is None:
+        raise InputError("--out names the run folder; add --out FOLDER, or --dry-run to write nothing")
+    return out
 
 
 def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) -> None:
@@ -149,23 +146,16 @@ def _duration(seconds: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
 
 
-def _print_run(record: dict[str, Any], out: Path) -> None:
+def _print_run(out: Path, record: dict[str, Any], values: dict[str, object], output: options.Output) -> None:
+    """Print the record of a finished run."""
     from quiver.encoder.training.run_folder import REPORTS
 
-    result, data, batch = record["result"], record["data"], record["batch"]
-    values = {
-        "rows": _describe_rows(data),
-        "rows per update": batch["effective"],
-        "negatives per query": batch["negatives_per_query"],
-        "updates": result["steps"],
-        "last loss": result["losses"][-1][1],
-        "last nDCG@10": f"{100 * result['development'][-1]['ndcg@10']:.2f}" if result["development"] else None,
-        "truncated texts": f"{result['texts_truncated'] / result['texts']:.1%}",
-        "seconds": round(result["seconds"]),
-    }
-    print_values(str(out), values)
-    say(f"model: {out / 'model'}")
-    say(f"report: {next(path for name in reversed(REPORTS) if (path := out / name).exists())}")
+    if output.json:
+        print_json(record)
+        return
+    print_values(str(out), values | {"seconds": round(record["result"]["seconds"])})
+    report = next(path for name in reversed(REPORTS) if (path := out / name).exists())
+    say(f"model: {out / 'model'}\nreport: {report}")
 
 
 @command
@@ -196,7 +186,6 @@ def pretrain(
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
     from quiver.encoder.pretraining import pretrain as run_recipe
-    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
     from quiver.retrieval.models.folders import check_device
 
@@ -206,24 +195,30 @@ def pretrain(
         if prepare:
             raise InputError("--dry-run writes nothing, and --prepare writes the corpus; remove one of the two")
         _check_dry_run(out, resume=resume, overwrite=None)
-        _dry_run_pretraining(resolved, device, output)
+        _predict_pretraining(resolved, device, output)
         return
-    if out is None:
-        raise InputError(_NO_OUT)
+    folder = _require_out(out)
     if prepare:
-        prepare_recipe(resolved, out, resume=resume)
+        prepare_recipe(resolved, folder, resume=resume)
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
         return
-    try:
-        record = run_recipe(resolved, out, resume=resume, progress=output.progress, command=command_line(), device=device)
-    except RunStoppedError as stopped:
-        report_stopped(stopped, resume=resume)
-    if is_main_process():
-        report = write_training_report(out)
-        print_json(record) if output.json else _print_pretraining(record, out, report)
+    record = run_recipe(resolved, folder, resume=resume, progress=output.progress, command=command_line(), device=device)
+    if not is_main_process():
+        return
+    write_training_report(folder)
+    result, held_out = record["result"], record["result"]["curves"]["held_out_loss"]
+    values = {
+        "parameters": record["model"]["parameters"],
+        "updates": result["steps"],
+        "tokens": result["tokens"],
+        "packing": f"{result['packing']:.2%}",
+        "last loss": result["curves"]["loss"][-1][1],
+        "held-out loss": held_out[-1][1] if held_out else None,
+    }
+    _print_run(folder, record, values, output)
 
 
-def _dry_run_pretraining(recipe: PretrainingRecipe, device: str | None, output: options.Output) -> None:
+def _predict_pretraining(recipe: PretrainingRecipe, device: str | None, output: options.Output) -> None:
     """Check all that `pretrain` needs, and print what it would do."""
     from quiver.retrieval.training.dry_run import dry_run_pretraining
 
@@ -241,36 +236,12 @@ def _dry_run_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
         **_dry_run_values(found),
     }
     print_values(f"{recipe.name}: dry run, nothing was written", values)
-    phases = [
-        (
-            phase.name,
-            f"{phase.tokens:,}",
-            f"{phase.passes:.1f}",
-            f"{phase.updates:,}",
-            f"{phase.split:.1%}",
-            f"{phase.packing:.1%}",
-            f"{phase.tokens_per_second:,.0f}",
-            _duration(phase.seconds),
-        )
-        for phase in found.phases
-    ]
-    print_table("phases", ("phase", "tokens", "passes", "updates", "split documents", "packing", "tokens/s", "duration"), phases)
-
-
-def _print_pretraining(record: dict[str, Any], out: Path, report: Path) -> None:
-    result, held_out = record["result"], record["result"]["curves"]["held_out_loss"]
-    values = {
-        "parameters": record["model"]["parameters"],
-        "updates": result["steps"],
-        "tokens": result["tokens"],
-        "packing": f"{result['packing']:.2%}",
-        "last loss": result["curves"]["loss"][-1][1],
-        "held-out loss": held_out[-1][1] if held_out else None,
-        "seconds": round(result["seconds"]),
-    }
-    print_values(str(out), values)
-    say(f"model: {out / 'model'}")
-    say(f"report: {report}")
+    header = ("phase", "tokens", "passes", "updates", "split documents", "packing", "tokens/s", "duration")
+    phases = []
+    for phase in found.phases:
+        counts = (f"{phase.tokens:,}", f"{phase.passes:.1f}", f"{phase.updates:,}", f"{phase.split:.1%}", f"{phase.packing:.1%}")
+        phases.append((phase.name, *counts, f"{phase.tokens_per_second:,.0f}", _duration(phase.seconds)))
+    print_table("phases", header, phases)
 
 
 @command
@@ -293,9 +264,8 @@ def sweep(
     Example: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
     from quiver.eval.development import development_scorer
-    from quiver.eval.report.training import write_sweep_report
+    from quiver.eval.report.training import candidate_table, cautions, train_command, write_sweep_report
     from quiver.retrieval.training import run as training_run
-    from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -306,58 +276,33 @@ def sweep(
         raise ValueError("the runs of a sweep have a development section")
     scorer = development_scorer(development, progress=output.progress)
 
-    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        training_run.train(
-            recipe,
-            out,
-            resume=resume,
-            progress=output.progress,
-            command=command_line(),
-            scorer=scorer,
-            data_folder=data_folder,
-            device=training.device,
-        )
-
-    def write_report(sweep: Sweep) -> None:
-        write_sweep_report(sweep, out)
-
-    report = (lambda line: typer.echo(line, err=True)) if output.progress else lambda line: None
-    try:
-        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), report=report, changed=write_report)
-    except RunStoppedError as stopped:
-        report_stopped(stopped, resume=True, overwrite=overwrite)
+    train = partial(training_run.train, progress=output.progress, command=command_line(), scorer=scorer, device=training.device)
+    sweep = run_sweep(
+        grid,
+        out,
+        train=train,
+        overwrite=overwrite,
+        command=command_line(),
+        report=partial(typer.echo, err=True) if output.progress else lambda line: None,
+        changed=lambda sweep: write_sweep_report(sweep, out),
+    )
     if output.json:
         say((out / RECORD).read_text(encoding="utf-8").rstrip())
     else:
-        _print_sweep(found, out)
-    if failed := [run for run in found.runs if run.error is not None]:
+        shown = candidate_table(sweep)
+        title = f"nDCG@10 on {sweep.development['data']}, split {sweep.development['split']}, in points"
+        print_table(title, [column.label for column in shown.columns], [[cell.text for cell in row.cells] for row in shown.rows])
+        for caution in cautions(sweep):
+            say(caution)
+        if sweep.best is not None:
+            say(f"best: {', '.join(str(out / folder / 'model') for folder in sweep.best.folders)}")
+            say(f"to train it again: {train_command(sweep, out / 'best')}")
+        say(f"report: {out / 'sweep.md'}")
+    if failed := [run for run in sweep.runs if run.error is not None]:
         say_error(
-            f"{len(failed)} of {len(found.runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again"
+            f"{len(failed)} of {len(sweep.runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again"
         )
         raise typer.Exit(1)
-
-
-def _print_sweep(sweep: Sweep, out: Path) -> None:
-    from quiver.eval.report.training import cautions, train_command
-    from quiver.retrieval.training.sweep import show_settings
-
-    rows = [
-        (
-            show_settings(candidate.settings) or "the recipe",
-            "" if candidate.mean is None else f"{100 * candidate.mean:.2f}",
-            "" if candidate.deviation is None else f"{100 * candidate.deviation:.2f}",
-            str(len(candidate.scores)),
-        )
-        for candidate in sweep.candidates
-    ]
-    data = f"{sweep.development['data']}, split {sweep.development['split']}"
-    print_table(f"nDCG@10 on {data}, in points", ("candidate", "mean", "deviation", "runs"), rows)
-    for caution in cautions(sweep):
-        say(caution)
-    if sweep.best is not None:
-        say(f"best: {', '.join(str(out / folder / 'model') for folder in sweep.best.folders)}")
-        say(f"to train it again: {train_command(sweep, out / 'best')}")
-    say(f"report: {out / 'sweep.md'}")
 
 
 @command
@@ -445,10 +390,8 @@ def average_checkpoints(
     from quiver.retrieval.training.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
-    if json:
-        print_json({"out": str(out), "models": models, "fingerprint": card.fingerprint})
-    else:
-        say(f"model: {out}, the mean of {len(models)} models")
+    record = {"out": str(out), "models": models, "fingerprint": card.fingerprint}
+    print_result(record, f"model: {out}, the mean of {len(models)} models", json=json)
 
 
 @command
@@ -492,16 +435,19 @@ def mine(
     """
     from quiver.encoder.files import expand_home
     from quiver.retrieval.models.bm25 import NAME
-    from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
+    from quiver.retrieval.training.mining.negatives import (
+        PERC_POS,
+        ROWS,
+        SUSPECTS,
+        Output,
+        Rules,
+        mine_negatives,
+        parse_margins,
+        parse_ranks,
+    )
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
 
-    rules = Rules(
-        negatives=negatives,
-        ranks=parse_ranks(ranks),
-        margins=parse_margins(margins) if margins else (PERC_POS,),
-        choice=choose,
-        seed=seed,
-    )
+    rules = Rules(negatives, parse_ranks(ranks), parse_margins(margins) if margins else (PERC_POS,), choose, seed)
     folder = expand_home(data[0])
     if len(data) == 1 and (folder / "qrels").is_dir():
         if corpus is not None:
@@ -526,7 +472,16 @@ def mine(
     if output.json:
         print_json(record)
         return
-    _print_mined(record, out, negatives, ids=form == "ids")
+    result, ids = record["result"], form == "ids"
+    shown = {name: value for name, value in result.items() if name != "suspects"}
+    print_values(str(out), shown | {"documents": record["data"]["documents"], "seconds": round(record["seconds"])})
+    say(f"suspected false negatives: {out / SUSPECTS}, {result['suspects']:,}\nrows: {out / ROWS}; in a recipe:\n\ndata:")
+    fields: dict[str, object] = {"train": f"[{out / ROWS}]", "document_fields": "[positive, negatives]"}
+    if ids:
+        fields |= {"document_fields": "[document_ids]", "format": "ids", "query_field": "query_id"}
+        fields |= {name: out / f"{name}.jsonl.gz" for name in ("queries", "documents")}
+    for name, value in {**fields, "documents_per_row": negatives + 1, "short_rows": "skip"}.items():
+        say(f"  {name}: {value}")
 
 
 def _open_system(
@@ -550,22 +505,6 @@ def _open_system(
     executor = encoding.open_executor()
     loaded = load_index_model(built, source, **encoding.model_arguments(), options=settings)
     return MiningSystem(None if isinstance(loaded, BM25) else loaded, index, cache, executor)
-
-
-def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
-    from quiver.retrieval.training.mining.negatives import ROWS, SUSPECTS
-
-    result = record["result"]
-    shown = {name: value for name, value in result.items() if name != "suspects"}
-    print_values(str(out), shown | {"documents": record["data"]["documents"], "seconds": round(record["seconds"])})
-    say(f"suspected false negatives: {out / SUSPECTS}, {result['suspects']:,}")
-    say(f"rows: {out / ROWS}; in a recipe:\n")
-    fields: Mapping[str, str] = {"format": "ids", "query_field": "query_id", "document_fields": "[document_ids]"} if ids else {}
-    fields = {"train": f"[{out / ROWS}]", **(fields or {"document_fields": "[positive, negatives]"})}
-    if ids:
-        fields |= {name: str(out / f"{name}.jsonl.gz") for name in ("queries", "documents")}
-    fields |= {"documents_per_row": str(negatives + 1), "short_rows": "skip"}
-    say("\n".join(["data:", *(f"  {name}: {value}" for name, value in fields.items())]))
 
 
 @command
@@ -610,8 +549,7 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse_options
-    from quiver.retrieval.training.mining.negatives import ROWS
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_teacher, check_weights, load_teacher, score_rows
+    from quiver.retrieval.training.mining.teacher_scores import ROWS, Ensemble, check_teacher, check_weights, load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
     fields = {

@@ -28,7 +28,7 @@ from quiver.encoder.training.autocast import autocast, exact_float32, with_train
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory, stop_requests
+from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity
 from quiver.encoder.training.state import preserve_rng_state
@@ -55,7 +55,7 @@ from quiver.retrieval.training.state import (
 if TYPE_CHECKING:  # imports the libraries of the extra
     from quiver.retrieval.training.losses import RetrievalLoss
 
-__all__ = ["RunStoppedError", "Scorer", "check_rows", "train", "train_and_save"]
+__all__ = ["Scorer", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
 

@@ -288,7 +288,7 @@ def run_sweep(
     overwrite: bool = False,
     command: str | None = None,
     report: Callable[[str], None] = lambda line: None,
-    changed: Callable[[Sweep], None] = lambda sweep: None,
+    changed: Callable[[Sweep], object] = lambda sweep: None,
 ) -> Sweep:
     """Train every run of a grid that is not trained yet.
 

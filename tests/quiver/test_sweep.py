@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval import BiEncoder
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.run import RunStoppedError
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 SMALL = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 48, "vocab_size": 320, "max_positions": 64}

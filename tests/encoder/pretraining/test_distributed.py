@@ -32,7 +32,7 @@ from torch import distributed
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.pretraining.run import pretrain
-from quiver.encoder.training.processes import RunStoppedError
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.training.trainer import Callback
 
 logging.getLogger("quiver.encoder.training.sharding").setLevel(logging.INFO)

@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.files import file_sha256, read_json, write_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining import phases, task
@@ -27,7 +28,7 @@ from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
 from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.processes import Processes, RunStoppedError
+from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress
 

@@ -16,7 +16,8 @@ import torch
 from torch import distributed
 
 from quiver.encoder import InputError
-from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed
+from quiver.encoder.errors import RunStoppedError
+from quiver.encoder.training.processes import Processes, init_distributed
 
 
 def test_one_process_needs_no_torch_distributed() -> None:

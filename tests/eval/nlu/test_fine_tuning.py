@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from quiver.encoder import InputError, load_head
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.processes import RunStoppedError
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task

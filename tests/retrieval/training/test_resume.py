@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from quiver.encoder import InputError
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
@@ -25,7 +26,7 @@ from tests.processes import imported_python
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.run import RunStoppedError, train
+from quiver.retrieval.training.run import train
 
 MakeRecipe = Callable[..., Recipe]
 

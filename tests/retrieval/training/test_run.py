@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
+from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
@@ -39,7 +40,7 @@ from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.run import RunStoppedError, train, train_and_save
+from quiver.retrieval.training.run import train, train_and_save
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
