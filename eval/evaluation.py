@@ -29,8 +29,6 @@ from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, 
 from quiver.eval.rankers import (
     BASELINES,
     Contenders,
-    GroupedDocuments,
-    GroupedRanker,
     Ranker,
     Ranking,
     SystemDocuments,
@@ -262,7 +260,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _open_stage(out, system, settings, overwrite=overwrite) as stage:
-            rankers = _baseline_rankers(others, groups, progress=progress)
+            rankers = {name: BASELINES[name](progress=progress) for name in others}
             evaluation = _Evaluation(system, contender.ranker, rankers, _make_explain(contender.model), settings, stage)
             scored = tuple(attempts.each(evaluation.score, checked))
             results = Results(system, scored, provenance(command), tuple(attempts.failed))
@@ -515,12 +513,6 @@ def _read_and_check(
 
 def _unfit_id(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} {UNFIT}; rename it")
-
-
-def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:
-    """The rankers of baselines, which rank the values of a field if the system does."""
-    rankers: dict[str, Ranker] = {name: BASELINES[name](progress=progress) for name in names}
-    return rankers if groups is None else {name: GroupedRanker(ranker, groups) for name, ranker in rankers.items()}
 
 
 @contextmanager

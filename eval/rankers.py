@@ -10,12 +10,12 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
@@ -35,7 +35,7 @@ from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Role, Run, TokenCounts, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, TokenCounts, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
@@ -46,12 +46,10 @@ from quiver.retrieval.search.retrievers import (
     RerankedRetriever,
     Retriever,
     RunRetriever,
+    Scorer,
     SharedModel,
-    TextScorer,
-    Unexplained,
     identity_of,
     indexes_of,
-    name_of_scorer,
     search_with,
     sum_seconds,
 )
@@ -91,60 +89,57 @@ class Ranking:
     depth: int | None = None
 
 
-class Ranker(Protocol):
-    """A system that has still to be opened for a collection."""
-
-    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
-        """The retriever of a collection's documents. Nothing is encoded before its first search."""
+Ranker: TypeAlias = Callable[[Benchmark, Collection], Retriever]
+"""A system that has still to be opened for a collection: the retriever of its documents. Nothing is encoded before the first search."""
 
 
 def check_ranker(ranker: Ranker, benchmark: Benchmark, collection: Collection) -> None:
     """Check before anything is encoded that a system can rank a collection."""
-    retriever = ranker(benchmark, collection)
-    if isinstance(retriever, GroupedRetriever):
-        collection = replace(collection, documents=retriever.groups.index.documents)
-    for leaf in _leaves(retriever):
-        if isinstance(leaf, ModelSearcher | StreamedWords | _CollectionScorer):
-            if isinstance(leaf.collection.documents, NamedDocuments):
-                raise InputError(
-                    f"{benchmark.key}: {leaf.name} ranks texts, and only the ids of the documents are known; pass a folder with"
-                    " corpus.jsonl (--data), an index that stores texts (--index), or documents= in Python"
-                )
-        elif isinstance(leaf, RunRetriever):
+    if isinstance(collection.documents, GroupedDocuments):
+        collection = replace(collection, documents=collection.documents.index.documents)
+    for leaf in _leaves(ranker(benchmark, collection)):
+        encodes = isinstance(leaf, ModelSearcher | StreamedWords) or (isinstance(leaf, Scorer) and not leaf.indexes)
+        if encodes and isinstance(collection.documents, NamedDocuments):
+            raise InputError(
+                f"{benchmark.key}: {leaf.name} ranks texts, and only the ids of the documents are known; pass a folder with"
+                " corpus.jsonl (--data), an index that stores texts (--index), or documents= in Python"
+            )
+        if isinstance(leaf, RunRetriever):
             _check_run(leaf, benchmark, collection)
         for index in indexes_of(leaf):
             _check_index(index, benchmark, collection)
 
 
 def rank(ranker: Ranker, benchmark: Benchmark, collection: Collection, k: int, effort: Effort = None) -> Ranking:
-    """The first k documents of every query, after applying the benchmark's policy."""
-    retriever, policy = ranker(benchmark, collection), benchmark.policy
-    wanted = depth(k, policy)
-    # A deeper search would take more candidates than the retriever has in use.
-    hits = search_with(retriever, collection.queries, _bounded(retriever, wanted), effort=effort)
+    """The first k documents of every query, after applying the benchmark's policy; of values of a field, each by its best passage."""
+    groups, policy = collection.documents if isinstance(collection.documents, GroupedDocuments) else None, benchmark.policy
+    queries, wanted = collection.queries, depth(k, policy)
+    retriever = ranker(benchmark, collection if groups is None else replace(collection, documents=groups.index.documents))
+    candidates: int | None = getattr(retriever, "candidates", None)  # a deeper search would take more of them than are in use
+    searched = list[Hits]()
+
+    def search(most: int) -> Hits:
+        searched.append(search_with(retriever, queries, most if candidates is None else min(most, candidates), effort=effort))
+        return searched[-1]
+
+    if groups is None:
+        hits = search(wanted)
+    else:
+        found = search_groups(search, wanted, groups.values_of)
+        ids = [[group.key for group in own] for own in found.groups or []]
+        hits = replace(found, ids=ids, groups=None, seconds=sum_seconds([each.seconds for each in searched]))
     leaves = list(_leaves(retriever))
     return Ranking(
-        run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
-        index=_index_used(retriever, hits, wanted, collection.queries, OVERLAPS),
+        run=cut(hits.to_run([query.id for query in queries]), k, policy),
+        index=_index_used(retriever, hits, wanted, collection, OVERLAPS),
         truncated=Truncated(documents=_most(map(_documents_truncated, leaves)), queries=_queries_truncated(hits)),
         seconds={_STAGES.get(stage, stage): taken for stage, taken in hits.seconds.items()},
-        cached=sum(leaf.cached for leaf in leaves if isinstance(leaf, ModelSearcher)),
-        depth=_candidates(retriever),
+        cached=sum(leaf.documents.reused for leaf in leaves if isinstance(leaf, ModelSearcher)),
+        depth=candidates,
     )
 
 
-def _candidates(retriever: Retriever) -> int | None:
-    if isinstance(retriever, GroupedRetriever):
-        return _candidates(retriever.first)
-    return retriever.candidates if isinstance(retriever, FusedRetriever | RerankedRetriever) else None
-
-
-def _bounded(retriever: Retriever, wanted: int) -> int:
-    candidates = _candidates(retriever)
-    return wanted if candidates is None or isinstance(retriever, GroupedRetriever) else min(wanted, candidates)
-
-
-def _leaves(retriever: Retriever) -> Iterator[object]:
+def _leaves(retriever: Retriever) -> Iterator[Retriever | Scorer]:
     """The retrievers and scorers that a retriever combines."""
     if isinstance(retriever, FusedRetriever):
         for part in retriever.parts:
@@ -152,10 +147,8 @@ def _leaves(retriever: Retriever) -> Iterator[object]:
     elif isinstance(retriever, RerankedRetriever):
         yield from _leaves(retriever.first)
         yield retriever.scorer
-    elif isinstance(retriever, GroupedRetriever):
-        yield from _leaves(retriever.first)
     else:
-        yield retriever.first if isinstance(retriever, _WithoutSelf) else retriever
+        yield retriever
 
 
 def _most(counts: Iterator[int | None]) -> int | None:
@@ -168,9 +161,7 @@ def _most(counts: Iterator[int | None]) -> int | None:
 def _documents_truncated(leaf: object) -> int | None:
     if isinstance(leaf, ModelSearcher):
         return leaf.documents.counts.truncated
-    if isinstance(leaf, StreamedWords):
-        return 0
-    return _most(map(index_truncated, indexes_of(leaf)))
+    return 0 if isinstance(leaf, StreamedWords) else _most(map(index_truncated, indexes_of(leaf)))
 
 
 def _queries_truncated(hits: Hits) -> int | None:
@@ -186,20 +177,32 @@ def index_truncated(index: IndexReader) -> int:
     return sum(segment.documents.ids.token_counts(segment.kept).truncated for segment in index.segments)
 
 
-def _index_used(retriever: Retriever, hits: Hits, wanted: int, queries: Sequence[Query], cuts: Sequence[int]) -> IndexUsed:
+def _index_used(retriever: Retriever, hits: Hits, wanted: int, collection: Collection, cuts: Sequence[int]) -> IndexUsed:
     """What made hits; where it is an approximate index, with its overlap with exact search at these cuts."""
-    if isinstance(retriever, GroupedRetriever | _WithoutSelf):
-        return _index_used(retriever.first, hits, wanted, queries, cuts)
-    if isinstance(retriever, ModelSearcher | IndexSearcher) and retriever.index.kind != WORDS:
-        return _vectors_used(retriever, hits, wanted, queries, cuts)
-    if isinstance(retriever, IndexSearcher):
-        index = retriever.index
-        return IndexUsed("bm25", index.parameters, None, index.nbytes, 1000 * hits.seconds["search"] / len(queries))
+    queries = collection.queries
+    milliseconds = 1000 * hits.seconds.get("search", 0.0) / len(queries)
+    if isinstance(retriever, IndexSearcher) and retriever.index.kind == WORDS:
+        return IndexUsed("bm25", retriever.index.parameters, None, retriever.index.nbytes, milliseconds)
+    if isinstance(retriever, ModelSearcher | IndexSearcher):
+        index, cuts = retriever.index, [cut for cut in cuts if cut <= wanted]
+        if index.kind.startswith("exact-"):
+            return IndexUsed(EXACT, index.parameters, {f"overlap@{cut}": 1.0 for cut in cuts}, index.nbytes, milliseconds)
+        recall = {}
+        if cuts:
+            most = max(cuts)
+            exact = (
+                retriever.search_exactly(most) if isinstance(retriever, ModelSearcher) else retriever.search(queries, most, effort=EXACT)
+            )
+            recall = {f"overlap@{cut}": overlap(exact, hits, cut) for cut in cuts}
+        # The work of an approximate search also depends on the number of requested documents.
+        parameters = {**index.parameters, **next(iter(hits.efforts.values()), {}), "k": wanted}
+        return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
     if isinstance(retriever, RunRetriever):
         settings: dict[str, Parameter] = {"depth": max((len(retriever.run.get(query.id, {})) for query in queries), default=0)}
-        return IndexUsed("run", settings | ({"documents": retriever.documents} if isinstance(retriever, _RunOfCollection) else {}))
+        named = isinstance(collection.documents, NamedDocuments)
+        return IndexUsed("run", settings | ({"documents": "named by the run and the judgements"} if named else {}))
     if isinstance(retriever, RerankedRetriever):
-        first = _index_used(retriever.first, hits.candidates or hits, retriever.candidates, queries, ())
+        first = _index_used(retriever.first, hits.candidates or hits, retriever.candidates, collection, ())
         return IndexUsed("re-ranking", {"candidates": retriever.candidates, "first": index_name(first)})
     if isinstance(retriever, FusedRetriever | StreamedWords):
         described: Mapping[str, Any] = retriever.describe()
@@ -207,29 +210,8 @@ def _index_used(retriever: Retriever, hits: Hits, wanted: int, queries: Sequence
     return IndexUsed("retriever", {"name": retriever.name})
 
 
-def _vectors_used(
-    retriever: ModelSearcher | IndexSearcher, hits: Hits, wanted: int, queries: Sequence[Query], cuts: Sequence[int]
-) -> IndexUsed:
-    index, milliseconds = retriever.index, 1000 * hits.seconds.get("search", 0.0) / len(queries)
-    cuts = [cut for cut in cuts if cut <= wanted]
-    if index.kind.startswith("exact-"):
-        return IndexUsed(EXACT, index.parameters, {_overlap_name(cut): 1.0 for cut in cuts}, index.nbytes, milliseconds)
-    recall = {}
-    if cuts:
-        most = max(cuts)
-        exact = retriever.search_exactly(most) if isinstance(retriever, ModelSearcher) else retriever.search(queries, most, effort=EXACT)
-        recall = {_overlap_name(cut): overlap(exact, hits, cut) for cut in cuts}
-    # The work of an approximate search also depends on the number of requested documents.
-    parameters = {**index.parameters, **next(iter(hits.efforts.values()), {}), "k": wanted}
-    return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
-
-
-def _overlap_name(k: int) -> str:
-    return f"overlap@{k}"
-
-
 @dataclass(frozen=True)
-class ModelSearcher(Unexplained):
+class ModelSearcher:
     """A model over a collection: it searches an in-memory index of the documents, which is built at the first search."""
 
     model: DenseModel | TokenModel
@@ -255,7 +237,12 @@ class ModelSearcher(Unexplained):
 
     def search_exactly(self, k: int) -> Hits:
         """Search all vectors, of which the index may have compressed ones."""
-        return self._search(self._indexed(EXACT), k, "balanced", None)
+        return self._search(self._build_index(EXACT), k, "balanced", None)
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """Explain nothing: the index has no texts."""
+        del query, documents
+        return {}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
@@ -264,7 +251,8 @@ class ModelSearcher(Unexplained):
     @cached_property
     def queries(self) -> StoredVectors:
         """The encoded queries."""
-        return self._encode([query.text for query in self.collection.queries], "query", len(self.collection.queries))
+        texts = [query.text for query in self.collection.queries]
+        return self.store.encode(self.model, texts, "query", total=len(texts), progress=self.progress)
 
     @cached_property
     def _ids(self) -> list[str]:
@@ -272,30 +260,22 @@ class ModelSearcher(Unexplained):
 
     @cached_property
     def documents(self) -> StoredVectors:
-        """The encoded documents."""
+        """The encoded documents. Their ids are collected meanwhile, so that the corpus is read once."""
         self._ids.clear()
-        return self._encode(self._contents(), "document", len(self.collection.documents))
+
+        def read_texts() -> Iterator[str]:
+            for document in self.collection.documents:
+                self._ids.append(document.id)
+                yield document.content(use_title=self.policy.use_title)
+
+        return self.store.encode(self.model, read_texts(), "document", total=len(self.collection.documents), progress=self.progress)
 
     @cached_property
     def index(self) -> IndexReader:
         """The index of the documents."""
-        return self._indexed(self.engine)
+        return self._build_index(self.engine)
 
-    @property
-    def cached(self) -> int:
-        """Documents whose vectors were in the store."""
-        return self.documents.reused
-
-    def _contents(self) -> Iterator[str]:
-        """Yield the text of each document and collect the ids, so that the corpus is read once."""
-        for document in self.collection.documents:
-            self._ids.append(document.id)
-            yield document.content(use_title=self.policy.use_title)
-
-    def _encode(self, texts: Any, role: Role, total: int) -> StoredVectors:
-        return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
-
-    def _indexed(self, engine: str) -> IndexReader:
+    def _build_index(self, engine: str) -> IndexReader:
         model, documents = self.model, self.documents
         return index_vectors(self._ids, documents.rows, model.card, lengths=documents.lengths, engine=engine, device=device_of(model))
 
@@ -336,7 +316,7 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class StreamedWords(Unexplained):
+class StreamedWords:
     """BM25 over a collection, which is read in blocks."""
 
     policy: Policy
@@ -361,33 +341,19 @@ class StreamedWords(Unexplained):
             )
         return replace(hits, counts=TokenCounts(len(queries), 0, 0, 0), seconds={"search": time.perf_counter() - begun})
 
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """Explain nothing: the words of the documents are not kept."""
+        del query, documents
+        return {}
+
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
         return {"kind": "bm25", **PARAMETERS}
 
 
-@dataclass(frozen=True)
-class _RunOfCollection(RunRetriever):
-    documents: str = "named by the run and the judgements"
-
-
-@dataclass(frozen=True)
-class RunFile:
-    """A TREC run."""
-
-    path: Path
-
-    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
-        """See `Ranker`."""
-        kind = _RunOfCollection if isinstance(collection.documents, NamedDocuments) else RunRetriever
-        return kind(self.read(benchmark), str(self._file(benchmark)))
-
-    def read(self, benchmark: Benchmark) -> Run:
-        """The run of a collection."""
-        return read_run(self._file(benchmark))
-
-    def _file(self, benchmark: Benchmark) -> Path:
-        return self.path / f"{benchmark.key}.trec" if self.path.is_dir() else self.path
+def _find_run(path: Path, benchmark: Benchmark) -> Path:
+    """The file of a collection in a folder of runs, or the only run."""
+    return path / f"{benchmark.key}.trec" if path.is_dir() else path
 
 
 def _check_run(retriever: RunRetriever, benchmark: Benchmark, collection: Collection) -> None:
@@ -450,13 +416,13 @@ class SystemDocuments:
     """Documents that the evaluated system names: those of its index, the values of a field of this index, or those of its run."""
 
     index: IndexReader | None
-    run: RunFile | None = None
+    run: Path | None = None
     groups: GroupedDocuments | None = None
 
     @classmethod
     def of(cls, given: Sequence[object], group_by: str | None) -> SystemDocuments | None:
         """The documents of systems, each as `Contenders.of` takes it; None if none of them names documents."""
-        index = next((index for each in given for index in _indexes_of(each)), None)
+        index = next((index for each in given for index in _open_indexes_of(each)), None)
         if group_by is not None and index is None:
             raise InputError(
                 f"group_by (--group-by) {group_by}: needs an index (--index), whose documents have the field; the fields of a run's or a"
@@ -465,13 +431,13 @@ class SystemDocuments:
         if index is not None:
             return cls(index, groups=None if group_by is None else GroupedDocuments(index, group_by))
         run = next((each for each in given if is_run(each)), None)
-        return None if run is None else cls(None, RunFile(Path(str(run))))
+        return None if run is None else cls(None, Path(str(run)))
 
     def of_collection(self, benchmark: Benchmark, collection: Collection) -> tuple[Benchmark, Collection]:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts."""
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:
-            found = [] if self.run is None else list(self.run.read(benchmark).values())
+            found = [] if self.run is None else list(read_run(_find_run(self.run, benchmark)).values())
             named = NamedDocuments(document for documents in (*found, [each.id for each in judged]) for document in documents)
             return benchmark, replace(collection, documents=named)
         benchmark = replace(benchmark, policy=replace(benchmark.policy, use_title=self.index.manifest.policy.use_title))
@@ -485,7 +451,7 @@ class SystemDocuments:
             ids = [each.id for each in judged]
             missing = [each for each, place in zip(ids, self.index.locate(ids), strict=True) if place is None]
             where = "in the index"
-            if missing and (field := _field_with(self.index, missing[0])) is not None:
+            if missing and (field := _find_field_with(self.index, missing[0])) is not None:
                 where += f"; they are values of the field {field!r}: add --group-by {field} (group_by)"
             documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
         if missing:
@@ -497,109 +463,19 @@ class SystemDocuments:
         return benchmark, replace(collection, documents=documents, missing=tuple(missing))
 
 
-def _field_with(index: IndexReader, value: str) -> str | None:
+def _find_field_with(index: IndexReader, value: str) -> str | None:
     """A field of an index that has a value."""
     literal = "'" + value.replace("'", "''") + "'"
     texts = {name: '"' + name.replace('"', '""') + '"' for name, kind in index.fields.items() if kind == "string"}
     return next((name for name, quoted in texts.items() if index.count(f"{quoted} = {literal}")), None)
 
 
-def _indexes_of(given: object) -> Sequence[IndexReader]:
+def _open_indexes_of(given: object) -> Sequence[IndexReader]:
     """The indexes of a system, opened without their models."""
     if isinstance(given, (str, Path)):
         known = str(given) != BM25.source and format_version(Path(given)) is not None
         return [open_index(given)] if known else []
     return [given] if isinstance(given, IndexReader) else indexes_of(given)
-
-
-@dataclass(frozen=True)
-class _WithoutSelf:
-    """A part of a fusion or re-ranking, without the document that has the id of the query."""
-
-    first: Retriever
-
-    @property
-    def name(self) -> str:
-        return self.first.name
-
-    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
-        hits = search_with(self.first, queries, _bounded(self.first, k + 1), filter, effort)
-        best = []
-        for row, query in enumerate(queries):
-            best.append(dict(islice(((key, score) for key, score in hits.ranking(row).items() if key != query.id), k)))
-        without = Hits.of(best)
-        return replace(hits, ids=without.ids, scores=without.scores)
-
-    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        return self.first.explain(query, documents)
-
-    def describe(self) -> Mapping[str, object]:
-        return self.first.describe()
-
-
-@dataclass(frozen=True)
-class _CollectionScorer(Unexplained):
-    """Scores candidates of a collection; the texts of a batch's candidates are read from it in one pass."""
-
-    scorer: TextScorer
-    policy: Policy
-    collection: Collection
-    name: str
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[Any]:
-        wanted = {document for documents in candidates for document in documents}
-        titles = self.policy.use_title
-        texts = {each.id: each.content(use_title=titles) for each in self.collection.documents if each.id in wanted}
-        return replace(self.scorer, text_of=texts.__getitem__)(queries, candidates)
-
-    def describe(self) -> Mapping[str, object]:
-        return self.scorer.describe()
-
-
-@dataclass(frozen=True)
-class GroupedRetriever:
-    """Ranks the values of a field, each by its best passage."""
-
-    first: Retriever
-    groups: GroupedDocuments
-
-    @property
-    def name(self) -> str:
-        """Name in tables."""
-        return self.first.name
-
-    def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Any = None) -> Hits:
-        """See `Retriever`; the ids are values of the field."""
-        found: list[Hits] = []
-
-        def search(passages: int) -> Hits:
-            found.append(search_with(self.first, queries, _bounded(self.first, passages), filter, effort))
-            return found[-1]
-
-        hits = search_groups(search, k, self.groups.values_of)
-        ids = [[group.key for group in own] for own in hits.groups or []]
-        return replace(hits, ids=ids, groups=None, seconds=sum_seconds([each.seconds for each in found]))
-
-    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """See `Retriever`."""
-        return self.first.explain(query, documents)
-
-    def describe(self) -> Mapping[str, object]:
-        """See `Retriever`."""
-        return {"first": self.first.describe(), "field": self.groups.field, **identity_of(self.groups.index)}
-
-
-@dataclass(frozen=True)
-class GroupedRanker:
-    """A system whose passages are ranked by the values of a field."""
-
-    ranker: Ranker
-    groups: GroupedDocuments
-
-    def __call__(self, benchmark: Benchmark, collection: Collection) -> Retriever:
-        """See `Ranker`."""
-        passages = replace(collection, documents=self.groups.index.documents)
-        return GroupedRetriever(self.ranker(benchmark, passages), self.groups)
 
 
 def word_ranker(*, progress: bool) -> Ranker:
@@ -623,18 +499,13 @@ class Contender:
 
     @property
     def path(self) -> str:
-        """What its short name in a fusion or a re-ranking is made of."""
+        """What its short name in a fusion or a re-ranking is made of; the name of a combination is made of such names already."""
         return self.folder or self.system.source
 
     @property
-    def shown(self) -> str:
-        """Name in a fusion or a re-ranking; that of a combination is made of such names already."""
-        return self.path if self.system.kind in ("fusion", "re-ranking") else short_names([self.path])[0]
-
-    def over(self, benchmark: Benchmark, collection: Collection) -> Retriever:
-        """Its retriever as a part of a fusion or a re-ranking."""
-        found = self.ranker(benchmark, collection)
-        return _WithoutSelf(found) if benchmark.policy.exclude_self else found
+    def combined(self) -> bool:
+        """Whether it is a fusion or a re-ranking."""
+        return self.system.kind in ("fusion", "re-ranking")
 
     @property
     def described(self) -> list[object]:
@@ -683,8 +554,13 @@ class Contenders:
             raise InputError(f"{path}: an index; pass --index (index=) instead of --run")
         files = sorted(path.glob("*.trec")) if path.is_dir() else [path]
         made_of = {file.name: file_sha256(file) for file in files}
-        system = System(source=str(path), kind="run", library="other", fingerprint=_sha256(made_of))
-        return Contender(system, RunFile(path), made_of=made_of)
+        system = System(source=str(path), kind="run", library="other", fingerprint=_hash_json(made_of))
+
+        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
+            del collection
+            return RunRetriever(read_run(_find_run(path, benchmark)), str(_find_run(path, benchmark)))
+
+        return Contender(system, ranker, made_of=made_of)
 
     def index(self, folder: Path) -> Contender:
         """An index with the model that built it."""
@@ -696,8 +572,8 @@ class Contenders:
         if isinstance(retriever, IndexReader):
             folder = str(retriever.path)
             retriever = IndexSearcher(retriever, retriever.model, short_names([folder])[0])
-        self.searches |= any(not isinstance(leaf, IndexSearcher) or leaf.index.kind != WORDS for leaf in _leaves(retriever))
         opened = retriever
+        self.searches |= any(not isinstance(leaf, IndexSearcher) or leaf.index.kind != WORDS for leaf in _leaves(opened))
 
         def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
             del benchmark, collection
@@ -708,13 +584,13 @@ class Contenders:
             explaining = model if isinstance(model, ColBERT) else None
             return Contender(System.of(retriever.model.card), ranker, explaining, identity_of(retriever.index), folder)
         made_of, kind = dict(retriever.describe()), retriever.describe().get("kind")
-        system = System(_shown(retriever), kind if kind in ("fusion", "re-ranking") else "retriever", fingerprint=_sha256(made_of))
+        system = System(_shown(retriever), kind if kind in ("fusion", "re-ranking") else "retriever", fingerprint=_hash_json(made_of))
         return Contender(system, ranker, made_of=made_of)
 
     def of(self, given: str | Path | DenseModel | TokenModel | Retriever | IndexReader) -> Contender:
         """What is given or named: a retriever, a model, BM25, an index or its folder, or a file with a run."""
         if not isinstance(given, (str, Path)):
-            return self.retriever(given) if _is_retriever(given) else self.model(given)
+            return self.model(given) if _is_model(given) else self.retriever(given)
         if str(given) == BM25.source:
             return self.model(given)
         if format_version(Path(given)) is not None:
@@ -725,37 +601,37 @@ class Contenders:
         """The fusion of several systems."""
         fusion.weights_of(len(parts))
         short = short_names([part.path for part in parts])
-        names = [part.path if part.system.kind in ("fusion", "re-ranking") else name for part, name in zip(parts, short, strict=True)]
+        names = [part.path if part.combined else name for part, name in zip(parts, short, strict=True)]
         made_of = {"parts": [part.described for part in parts], "fusion": asdict(fusion), "candidates": candidates}
-        system = System(source=" + ".join(names), kind="fusion", fingerprint=_sha256(made_of))
+        system = System(source=" + ".join(names), kind="fusion", fingerprint=_hash_json(made_of))
 
         def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
-            return FusedRetriever([part.over(benchmark, collection) for part in parts], fusion, candidates)
+            retrievers = [part.ranker(benchmark, collection) for part in parts]
+            return FusedRetriever(retrievers, fusion, candidates, benchmark.policy.exclude_self)
 
         return Contender(system, ranker, made_of=made_of)
 
     def reranked(self, first: Contender, given: str | Path | TokenModel | IndexReader, candidates: int) -> Contender:
         """The re-ranking of a system's candidates by a ColBERT model or an index of one."""
-        scorer, name = self.opened.scorer(given), name_of_scorer(given)
+        scorer = self.opened.scorer(given)
         made_of = {"first": first.described, "second": scorer.describe(), "candidates": candidates}
-        system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
+        shown = first.path if first.combined else short_names([first.path])[0]
+        system = System(source=f"{shown} > {scorer.name}", kind="re-ranking", fingerprint=_hash_json(made_of))
 
         def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
-            scoring = _CollectionScorer(scorer, benchmark.policy, collection, name) if isinstance(scorer, TextScorer) else scorer
-            return RerankedRetriever(first.over(benchmark, collection), scoring, name, candidates)
+            def read_texts(ids: Iterable[str]) -> Callable[[str], str]:
+                wanted, titles = set(ids), benchmark.policy.use_title
+                return {each.id: each.content(use_title=titles) for each in collection.documents if each.id in wanted}.__getitem__
+
+            scoring = scorer if scorer.indexes else replace(scorer, source=read_texts)
+            return RerankedRetriever(first.ranker(benchmark, collection), scoring, candidates, benchmark.policy.exclude_self)
 
         return Contender(system, ranker, made_of=made_of)
 
     def grouped(self, first: Contender, groups: GroupedDocuments) -> Contender:
         """The values of a field, ranked by the passages that a system finds."""
         made_of = {"first": first.described, "field": groups.field, **identity_of(groups.index)}
-        return replace(
-            first,
-            system=replace(first.system, group_by=groups.field),
-            ranker=GroupedRanker(first.ranker, groups),
-            model=None,
-            made_of=made_of,
-        )
+        return replace(first, system=replace(first.system, group_by=groups.field), model=None, made_of=made_of)
 
     def check_options(self) -> None:
         """Refuse options of models and searches where no model encodes the collection and no vectors are searched."""
@@ -773,8 +649,8 @@ class Contenders:
         return load_baseline(self.library, source)
 
 
-def _is_retriever(given: DenseModel | TokenModel | Retriever | IndexReader) -> TypeIs[Retriever | IndexReader]:
-    return not hasattr(given, "encode_texts")
+def _is_model(given: DenseModel | TokenModel | Retriever | IndexReader) -> TypeIs[DenseModel | TokenModel]:
+    return hasattr(given, "encode_texts")
 
 
 def is_run(given: object) -> bool:
@@ -788,5 +664,5 @@ def _shown(retriever: Retriever) -> str:
     return f"{_shown(retriever.first)} > {retriever.name}" if isinstance(retriever, RerankedRetriever) else retriever.name
 
 
-def _sha256(made_of: object) -> str:
+def _hash_json(made_of: object) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,7 @@ from quiver.retrieval.data.corpus import UNFIT, check_names_of, fits_run, ranked
 from quiver.retrieval.index import DamagedIndexError, IndexReader
 from quiver.retrieval.records import Hits, Query
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
-from quiver.retrieval.search.retrievers import Explained, OpenIndexes
+from quiver.retrieval.search.retrievers import Explained, OpenIndexes, storing
 
 QUERY = "query"
 """Id of a query that is given as a text."""
@@ -55,7 +55,7 @@ def describe_hits(opened: OpenIndexes, found: Hits, explained: Mapping[str, Mapp
         if lists:
             hit["lists"] = {name: places.get(document) for name, places in lists.items()}
         try:
-            index = opened.storing(document)
+            index = storing(opened.indexes, document)
             stored = None if index is None else index.document(document)
         except DamagedIndexError as error:  # the hit itself is valid
             hit["text_error"] = str(error)

@@ -19,22 +19,23 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where La
     """Returns documents with their fields and titles as metadata, and their scores in ``metadata["quiver_score"]``.
 
     ``invoke(text, k=..., filter=...)`` overrides the defaults.
-
-    Attributes:
-        searcher: The index and how it is searched.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    searcher: Any  # `quiver.retrieval.integrations.retrievers.TextSearcher`
+    ask: Any  # `quiver.retrieval.integrations.retrievers.Ask`
 
-    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None, **unknown: object
+    ) -> list[Any]:
         del run_manager
+        if unknown:
+            raise TypeError(f"unknown argument {next(iter(unknown))!r}; pass k=, the number of documents, and filter=")
         return [
-            Document(page_content=found.text, metadata={SCORE: found.score, **found.metadata}, id=found.id)
-            for found in self.searcher.ask(query, k=k, filter=filter)
+            Document(page_content=hit.text or "", metadata={SCORE: hit.score, **hit.fields}, id=hit.id)
+            for hit in self.ask(query, k, filter)
         ]
 
-    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, **options: Any) -> list[Any]:
         # A search would block the event loop.
-        return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, k=k, filter=filter)
+        return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, **options)

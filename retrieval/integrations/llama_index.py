@@ -10,29 +10,25 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 
 class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
-    """Returns nodes with scores and the fields of the documents as metadata; the id of a node is that of the document.
+    """Returns nodes with scores and the fields of the documents as metadata; the id of a node is that of the document."""
 
-    Args:
-        searcher: A `quiver.retrieval.integrations.retrievers.TextSearcher`.
-    """
-
-    def __init__(self, searcher: Any) -> None:
-        self.searcher = searcher
+    def __init__(self, ask: Any) -> None:  # `quiver.retrieval.integrations.retrievers.Ask`
+        self._ask = ask
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
         nodes = []
-        for found in self.searcher.ask(query_bundle.query_str):
+        for hit in self._ask(query_bundle.query_str, None, None):
             # Only the text is embedded and shown to a language model, not the fields.
-            hidden = list(found.metadata)
+            hidden = list(hit.fields)
             node = TextNode(
-                id_=found.id,
-                text=found.text,
-                metadata=dict(found.metadata),
+                id_=hit.id,
+                text=hit.text or "",
+                metadata=dict(hit.fields),
                 excluded_embed_metadata_keys=hidden,
                 excluded_llm_metadata_keys=hidden,
             )
-            nodes.append(NodeWithScore(node=node, score=found.score))
+            nodes.append(NodeWithScore(node=node, score=hit.score))
         return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[Any]:

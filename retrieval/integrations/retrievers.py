@@ -8,104 +8,20 @@ id and the score are where the framework has a place for them: the score of Lang
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, open_index
-from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Hit, Query, TokenModel
 from quiver.retrieval.search.index import Ranking
-from quiver.retrieval.search.retrievers import Effort, OpenIndexes, Retriever, indexes_of, one_effort, search_with
+from quiver.retrieval.search.retrievers import OpenIndexes, Retriever, indexes_of, one_effort, search_with
 
-
-class Found(NamedTuple):
-    """A document that was found: its id and score, its text for a prompt, and its metadata."""
-
-    id: str
-    score: float
-    text: str
-    metadata: Mapping[str, object]
-
-
-class TextSearcher:
-    """A retriever that is asked with a text; the base of the retriever classes. Thread-safe; texts are encoded one at a time.
-
-    Args:
-        retriever: The retriever.
-        document: Function from an id to the document; None if no index stores its text.
-        use_title: Whether titles are part of texts.
-        k: Number of documents.
-        filter: Condition on the documents.
-        effort: Effort of the search.
-    """
-
-    def __init__(
-        self,
-        retriever: Retriever,
-        document: Callable[[str], Document | None],
-        *,
-        use_title: bool,
-        k: int,
-        filter: FilterLike,
-        effort: Effort,
-    ) -> None:
-        self._retriever, self._document, self._use_title = retriever, document, use_title
-        self._k, self._filter, self._effort = check_k(k), filter, effort
-
-    def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[Found]:
-        """Return the best documents for a text, best first; with ids only if no index stores texts.
-
-        Args:
-            text: The query.
-            k: Number of documents; None for that of the options.
-            filter: Condition on the documents; None for that of the options.
-        """
-        chosen = self._filter if filter is None else filter
-        hits = search_with(self._retriever, [Query("query", text)], self._k if k is None else k, chosen, self._effort)
-        found = []
-        for key, score in hits.ranking(0).items():
-            document = self._document(key) or Document(key, "")
-            metadata = ({"title": document.title} if document.title else {}) | dict(document.metadata or {})
-            found.append(Found(key, score, document.content(use_title=self._use_title), metadata))
-        return found
-
-
-def _open_searcher(
-    index: IndexReader | Retriever | Path | str,
-    model: DenseModel | TokenModel | None,
-    fuse: Ranking | Sequence[Ranking],
-    rerank: str | Path | TokenModel | IndexReader | None,
-    *,
-    k: int,
-    filter: FilterLike,
-    effort: Effort,
-) -> TextSearcher:
-    opened, others = OpenIndexes(), [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)  # its models are shared by threads
-    if isinstance(index, str | Path):
-        index = open_index(index)
-    if isinstance(index, IndexReader):
-        if model is not None:
-            index.model = model
-        opened.add(index)
-        index.check_filter(filter)
-        for each in others:
-            if isinstance(each, IndexReader):
-                if not each.path.is_dir():
-                    raise InputError("an index in memory cannot be fused with another one; build it in a folder (out=DIR)")
-                opened.add(each)
-        retriever = opened.fused([index.path, *(each.path if isinstance(each, IndexReader) else each for each in others)])
-    elif model is not None or others:
-        raise TypeError("model and fuse are for an index; a retriever has its own")
-    else:
-        retriever = index
-        for each in indexes_of(retriever):
-            opened.hold(each)
-    if rerank is not None:
-        retriever = opened.reranked(retriever, rerank)
-    use_title = all(each.manifest.policy.use_title for each in opened.indexes[:1])
-    return TextSearcher(retriever, opened.document, use_title=use_title, k=k, filter=filter, effort=effort)
+Ask: TypeAlias = Callable[[str, int | None, FilterLike], Sequence[Hit]]
+"""Function from a text, a number of documents and a filter, each None for the default, to hits with the texts of prompts. Thread-safe."""
 
 
 def langchain_retriever(
@@ -144,8 +60,7 @@ def langchain_retriever(
         from quiver.retrieval.integrations.langchain import LangChainRetriever
     except ImportError as error:
         raise _name_missing_library("a LangChain retriever", "langchain-core", error) from error
-    chosen = one_effort(effort, target_recall)
-    return LangChainRetriever(searcher=_open_searcher(index, model, fuse, rerank, k=k, filter=filter, effort=chosen))
+    return LangChainRetriever(ask=_open_for_texts(index, model, k, filter, effort, target_recall, fuse, rerank))
 
 
 def llama_index_retriever(
@@ -167,9 +82,52 @@ def llama_index_retriever(
         from quiver.retrieval.integrations.llama_index import LlamaIndexRetriever
     except ImportError as error:
         raise _name_missing_library("a LlamaIndex retriever", "llama-index-core", error) from error
-    chosen = one_effort(effort, target_recall)
-    return LlamaIndexRetriever(_open_searcher(index, model, fuse, rerank, k=k, filter=filter, effort=chosen))
+    return LlamaIndexRetriever(_open_for_texts(index, model, k, filter, effort, target_recall, fuse, rerank))
 
 
 def _name_missing_library(what: str, library: str, error: ImportError) -> InputError:
     return InputError(f"{what} needs {library}, which is not installed ({error.name}): pip install 'quiver-retrieval[interop]'")
+
+
+def _open_for_texts(
+    index: IndexReader | Retriever | Path | str,
+    model: DenseModel | TokenModel | None,
+    k: int,
+    filter: FilterLike,
+    effort: str | Mapping[str, Setting] | None,
+    target_recall: float | None,
+    fuse: Ranking | Sequence[Ranking],
+    rerank: str | Path | TokenModel | IndexReader | None,
+) -> Ask:
+    chosen, opened, most = one_effort(effort, target_recall), OpenIndexes(), check_k(k)  # its models are shared by threads
+    others = [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)
+    if isinstance(index, str | Path):
+        index = open_index(index)
+    if isinstance(index, IndexReader):
+        if model is not None:
+            index.model = model
+        index.check_filter(filter)
+        retriever = opened.fused([index, *others])
+    elif model is not None or others:
+        raise TypeError("model and fuse are for an index; a retriever has its own")
+    else:
+        retriever = index
+        for each in indexes_of(retriever):
+            opened.index(each)
+    if rerank is not None:
+        retriever = opened.reranked(retriever, rerank)
+    use_title = all(each.manifest.policy.use_title for each in opened.indexes[:1])
+
+    def find_document(key: str) -> Document | None:
+        """A document with the text of a prompt; with its id only if no index stores texts."""
+        found = opened.document(key)
+        if found is None:
+            return None
+        metadata = ({"title": found.title} if found.title else {}) | dict(found.metadata or {})
+        return found._replace(text=found.content(use_title=use_title), metadata=metadata)
+
+    def ask(text: str, k: int | None, condition: FilterLike) -> Sequence[Hit]:
+        hits = search_with(retriever, [Query("query", text)], most if k is None else k, filter if condition is None else condition, chosen)
+        return list(replace(hits, document=find_document)[0])
+
+    return ask

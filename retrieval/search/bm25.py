@@ -1,14 +1,14 @@
-"""BM25 searches: over streamed documents, and over the documents of an index of any engine.
+"""BM25 over streamed documents, and over the documents of an index of any engine.
 
 `word_index` gives an index of the engine ``bm25`` (`quiver.retrieval.index.words`) over the documents of another index: the same
 documents, deletions and filters. The words of a segment depend only on its texts, which never change: they are counted on first use and
 cached outside the index folder, so that searching needs no lock and writes nothing into the index.
 
-    CACHE/<key>/words.json                     documents of each block, and sizes and checksums of the other files
+    CACHE/<key>/words.json                     seal: documents of each block, and sizes and checksums of the other files
     CACHE/<key>/<block>.*                      files of a `quiver.retrieval.index.words.WordTable`
 
-The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders are written by one rename
-and may be deleted at any time; a damaged one is counted again.
+The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders may be deleted at any time;
+a damaged one is counted again.
 
 Shapes: Q queries, D documents of a block, k hits.
 """
@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -31,23 +28,20 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.disk import remove_tree
 from quiver.encoder.errors import InputError, system_error
-from quiver.encoder.files import read_json
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.schema import RECORD, Count, parse_record, with_config
+from quiver.encoder.work_folder import SealedFolders
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
 from quiver.retrieval.index.documents import TEXTS_FILE
-from quiver.retrieval.index.engines import check_k, in_order
-from quiver.retrieval.index.files import REAL, FileEntry, Files, write_file
+from quiver.retrieval.index.engines import best_rows, check_k
+from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.segments import OpenSegment
-from quiver.retrieval.index.store.reading import CodecEntry, FileName, verify_files
-from quiver.retrieval.index.store.writing import seal
+from quiver.retrieval.index.store.reading import CodecEntry
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
-from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, Words, query_words, split_words
+from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, query_words, split_words
 from quiver.retrieval.records import Hits
-
-logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -65,57 +59,8 @@ class BlockLimits:
     characters: int = 1 << 24
 
 
-class TopDocuments:
-    """The best documents of a query over the blocks seen so far; ties are ordered by id, descending.
-
-    Only positive scores count: a document that shares no word with the query is not found.
-
-    Args:
-        k: Maximum number of documents.
-    """
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._ids: list[str] = []
-        self._scores = np.empty(0, np.float32)
-
-    def add(self, scores: NDArray[np.float32], ids: Callable[[NDArray[np.intp]], Sequence[str]]) -> None:
-        """Add a block.
-
-        Args:
-            scores: Scores of its documents, (D,).
-            ids: Function from document numbers to ids; called only for documents that may be among the best.
-        """
-        full = len(self._scores) == self._k
-        rows = np.flatnonzero(scores >= self._scores[-1]) if full else np.flatnonzero(scores)
-        if len(rows) > self._k:
-            rows = rows[scores[rows] >= _kth(scores[rows], self._k)]
-        if not len(rows):
-            return
-        named = np.array([*self._ids, *ids(rows)], object)
-        found = np.concatenate([self._scores, scores[rows]])
-        order, self._scores = in_order(np.arange(len(found)), found, self._k, ids=named)
-        self._ids = named[order].tolist()
-
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the documents, best first."""
-        return self._ids
-
-    @property
-    def scores(self) -> NDArray[np.float32]:
-        """Scores of the documents."""
-        return self._scores
-
-
 def in_blocks(items: Iterable[Item], text: Callable[[Item], str], limits: BlockLimits | None = None) -> Iterator[list[Item]]:
-    """Group documents into blocks. The caller may clear a block's list to free its texts.
-
-    Args:
-        items: Documents of any type.
-        text: Function that returns the text of a document.
-        limits: Size of a block.
-    """
+    """Group documents, which have a text each, into blocks. The caller may clear a block's list to free its texts."""
     limits = limits or BlockLimits()
     block: list[Item] = []
     characters = 0
@@ -129,22 +74,6 @@ def in_blocks(items: Iterable[Item], text: Callable[[Item], str], limits: BlockL
         yield block
 
 
-def _kth(scores: NDArray[np.float32], k: int) -> float:
-    return float(np.partition(scores, len(scores) - k)[len(scores) - k])
-
-
-@dataclass(frozen=True)
-class _StreamedBlock:
-    """Ids of a block's documents, (D,), and the postings of the queries' words."""
-
-    ids: NDArray[np.object_]
-    postings: Postings
-
-    def named(self, rows: NDArray[np.intp]) -> list[str]:
-        """Ids of documents by number."""
-        return list(self.ids[rows])
-
-
 def rank_streamed(
     read: Callable[[], Iterable[tuple[str, str]]],
     queries: Sequence[str],
@@ -153,7 +82,7 @@ def rank_streamed(
     limits: BlockLimits | None = None,
     advance: Advance = lambda documents: None,
 ) -> Hits:
-    """Rank documents for a set of queries, with one block of documents in memory.
+    """Rank documents for a set of queries, with one block of documents in memory. Ties are ordered by id, descending.
 
     The documents are read twice if they do not fit into one block: for the statistics, then for the scores. Only the queries' words are
     counted.
@@ -173,39 +102,32 @@ def rank_streamed(
     words = split_words(queries)
     reading = _streamed_blocks(read(), words.vocabulary, limits, advance)
     first = list(islice(reading, 2))
-    statistics = total_statistics(((block.postings, None) for block in chain(first, reading)), len(words.vocabulary))
-    best = [TopDocuments(k) for _ in queries]
-    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits, advance):
-        scored = score_postings(block.postings, statistics)
-        for found, query in zip(best, words.texts, strict=True):
-            found.add(scored.totals(query), block.named)
+    statistics = total_statistics(((postings, None) for _, postings in chain(first, reading)), len(words.vocabulary))
+    best_ids = [np.empty(0, np.object_) for _ in queries]
+    best_scores = [np.empty(0, np.float32) for _ in queries]
+    for ids, postings in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits, advance):
+        scored = score_postings(postings, statistics)
+        for number, query in enumerate(words.texts):
+            scores, known = scored.totals(query), best_scores[number]
+            rows = np.flatnonzero(scores >= known[-1]) if len(known) == k else np.flatnonzero(scores)
+            if len(rows):
+                named, found = np.concatenate([best_ids[number], ids[rows]]), np.concatenate([known, scores[rows]])
+                order, best_scores[number] = best_rows(np.arange(len(found)), found, k, ids=named)
+                best_ids[number] = named[order]
         if len(first) < 2:
-            advance(len(block.ids))
-    return Hits([found.ids for found in best], [found.scores for found in best])
+            advance(len(ids))
+    return Hits([ids.tolist() for ids in best_ids], best_scores)
 
 
 def _streamed_blocks(
     documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None, advance: Advance
-) -> Iterator[_StreamedBlock]:
+) -> Iterator[tuple[NDArray[np.object_], Postings]]:
+    """Ids of each block's documents, (D,), and the postings of the queries' words."""
     for block in in_blocks(documents, lambda document: document[1], limits):
         ids = np.array([key for key, _ in block], np.object_)
         words = split_words((text for _, text in block), advance)
         block.clear()  # frees the texts before the postings are used
-        yield _StreamedBlock(ids, count_words(words, vocabulary))
-
-
-_LIST = "words.json"
-# Counting a large segment takes minutes: a temporary folder of this age belongs to a process that has ended.
-_STALE_SECONDS = 24 * 3600.0
-
-
-@with_config(RECORD)
-@dataclass(frozen=True)
-class _List:
-    """Content of ``words.json``: number of documents of each block, and the other files by name."""
-
-    blocks: tuple[Count, ...]
-    files: Mapping[FileName, FileEntry]
+        yield ids, count_words(words, vocabulary)
 
 
 def word_tables(
@@ -220,7 +142,7 @@ def word_tables(
         read: Function that starts a pass over the texts; not called if their tables are cached.
         texts_sha256: Checksum of the texts.
         cache: Cache folder; None keeps the tables in memory.
-        verify: Compare the checksums of cached files, which reads them once; otherwise only sizes are compared.
+        verify: Compare the checksums of cached files, which reads them once.
         limits: Size of a block.
     """
     if cache is not None:
@@ -231,86 +153,43 @@ def word_tables(
             if cause is None:
                 raise
             warn_of_no_cache(str(cache), cause.strerror or str(cause))
-    return [WordTable.of(words) for words in _split_blocks(read(), limits)]
+    return list(_count_blocks(read(), limits))
 
 
 def _cached_tables(
     cache: Path, read: Callable[[], Iterable[str]], texts_sha256: str, *, verify: bool, limits: BlockLimits | None
 ) -> list[WordTable]:
-    """Arguments and result of `word_tables`.
-
-    Raises:
-        OSError: The cache cannot be read or written.
-    """
-    rule = {
-        "layout": 4,
-        "texts": texts_sha256,
-        "words": WORD_RULES,
-        **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
-    }
-    folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
-    limit = limit_of(cache)
-    if folder.is_dir():
-        mark_used(folder)
+    rule = {"texts": texts_sha256, "words": WORD_RULES, **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")}}
+    name = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
+    sealed, limit = SealedFolders(cache, "quiver-words/5", "words.json"), limit_of(cache)
+    found = sealed.finished(name, "counting the words again") if verify else sealed.read(name)
+    if found is None:
+        if sealed.path(name).exists():
+            sealed.remove(name)
+        worker = uuid.uuid4().hex  # several processes may count the same words
+        found = sealed.begin(name, worker=worker)
+        hidden = found.folder
         try:
-            return _open(folder, verify=verify)
-        except (InputError, FileNotFoundError, ValueError) as error:
-            logger.warning("%s: damaged (%s); counting the words again", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
-    _write(folder, read(), limits)
-    tables = _open(folder, verify=False)
-    if limit is not None:
-        prune_cache(limit)
-    return tables
+            sizes = []
+            for number, table in enumerate(_count_blocks(read(), limits)):
+                table.save(hidden / f"{number:04d}", REAL)
+                sizes.append(len(table))
+            found.about = {"blocks": sizes}
+            sealed.finish(name, found, worker=worker)
+        finally:
+            if hidden.exists():
+                remove_tree(hidden, REAL)
+        if limit is not None:
+            prune_cache(limit)
+    mark_used(found.folder)
+    return [WordTable.open(Files(found.folder), f"{number:04d}") for number in range(len(found.about["blocks"]))]
 
 
-def _split_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterable[Words]:
+def _count_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterator[WordTable]:
     for block in in_blocks(texts, str, limits):
         words = split_words(block)
         block.clear()
-        yield words
-
-
-def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> None:
-    """Count the words of texts block by block and write them to a folder."""
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")  # renamed to `folder` when it is complete
-    temporary.mkdir(parents=True)
-    try:
-        holds: dict[str, str] = {}
-        sizes: list[int] = []
-        for number, words in enumerate(_split_blocks(texts, limits)):
-            table = WordTable.of(words)
-            holds |= table.save(temporary / f"{number:04d}", REAL)
-            sizes.append(len(table))
-        listed = _List(tuple(sizes), seal(temporary, holds, REAL))
-        write_file(temporary / _LIST, json.dumps(asdict(listed)).encode(), REAL)
-        try:
-            temporary.replace(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process has written the same tables
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _remove_stale(folder.parent)
-
-
-def _open(folder: Path, *, verify: bool) -> list[WordTable]:
-    listed = parse_record(_List, read_json(folder / _LIST), source=str(folder / _LIST))
-    verify_files(folder, listed.files, full=verify)
-    return [WordTable.open(Files(folder), f"{number:04d}") for number in range(len(listed.blocks))]
-
-
-def _remove_stale(cache: Path) -> None:
-    for path in cache.glob("*.tmp"):
-        try:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
-        except FileNotFoundError:
-            continue  # removed by another process
-
-
-# Name of the stored texts in a segment's manifest entry.
-_TEXTS = TEXTS_FILE
+        yield WordTable.of(words)
 
 
 class WordScore(NamedTuple):
@@ -327,10 +206,10 @@ def word_index(
 
     Args:
         index: Index with stored texts.
-        cache: Cache folder for word tables; None keeps them in memory.
+        cache: Cache folder; see `word_tables`.
         verify: Compare the checksums of cached tables.
-        progress: Show a progress bar over the documents whose words are counted.
-        limits: Size of a block of documents.
+        progress: Show a bar over the documents whose words are counted.
+        limits: Size of a block.
 
     Raises:
         InputError: The index was built without texts.
@@ -343,9 +222,9 @@ def word_index(
     segments = []
     for segment, entry in zip(index.segments, manifest.segments, strict=True):
         # The counts depend on the stored texts and on whether titles are included.
-        file = entry.files.get(_TEXTS)  # None of an index in memory, whose tables are not kept
+        file = entry.files.get(TEXTS_FILE)  # None of an index in memory, whose tables are not kept
         checksum = "" if file is None else f"{file.sha256} {policy.use_title} {policy.separator!r}"
-        read = partial(_contents, segment, use_title=policy.use_title, progress=progress)
+        read = partial(_segment_texts, segment, use_title=policy.use_title, progress=progress)
         tables = word_tables(read, texts_sha256=checksum, cache=None if file is None else cache, verify=verify, limits=limits)
         segments.append(replace(segment, vectors=WordSegment(tables)))
     words = replace(manifest, model=BM25().card, codec=CodecEntry(codec.name, "", codec.parameters, {}), calibration=None)
@@ -353,12 +232,7 @@ def word_index(
 
 
 def word_scores(words: IndexReader, query: str, document: str) -> list[WordScore]:
-    """Return the contribution of each query word to a document's score, in the order of the query; they add up to the score.
-
-    Args:
-        words: An index of BM25.
-        query: The query.
-        document: Id of the document.
+    """The contribution of each query word to a document's score in an index of BM25, in the order of the query; they sum to the score.
 
     Raises:
         InputError: The document does not exist.
@@ -368,7 +242,7 @@ def word_scores(words: IndexReader, query: str, document: str) -> list[WordScore
     return [WordScore(word, each[word]) for word in names]
 
 
-def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Iterator[str]:
+def _segment_texts(segment: OpenSegment, *, use_title: bool, progress: bool) -> Iterator[str]:
     """Texts of all documents of a segment, including deleted ones, as they were encoded."""
     texts = segment.documents.texts
     if texts is None:

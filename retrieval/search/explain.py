@@ -20,13 +20,10 @@ import tokenizers
 from tokenizers import decoders
 
 from quiver.retrieval.index.index import IndexReader
-from quiver.retrieval.records import DenseModel, Role, TokenVectors
+from quiver.retrieval.records import DenseModel, Role, TokenModel, TokenVectors
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from quiver.encoder import Tokenizer
-    from quiver.retrieval.models.colbert import ColBERT
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_CHARACTER = "\ufffd"
@@ -60,35 +57,16 @@ class QueryTokenMatch(NamedTuple):
     similarity: float
 
 
-def token_matches(model: ColBERT, query: str, document: str) -> list[QueryTokenMatch]:
-    """Find the best match of every query vector in a document, in the order of the query.
-
-    Args:
-        model: The model that encodes both.
-        query: Text of the query.
-        document: Text of the document, including the title. Tokens of the skiplist have no vector and are never matched.
-
-    Returns:
-        n matches, expansion tokens included; empty if the document has no vectors.
-    """
+def token_matches(model: Any, query: str, document: str) -> list[QueryTokenMatch]:
+    """The best match of every query vector in the text of a document, in the order of the query; empty if it has no vectors."""
     vectors = model.encode_texts([query], "query").vectors[0], model.encode_texts([document], "document").vectors[0]
-    return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
+    return _match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
 
 
-def match_tokens(
+def _match_tokens(
     query: TokenVectors, document: TokenVectors, query_tokens: Sequence[Token], document_tokens: Sequence[Token]
 ) -> list[QueryTokenMatch]:
-    """Find the best match of every query vector among the vectors of a document.
-
-    Args:
-        query: Query vectors, (n, d).
-        document: Document vectors, (m, d); m may be 0.
-        query_tokens: Tokens of the query vectors, n.
-        document_tokens: Tokens of the document vectors, m.
-
-    Returns:
-        n matches in the order of the query; empty if m is 0.
-    """
+    """The best match of every query vector, (n, d), among the vectors of a document, (m, d)."""
     if not len(document):
         return []
     similarities = query @ document.T  # (n, m)
@@ -99,26 +77,25 @@ def match_tokens(
     ]
 
 
-def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
-    """Return the tokens of a text's vectors, in the order of the vectors.
-
-    Args:
-        model: The model, for its tokenizer and settings.
-        text: A query or a document.
-        role: Role of the text; decides prefix, length, expansion and skiplist.
-    """
+def text_tokens(model: Any, text: str, role: Role) -> list[Token]:
+    """The tokens of a text's vectors, in their order; the role decides prefix, length, expansion and skiplist."""
     from quiver.retrieval.models.encoding import clean
 
+    while not hasattr(model, "settings"):  # shared by threads, or with its queries encoded
+        model = model.model
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
     length = settings.query_length if role == "query" else settings.document_length
     prompt = model.settings.query_prompt if role == "query" else model.settings.document_prompt
-    encoded = _backend(tokenizer, len(tokenizer), length - bool(prefix)).encode(
+    encoded = _offset_tokenizer(tokenizer, len(tokenizer), length - bool(prefix)).encode(
         clean([text], prompt=prompt, lower_case=model.settings.lower_case)[0]
     )
-    positions = _text_positions(text, prompt, lower_case=model.settings.lower_case)
+    # Position in the text of each character that is tokenized, negative in the prompt; a lower-case letter may be two characters.
+    whole, lower = prompt + text, model.settings.lower_case
+    begin = len(whole) - len(whole.lstrip()) - len(prompt)
+    positions = [begin + number for number, letter in enumerate(whole.strip()) for _ in (letter.lower() if lower else letter)]
     spans = [
-        None if special else _span(text, positions, span)
+        None if special else _find_span(text, positions, span)
         for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
     ]
     found: list[tuple[int, tuple[int, int] | None]] = list(zip(encoded.ids, spans, strict=True))
@@ -132,19 +109,11 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
         known = [tokenizer.token_id(word) for word in settings.skiplist]
         skipped = {tokenizer.special_id("unk") if token is None else token for token in known}
         found = [(token, span) for token, span in found if token not in skipped]
-    name = _names(tokenizer, len(tokenizer))
+    name = _token_names(tokenizer, len(tokenizer))
     return [Token(name(token), span) for token, span in found]
 
 
-def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
-    """Position in the text of each character that is tokenized; negative in the prompt (see `quiver.retrieval.models.encoding.clean`)."""
-    whole = prompt + text
-    first = len(whole) - len(whole.lstrip()) - len(prompt)
-    # A lower-case letter may be two characters.
-    return [first + position for position, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
-
-
-def _span(text: str, positions: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
+def _find_span(text: str, positions: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
     """Span of a token in its text without outer white space, from its offsets in the tokenized text."""
     begin, end = offsets
     if begin == end:
@@ -160,7 +129,7 @@ def _span(text: str, positions: Sequence[int], offsets: tuple[int, int]) -> tupl
 
 
 @lru_cache(maxsize=8)
-def _backend(tokenizer: Tokenizer, size: int, length: int) -> Any:
+def _offset_tokenizer(tokenizer: Tokenizer, size: int, length: int) -> Any:
     """Tokenizer that returns offsets. Parsing the rules takes 0.1 s; ``size`` invalidates the cache when a token is added."""
     del size
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
@@ -169,7 +138,7 @@ def _backend(tokenizer: Tokenizer, size: int, length: int) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
+def _token_names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
     """Function from token id to readable text. Parsing the rules takes 0.1 s; ``size`` invalidates the cache when a token is added."""
     del size
     text = tokenizer.to_json()
@@ -210,51 +179,42 @@ class Explanation:
     matches: tuple[QueryTokenMatch, ...]
 
 
-def explain(index: IndexReader, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
-    """Explain the scores of documents of an index for a query.
-
-    Args:
-        index: The index.
-        model: The model that built it.
-        query: Text of the query.
-        documents: Document ids.
-
-    Returns:
-        One explanation per document, in the order given.
+def explain(index: IndexReader, model: DenseModel | TokenModel, query: str, documents: Sequence[str]) -> list[Explanation]:
+    """Explain the scores of documents of an index for a query, one after the other.
 
     Raises:
         InputError: Another model built the index, a document does not exist, or the index of a ColBERT model stores no texts.
     """
     index.check_model(model.card)
-    if not _is_colbert(model):
+    encoding: Any = model.encode_texts([query], "query")
+    if model.card.kind != "colbert":
         from quiver.retrieval.models.encoding import comparable
 
-        vector = comparable(model.encode_texts([query], "query").vectors, model.card)[0]
-        stored = index.manifest.policy.store_text
+        vector, stored = comparable(encoding.vectors, model.card)[0], index.manifest.policy.store_text
         return [
             Explanation(document, score, index.text_of(document) if stored else None, ())
             for document, score in zip(documents, index.scores(vector, documents).tolist(), strict=True)
         ]
-    vectors, query_tokens = model.encode_texts([query], "query").vectors[0], text_tokens(model, query, "query")
+    vectors, query_tokens = encoding.vectors[0], text_tokens(model, query, "query")
     explained = []
     for document, score in zip(documents, index.scores(vectors, documents).tolist(), strict=True):
         text = index.text_of(document)
-        explained.append(Explanation(document, score, text, tuple(_matches(index, model, document, text, vectors, query_tokens))))
+        place = index.locate([document])[0]
+        if place is None:
+            raise ValueError(f"document '{document}' was deleted during the search")
+        own, _ = index.segments[place.segment].vectors.vectors(np.array([place.row], np.int64))
+        tokens = text_tokens(model, text, "document")
+        if len(tokens) == len(own):
+            matches = _match_tokens(vectors, own, query_tokens, tokens)
+        else:
+            encoded: Any = model.encode_texts([text], "document")
+            matches = _pooled_matches(vectors, own, encoded.vectors[0], query_tokens, tokens)
+        explained.append(Explanation(document, score, text, tuple(matches)))
     return explained
 
 
-def _is_colbert(model: DenseModel | ColBERT) -> TypeIs[ColBERT]:
-    return model.card.kind == "colbert"
-
-
-def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> list[Explanation]:
-    """Explain the scores of texts for a query, without an index.
-
-    Args:
-        model: The model that encodes query and documents.
-        query: Text of the query.
-        documents: Document id -> text.
-    """
+def explain_texts(model: TokenModel, query: str, documents: Mapping[str, str]) -> list[Explanation]:
+    """Explain the scores of texts, document id -> text, for a query, without an index."""
     explained = []
     for document, text in documents.items():
         matches = token_matches(model, query, text)
@@ -263,32 +223,12 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
     return explained
 
 
-def _matches(
-    index: IndexReader, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
-) -> list[QueryTokenMatch]:
-    location = index.locate([document])[0]
-    if location is None:
-        raise ValueError(f"document '{document}' was deleted during the search")
-    stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
-    tokens = text_tokens(model, text, "document")
-    if len(tokens) == len(stored):
-        return match_tokens(query, stored, query_tokens, tokens)
-    return _pooled_matches(query, stored, model.encode_texts([text], "document").vectors[0], query_tokens, tokens)
-
-
 def _pooled_matches(
     query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, query_tokens: Sequence[Token], tokens: Sequence[Token]
 ) -> list[QueryTokenMatch]:
     """Match query vectors with a document that has fewer stored vectors than tokens.
 
-    A stored vector represents the tokens that are nearest to it; of these the one nearest to the query vector is reported.
-
-    Args:
-        query: Query vectors, (n, d).
-        stored: Stored vectors of the document, (m, d).
-        encoded: Vectors of the document's tokens, (t, d).
-        query_tokens: Tokens of the query, n.
-        tokens: Tokens of the document, t.
+    A stored vector, (m, d), represents the tokens, (t, d), that are nearest to it; of these the one nearest to the query vector counts.
     """
     if not len(stored):
         return []

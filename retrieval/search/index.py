@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, overload
@@ -176,33 +177,33 @@ class Index(IndexReader):
         k, given = check_k(k), [queries] if isinstance(queries, str) else queries
         if offset < 0:
             raise ValueError(f"offset must be >= 0, got {offset}")
+        if not len(given):
+            return Hits([], [])
         asked = [each if isinstance(each, Query) else Query(str(number), each) for number, each in enumerate(given)]
         by_text = all(isinstance(query.text, str) for query in asked)
         others = [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)
-        how = _fusion_of(fusion, weights, fused=bool(others))
-        condition, document = _restrict_to_ids(filter, ids), self._document_or_none
+        how = _choose_fusion(fusion, weights, fused=bool(others))
+        condition, document = filter, self._document_or_none
+        if ids is not None:
+            condition = replace(as_filter(filter) or Filter(), ids=frozenset([ids] if isinstance(ids, str) else ids))
         if others or rerank is not None:
             if not by_text:
                 raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
             opened, retriever = self._combine(others, how, rerank, candidates)
             document, chosen = opened.document, one_effort(effort, target_recall)
-
-            def find(depth: int) -> Hits:
-                return search_with(retriever, asked, depth, condition, chosen)
-
+            find: Callable[..., Hits] = partial(search_with, retriever, asked, filter=condition, effort=chosen)
         else:
-            vectors = self._encode_queries([query.text for query in asked] if by_text and asked else given)
-
-            def find(depth: int) -> Hits:
-                found: Hits = super(Index, self).search(vectors, depth, filter=condition, effort=effort, target_recall=target_recall)
-                return found
-
+            vectors = self._encode_queries([query.text for query in asked] if by_text else given)
+            search: Callable[..., Any] = super().search
+            find = partial(search, vectors, filter=condition, effort=effort, target_recall=target_recall)
         if group_by is None:
             hits = find(offset + k)
         else:
             keys_of = field_of(self, group_by)
             hits = search_groups(find, min(offset + k, keys_of.most) if set(others) <= {bm25.NAME} else offset + k, keys_of)
-        hits = replace(_without_first(hits, offset), document=document)
+        groups = None if hits.groups is None else [own[offset:] for own in hits.groups]
+        shown, scores = [own[offset:] for own in hits.ids], [own[offset:] for own in hits.scores]
+        hits = replace(hits, ids=shown, scores=scores, groups=groups, document=document)
         wordless = bm25.describe_wordless([query.text for query in asked]) if by_text and bm25.NAME in (self.kind, *others) else None
         if wordless is not None:
             logger.warning("%s", wordless)
@@ -269,24 +270,16 @@ class Index(IndexReader):
         """A fusion or re-ranking, whose indexes and models are opened at its first use."""
         if candidates < 1:
             raise ValueError(f"candidates must be >= 1, got {candidates}")
-        given = [each for each in (*others, rerank) if isinstance(each, IndexReader)]
-        if any(not each.path.is_dir() for each in given):
-            raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
-        names = [self.path, *(each.path if isinstance(each, IndexReader) else each for each in others)]
         with _OPENING:
             if self._opened is None:
                 # A twin: a reference to this index would be a cycle, and keep deleted files mapped until the next garbage collection.
                 twin = IndexReader(self.path, self.manifest, self.codec, self.segments, verified=self.verified)
                 twin.model = self.model
                 self._opened = OpenIndexes()
-                self._opened.add(twin)
-            for index in given:
-                self._opened.add(index)
-            retriever = self._opened.fused(names, fusion, candidates=candidates)
-            if rerank is not None:
-                by = rerank.path if isinstance(rerank, IndexReader) else rerank
-                retriever = self._opened.reranked(retriever, by, candidates=candidates)
-        return self._opened, retriever
+                self._opened.index(twin)
+            opened = self._opened
+            retriever = opened.fused([opened.indexes[0], *others], fusion, candidates=candidates)
+            return opened, retriever if rerank is None else opened.reranked(retriever, rerank, candidates=candidates)
 
     def add(
         self,
@@ -398,25 +391,15 @@ class Index(IndexReader):
         return self.path
 
     def _become(self, changed: IndexReader) -> Index:
-        state = {**changed.__dict__, "_model": self._model}
-        self.__dict__ = state
+        self.__dict__ = {**changed.__dict__, "_model": self._model}
         return self
 
 
-def _fusion_of(fusion: Fusion | str | None, weights: Sequence[float] | None, *, fused: bool) -> Fusion | None:
+def _choose_fusion(fusion: Fusion | str | None, weights: Sequence[float] | None, *, fused: bool) -> Fusion | None:
     if not fused and (fusion is not None or weights is not None):
         raise InputError("weights and fusion are those of rankings that are fused: pass fuse")
     how = Fusion(fusion) if isinstance(fusion, str) else fusion
     return how if weights is None else replace(how or Fusion(), weights=tuple(weights))
-
-
-def _restrict_to_ids(filter: FilterLike, ids: Iterable[str] | None) -> FilterLike:
-    return filter if ids is None else replace(as_filter(filter) or Filter(), ids=frozenset([ids] if isinstance(ids, str) else ids))
-
-
-def _without_first(hits: Hits, offset: int) -> Hits:
-    groups = None if hits.groups is None else [own[offset:] for own in hits.groups]
-    return replace(hits, ids=[own[offset:] for own in hits.ids], scores=[own[offset:] for own in hits.scores], groups=groups)
 
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice

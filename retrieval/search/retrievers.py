@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -56,12 +57,11 @@ CANDIDATES = 100
 RECIPROCAL_RANKS = Fusion()
 """Default fusion."""
 
+_WORD_MODEL = BM25()
+
 Effort: TypeAlias = str | Mapping[str, Setting] | float | None
 """Effort of the searches of indexes: a preset, search parameters, or a recall to reach with the fastest parameters that were measured to
 reach it. None for ``balanced``. BM25 is always exhaustive."""
-
-WORD_MODEL = BM25()
-"""The model of indexes of words."""
 
 Explained: TypeAlias = Explanation | Sequence[WordScore]
 """Explanation of a document's score in one ranking."""
@@ -91,25 +91,24 @@ class Retriever(Protocol):
         """
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
-        """Explain the scores of documents for a query text."""
+        """Explain the scores of documents for a query text; empty where scores have no reasons."""
 
     def describe(self) -> Mapping[str, object]:
         """What the rankings depend on, as JSON; an evaluation records it. ``kind`` is what ranks, such as ``index`` or ``fusion``."""
-
-
-class Unexplained:
-    """Base of retrievers and scorers whose scores have no reasons."""
-
-    def explain(self, query: str, documents: Sequence[str]) -> dict[str, Any]:
-        """Explain nothing."""
-        del query, documents
-        return {}
 
 
 def search_with(retriever: Retriever, queries: Sequence[Query], k: int, filter: FilterLike = None, effort: Effort = None) -> Hits:
     """Search a retriever, with an effort only where one was asked for."""
     given: dict[str, Any] = {} if effort is None else {"effort": effort}
     return retriever.search(queries, k, filter=filter, **given)
+
+
+def search_without_self(retriever: Retriever, queries: Sequence[Query], k: int, filter: FilterLike = None, effort: Effort = None) -> Hits:
+    """Search a retriever for the documents that do not have the id of the query."""
+    hits = search_with(retriever, queries, min(k + 1, getattr(retriever, "candidates", k + 1)), filter, effort)
+    others = (((key, score) for key, score in hits.ranking(row).items() if key != query.id) for row, query in enumerate(queries))
+    without = Hits.of(dict(islice(each, k)) for each in others)
+    return replace(hits, ids=without.ids, scores=without.scores)
 
 
 def one_effort(effort: str | Mapping[str, Setting] | None, target_recall: float | None) -> Effort:
@@ -119,66 +118,48 @@ def one_effort(effort: str | Mapping[str, Setting] | None, target_recall: float 
     return effort if target_recall is None else float(target_recall)
 
 
-_PIECE = 2048  # tokens of one piece: tenths of a second on one core
-_OVERTAKING = 8  # turns for which a piece lets others go first, so that it gets one in the end
-
-
-class _Turns:
-    """A lock that those who wait to hold it once get before those who encode one piece after another."""
+class _FairLock:
+    """A lock that threads get in the order in which they ask for it."""
 
     def __init__(self) -> None:
-        self._free = threading.Condition()
-        self._held = False
-        self._first = 0  # waiting threads that go first
-        self._last = 0  # waiting threads that go last
-        self._overtaken = 0
+        self._turn = threading.Condition()
+        self._waiting = deque[object]()  # the first holds the lock
 
     def __enter__(self) -> None:
-        with self._free:
-            self._first += 1
-            self._free.wait_for(lambda: not self._held and not (self._last and self._overtaken >= _OVERTAKING))
-            self._first -= 1
-            self._held = True
-            self._overtaken += bool(self._last)
+        own = object()
+        with self._turn:
+            self._waiting.append(own)
+            self._turn.wait_for(lambda: self._waiting[0] is own)
 
     def __exit__(self, *error: object) -> None:
-        with self._free:
-            self._held = False
-            self._free.notify_all()
+        with self._turn:
+            self._waiting.popleft()
+            self._turn.notify_all()
 
-    @contextmanager
-    def last(self) -> Iterator[None]:
-        """Hold the lock once nobody waits who goes first, or many of them have."""
-        with self._free:
-            self._last += 1
-            self._free.wait_for(lambda: not self._held and (not self._first or self._overtaken >= _OVERTAKING))
-            self._last -= 1
-            self._held, self._overtaken = True, 0
-        try:
-            yield
-        finally:
-            self.__exit__()
+
+_PIECE = 2048  # tokens of one piece: tenths of a second on one core
 
 
 class SharedModel:
     """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
 
-    Many texts are encoded in pieces, and whoever waits for one query goes before the next piece.
-
-    Args:
-        model: The model.
+    Many texts are encoded in pieces, and whoever asks meanwhile gets a turn before the next piece.
 
     Attributes:
         model: The model.
-        lock: Held during a forward pass; texts that are encoded in pieces wait for all others.
+        lock: Held during a forward pass.
         card: Card of the model.
-        device: Device of the model; None for one that has none.
     """
 
     def __init__(self, model: DenseModel | TokenModel) -> None:
         self.model: Any = model
-        self.lock = _Turns()
+        self.lock = _FairLock()
         self.card = model.card
+
+    @classmethod
+    def of(cls, model: Any) -> SharedModel:
+        """The model, wrapped unless it is already: a second wrapper would have a lock of its own."""
+        return model if isinstance(model, SharedModel) else cls(model)
 
     @property
     def device(self) -> torch.device | None:
@@ -188,23 +169,22 @@ class SharedModel:
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
         limit = self.card.document_length if role == "document" else self.card.query_length
-        # A token has at least one character, and in English about four; the estimate need not be exact.
-        pieces = self.pieces([min(limit or len(text), len(text) // 3 + 2) for text in texts])
-        if len(pieces) == 1 and role == "query":
-            with self.lock:
-                return self.model.encode_texts(texts, role, progress=progress)
         found = []
-        for piece in pieces:
-            with self.lock.last():
+        # A token has at least one character, and in English about four; the estimate need not be exact.
+        for piece in self.pieces([min(limit or len(text), len(text) // 3 + 2) for text in texts]):
+            with self.lock:
                 found.append(self.model.encode_texts(texts[piece], role, progress=progress))
-        return found[0] if len(found) == 1 else _concatenate_encodings(found)
+        if len(found) == 1:
+            return found[0]
+        counts = [each.tokens for each in found]
+        tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in counts]) for name in ("tokens", "truncated", "empty")))
+        if isinstance(found[0], DenseEncoding):
+            return DenseEncoding(np.concatenate([each.vectors for each in found]), tokens)
+        ids = None if found[0].token_ids is None else [own for each in found for own in each.token_ids]
+        return TokenEncoding([own for each in found for own in each.vectors], tokens, ids)
 
     def pieces(self, lengths: Sequence[int]) -> list[slice]:
-        """Consecutive pieces of texts, each encoded while the lock is held once: one text, or at most 2,048 tokens.
-
-        Args:
-            lengths: Number of tokens of each text.
-        """
+        """Consecutive pieces of texts with these numbers of tokens, each encoded at once: one text, or at most 2,048 tokens."""
         found, first, total = [], 0, 0
         for row, length in enumerate(lengths):
             if row > first and total + length > _PIECE:
@@ -213,39 +193,10 @@ class SharedModel:
             total += length
         return [*found, slice(first, len(lengths))]
 
-    def queries(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Encode Q queries for ``Index.search``."""
-        return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
-
-
-def _concatenate_encodings(parts: Sequence[Any]) -> Any:
-    counts = [part.tokens for part in parts]
-    tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in counts]) for name in ("tokens", "truncated", "empty")))
-    if isinstance(parts[0], DenseEncoding):
-        return DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
-    ids = None if parts[0].token_ids is None else [each for part in parts for each in part.token_ids]
-    return TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
-
-
-@contextmanager
-def _hold_model(model: DenseModel | TokenModel) -> Iterator[Any]:
-    """The model itself, held until the block ends if it is shared."""
-    if not isinstance(model, SharedModel):
-        yield getattr(model, "model", model) if isinstance(model, EncodedQueries) else model
-        return
-    with model.lock:
-        yield model.model
-
 
 @dataclass(frozen=True)
 class EncodedQueries:
-    """A model that has encoded its queries already, by one forward pass for all searches.
-
-    Attributes:
-        model: The model.
-        encoding: Encoding of the queries.
-        rows: Query text -> its row in ``encoding``.
-    """
+    """A model that has encoded its queries already, by one forward pass for all searches; ``rows`` are those of the texts."""
 
     model: Any
     encoding: DenseEncoding | TokenEncoding
@@ -288,7 +239,7 @@ class DistributedIndex(Protocol):
         """The index in this process."""
 
     def search(self, queries: Any, k: int, *, filter: FilterLike = None, effort: str | Mapping[str, Setting] | None = None) -> Hits:
-        """Search encoded queries, as `quiver.retrieval.index.index.Index.search` does."""
+        """Search encoded queries, as `IndexReader.search` does."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +255,7 @@ class IndexSearcher:
     """
 
     index: IndexReader
-    model: DenseModel | TokenModel = WORD_MODEL
+    model: DenseModel | TokenModel = _WORD_MODEL
     name: str = NAME
     sharded: DistributedIndex | None = None
     progress: bool = False
@@ -318,7 +269,14 @@ class IndexSearcher:
         """
         k = check_k(k)
         self.index.check_model(self.model.card)
-        filter, params = self.index.check_filter(filter), self._params(effort, k)
+        filter = self.index.check_filter(filter)
+        if isinstance(effort, float | int):
+            params = self.index.search_params_for(effort, k)
+        elif isinstance(effort, Mapping):
+            params = effort
+        else:  # of a preset, only those that it sets
+            check_preset(effort or "balanced")
+            params = {str(name): own for name, own in self.index.presets(k).items()}[effort or "balanced"]
         if not queries:
             raise InputError("there are no queries to search")
         begun = time.perf_counter()
@@ -339,8 +297,7 @@ class IndexSearcher:
         present = _present_documents(self.index, documents)
         if self.index.kind == WORDS:
             return {each: {self.name: word_scores(self.index, query, each)} for each in present}
-        with _hold_model(self.model) as model:
-            return {each.document: {self.name: each} for each in explain(self.index, model, query, present)}
+        return {each.document: {self.name: each} for each in explain(self.index, self.model, query, present)}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
@@ -350,15 +307,6 @@ class IndexSearcher:
     def indexes(self) -> Sequence[IndexReader]:
         """The indexes that are searched."""
         return [self.index]
-
-    def _params(self, effort: Effort, k: int) -> Mapping[str, Setting]:
-        """Search parameters of an effort. A preset gives only those that it sets."""
-        if isinstance(effort, Mapping):
-            return effort
-        if isinstance(effort, float | int):
-            return self.index.search_params_for(effort, k)
-        check_preset(effort or "balanced")
-        return next(params for name, params in self.index.presets(k).items() if name == (effort or "balanced"))
 
 
 def identity_of(index: IndexReader) -> dict[str, object]:
@@ -372,7 +320,7 @@ def _present_documents(index: IndexReader, documents: Sequence[str]) -> list[str
 
 
 @dataclass(frozen=True)
-class RunRetriever(Unexplained):
+class RunRetriever:
     """Ranks documents as a run does, by the ids of its queries.
 
     Attributes:
@@ -392,7 +340,12 @@ class RunRetriever(Unexplained):
         if filter is not None:
             raise InputError("a run cannot be filtered: the fields of its documents are not known")
         k = check_k(k)
-        return Hits.of(dict(list(self.run.get(query.id, {}).items())[:k]) for query in queries)
+        return Hits.of(dict(islice(self.run.get(query.id, {}).items(), k)) for query in queries)
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """Explain nothing: a run has no reasons."""
+        del query, documents
+        return {}
 
     def describe(self) -> Mapping[str, object]:
         """See `Retriever`."""
@@ -407,6 +360,7 @@ class FusedRetriever:
         parts: At least one. One of weight 0 is not searched.
         fusion: Method, weights and normalization.
         candidates: Documents that each part contributes, if more than k.
+        exclude_self: Leave the document that has the id of the query out of every part.
 
     Raises:
         InputError: The number of weights differs from the number of parts.
@@ -415,6 +369,7 @@ class FusedRetriever:
     parts: Sequence[Retriever]
     fusion: Fusion = RECIPROCAL_RANKS
     candidates: int = CANDIDATES
+    exclude_self: bool = False
 
     def __post_init__(self) -> None:
         self.fusion.weights_of(len(self.parts))
@@ -426,8 +381,8 @@ class FusedRetriever:
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
         """See `Retriever`."""
-        depth = max(check_k(k), self.candidates)
-        found = [search_with(part, queries, depth, filter, effort) for part, _ in self._used]
+        depth, find = max(check_k(k), self.candidates), search_without_self if self.exclude_self else search_with
+        found = [find(part, queries, depth, filter, effort) for part, _ in self._used]
         begun = time.perf_counter()
         fused = fuse_hits(found, replace(self.fusion, weights=tuple(weight for _, weight in self._used)), k=k)
         counts = [asdict(each.counts).values() for each in found]
@@ -476,17 +431,91 @@ def sum_seconds(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {stage: sum(each.get(stage, 0.0) for each in seconds) for stage in dict.fromkeys(stage for each in seconds for stage in each)}
 
 
-class CandidateScorer(Protocol):
-    """Scores given documents for queries."""
+@dataclass(frozen=True)
+class Scorer:
+    """Scores documents by a ColBERT model: by the vectors that an index stores of them, or by encoding their texts.
 
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
-        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
+    Attributes:
+        name: Name in tables.
+        model: The model.
+        source: Index that this model built, so that only queries are encoded; or a function from the ids of all candidates to one from an
+            id to its text, so that a corpus is read once.
+        leave_out: Leave candidates out that are not in the index, such as those that were added to another one only.
+        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
+        progress: Show a bar over the queries whose candidates are encoded, unless there is a single one.
 
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
-        """Explain the scores of documents; empty if they cannot be explained."""
+    Raises:
+        InputError: The index was built by another model.
+    """
+
+    name: str
+    model: TokenModel
+    source: IndexReader | Callable[[Iterable[str]], Callable[[str], str]]
+    leave_out: bool = False
+    texts_per_batch: int = 1024
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        for index in self.indexes:
+            index.check_model(self.model.card)
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors.
+
+        Raises:
+            InputError: A candidate is not in the index, or has no text.
+        """
+        vectors = self.model.encode_texts(queries, "query").vectors
+        if not isinstance(self.source, IndexReader):
+            return self._score_texts(vectors, candidates, self.source(key for own in candidates for key in own))
+        scores = []
+        for query, documents in zip(vectors, candidates, strict=True):
+            present = _present_documents(self.source, documents) if self.leave_out else documents
+            found = dict(zip(present, self.source.scores(query, present).tolist(), strict=True))
+            scores.append(np.array([found.get(document, -np.inf) for document in documents], np.float32))
+        return scores
+
+    def _score_texts(
+        self, vectors: Sequence[NDArray[np.float32]], candidates: Sequence[Sequence[str]], text_of: Callable[[str], str]
+    ) -> list[NDArray[np.float32]]:
+        """Encode the candidates of as many queries at a time as fit a batch, each distinct one once."""
+        from quiver.retrieval.models.encoding import maxsim_packed
+
+        scores: list[NDArray[np.float32]] = []
+        with progress_bar("re-ranking", len(vectors), enabled=self.progress and len(vectors) > 1) as advance:
+            while len(scores) < len(vectors):
+                first = last = len(scores)
+                wanted: dict[str, int] = {}
+                while last < len(vectors) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
+                    for document in candidates[last]:
+                        wanted.setdefault(document, len(wanted))
+                    last += 1
+                documents = self.model.encode_texts(list(map(text_of, wanted)), "document").vectors if wanted else []
+                for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
+                    chosen = [documents[wanted[document]] for document in own]
+                    tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
+                    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+                    scores.append(maxsim_packed([query], tokens, offsets)[0])
+                advance(last - first)
+        return scores
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explanation]:
+        """Explain the scores of documents; those that are not in the index are left out."""
+        if isinstance(self.source, IndexReader):
+            explained = explain(self.source, self.model, query, _present_documents(self.source, documents))
+        else:
+            text_of = self.source(documents)
+            explained = explain_texts(self.model, query, {document: text_of(document) for document in documents})
+        return {each.document: each for each in explained}
 
     def describe(self) -> Mapping[str, object]:
         """What the scores depend on, as JSON."""
+        return {str(each.path): identity_of(each) for each in self.indexes} or {"model": self.model.card.fingerprint}
+
+    @property
+    def indexes(self) -> Sequence[IndexReader]:
+        """The index, if there is one."""
+        return [self.source] if isinstance(self.source, IndexReader) else []
 
 
 @dataclass(frozen=True)
@@ -496,18 +525,24 @@ class RerankedRetriever:
     Attributes:
         first: Finds the candidates.
         scorer: Scores them; the scores of ``first`` are ignored.
-        name: Name in tables.
         candidates: Candidates per query, if more than k.
+        exclude_self: The document that has the id of the query is no candidate.
     """
 
     first: Retriever
-    scorer: CandidateScorer
-    name: str
+    scorer: Scorer
     candidates: int = CANDIDATES
+    exclude_self: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of what re-ranks."""
+        return self.scorer.name
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
         """See `Retriever`."""
-        found = search_with(self.first, queries, max(check_k(k), self.candidates), filter, effort)
+        find = search_without_self if self.exclude_self else search_with
+        found = find(self.first, queries, max(check_k(k), self.candidates), filter, effort)
         begun = time.perf_counter()
         best = rerank(found, [query.text for query in queries], self.scorer, k)
         seconds = sum_seconds([found.seconds, {"rerank": time.perf_counter() - begun}])
@@ -524,109 +559,13 @@ class RerankedRetriever:
     @property
     def indexes(self) -> Sequence[IndexReader]:
         """The indexes that are searched, and that score."""
-        return [*indexes_of(self.first), *indexes_of(self.scorer)]
+        return [*indexes_of(self.first), *self.scorer.indexes]
 
 
-@dataclass(frozen=True)
-class IndexScorer:
-    """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
-
-    Attributes:
-        index: Index that contains the candidates.
-        model: Model that built the index.
-        leave_out: Leave candidates out that are not in the index, such as those that were added to another one only.
-
-    Raises:
-        InputError: The index was built by another model.
-    """
-
-    index: IndexReader
-    model: TokenModel
-    leave_out: bool = False
-
-    def __post_init__(self) -> None:
-        self.index.check_model(self.model.card)
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `CandidateScorer`.
-
-        Raises:
-            InputError: A candidate is not in the index.
-        """
-        scores = []
-        for query, documents in zip(self.model.encode_texts(queries, "query").vectors, candidates, strict=True):
-            present = _present_documents(self.index, documents) if self.leave_out else documents
-            found = dict(zip(present, self.index.scores(query, present).tolist(), strict=True))
-            scores.append(np.array([found.get(document, -np.inf) for document in documents], np.float32))
-        return scores
-
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
-        """See `CandidateScorer`; documents that are not in the index are left out."""
-        with _hold_model(self.model) as model:
-            return {each.document: each for each in explain(self.index, model, query, _present_documents(self.index, documents))}
-
-    def describe(self) -> Mapping[str, object]:
-        """See `CandidateScorer`."""
-        return {str(self.index.path): identity_of(self.index)}
-
-    @property
-    def indexes(self) -> Sequence[IndexReader]:
-        """The index."""
-        return [self.index]
-
-
-@dataclass(frozen=True)
-class TextScorer:
-    """Scores documents by encoding their texts.
-
-    Attributes:
-        model: A ColBERT model.
-        text_of: Function from document id to the text to encode.
-        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
-        progress: Show a bar over the queries, unless there is a single one.
-    """
-
-    model: TokenModel
-    text_of: Callable[[str], str]
-    texts_per_batch: int = 1024
-    progress: bool = False
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `CandidateScorer`; a candidate of several queries of a batch is encoded once.
-
-        Raises:
-            InputError: A candidate has no text.
-        """
-        from quiver.retrieval.models.encoding import maxsim_packed
-
-        vectors = self.model.encode_texts(queries, "query").vectors
-        scores: list[NDArray[np.float32]] = []
-        with progress_bar("re-ranking", len(queries), enabled=self.progress and len(queries) > 1) as advance:
-            while len(scores) < len(queries):
-                first = last = len(scores)
-                wanted: dict[str, int] = {}
-                while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
-                    for document in candidates[last]:
-                        wanted.setdefault(document, len(wanted))
-                    last += 1
-                documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
-                for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
-                    chosen = [documents[wanted[document]] for document in own]
-                    tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
-                    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-                    scores.append(maxsim_packed([query], tokens, offsets)[0])
-                advance(last - first)
-        return scores
-
-    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
-        """See `CandidateScorer`."""
-        texts = {document: self.text_of(document) for document in documents}
-        with _hold_model(self.model) as model:
-            return {each.document: each for each in explain_texts(model, query, texts)}
-
-    def describe(self) -> Mapping[str, object]:
-        """See `CandidateScorer`."""
-        return {"model": self.model.card.fingerprint}
+def storing(indexes: Sequence[IndexReader], key: str) -> IndexReader | None:
+    """The first index that contains a document and stores texts; None if there is none."""
+    texts = (index for index in indexes if index.manifest.policy.store_text)
+    return next((index for index in texts if index.locate([key])[0] is not None), None)
 
 
 class OpenIndexes:
@@ -642,7 +581,7 @@ class OpenIndexes:
         self._device, self._verify, self._progress = device, verify, progress
         self._indexes: dict[Path, IndexReader] = {}
         self._sharded: dict[Path, DistributedIndex] = {}
-        self._sources: dict[Path, str] = {}
+        self._sources: dict[Path, str | None] = {}  # of the indexes that were opened here: folder or hub id of the model
         self._words: dict[Path, IndexReader] = {}
         self._models: dict[str, SharedModel] = {}
 
@@ -652,68 +591,66 @@ class OpenIndexes:
         return list(self._indexes.values())
 
     def index(
-        self, folder: str | Path, *, model: str | None = None, generation: int | None = None, sharded: DistributedIndex | None = None
+        self,
+        given: str | Path | IndexReader,
+        *,
+        model: str | None = None,
+        generation: int | None = None,
+        sharded: DistributedIndex | None = None,
     ) -> IndexReader:
-        """Open an index, or return it if it is open.
+        """Open an index, or return the open one of its path.
 
         Args:
-            folder: Folder of the index.
-            model: Folder or hub id of its model; None for the one that built it.
+            given: Folder of the index; or an open index, whose model it is searched with.
+            model: Folder or hub id of the model of a folder; None for the one that built it.
             generation: Number of the generation; None for the newest.
             sharded: The index, distributed over shards; None to search it in this process.
 
         Raises:
-            InputError: The index cannot be opened.
+            InputError: The index cannot be opened, or is another one in memory.
         """
-        path = Path(folder).resolve()
-        if path not in self._indexes:
-            whole = None if sharded is None else sharded.whole
-            self._indexes[path] = whole or open_index(folder, generation=generation, verify=self._verify)
-            if sharded is not None:
-                self._sharded[path] = sharded
-            if model is not None:
+        path = _path_of(given)
+        known = self._indexes.get(path)
+        if isinstance(given, IndexReader) and not path.is_dir() and self._indexes and given is not known:
+            raise InputError("an index in memory cannot be fused with another one or re-rank it; build it in a folder (out=DIR)")
+        if known is None:
+            if isinstance(given, IndexReader):
+                self._indexes[path] = given
+            else:
+                whole = None if sharded is None else sharded.whole
+                self._indexes[path] = whole or open_index(given, generation=generation, verify=self._verify)
                 self._sources[path] = model
+                if sharded is not None:
+                    self._sharded[path] = sharded
         return self._indexes[path]
 
-    def add(self, index: IndexReader) -> None:
-        """Use an index that is open, with its model, unless one of its path is open here already."""
-        self.hold(index)
-        if index.manifest.model.fingerprint not in self._models:  # a second wrapper would have a lock of its own
-            model = index.model
-            self._models[index.manifest.model.fingerprint] = model if isinstance(model, SharedModel) else SharedModel(model)
-
-    def hold(self, index: IndexReader) -> None:
-        """Take documents from an index that is open, unless one of its path is open here already."""
-        self._indexes.setdefault(index.path.resolve(), index)
-
-    def vectors(self, folder: str | Path, *, name: str | None = None) -> IndexSearcher:
+    def vectors(self, given: str | Path | IndexReader, *, name: str | None = None) -> IndexSearcher:
         """Make a retriever of an index and its model.
 
         Raises:
             InputError: The index or its model cannot be used.
         """
-        path, index = Path(folder).resolve(), self.index(folder)
-        model = self._model_of(index, self._sources.get(path))
-        return IndexSearcher(index, model, name or short_names([str(folder)])[0], self._sharded.get(path), self._progress)
+        path, index = _path_of(given), self.index(given)
+        shown = name or short_names([str(given.path if isinstance(given, IndexReader) else given)])[0]
+        return IndexSearcher(index, self._model_of(index), shown, self._sharded.get(path), self._progress)
 
-    def words(self, folder: str | Path) -> IndexSearcher:
+    def words(self, given: str | Path | IndexReader) -> IndexSearcher:
         """Make a BM25 retriever of the documents of an index.
 
         Raises:
             InputError: The index stores no texts.
         """
-        path = Path(folder).resolve()
+        path, index = _path_of(given), self.index(given)
         if path not in self._words:
-            self._words[path] = word_index(
-                self.index(folder), cache=folder_if_known(WORD_TABLES), verify=self._verify, progress=self._progress
-            )
+            cache = folder_if_known(WORD_TABLES)
+            self._words[path] = word_index(index, cache=cache, verify=self._verify, progress=self._progress)
         return IndexSearcher(self._words[path])
 
-    def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
+    def fused(self, given: Sequence[str | Path | IndexReader], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
         """Make a retriever that fuses indexes, and BM25 over the documents of the first index.
 
         Args:
-            given: Folders of indexes, or ``bm25``; a single one is not fused. One of weight 0 is not opened.
+            given: Indexes, their folders, or ``bm25``; a single one is not fused. One of weight 0 is not opened.
             fusion: Method, weights and normalization; None for reciprocal ranks.
             candidates: Documents that each contributes.
 
@@ -722,40 +659,36 @@ class OpenIndexes:
                 of weights is wrong.
         """
         fusion = fusion or RECIPROCAL_RANKS
-        paths = [str(path) for path in given]
+        names = [str(each.path if isinstance(each, IndexReader) else each) for each in given]
         # A folder that is called bm25 is an index in the first place, where no other index gives BM25 its documents.
-        words = [path == NAME and (number > 0 or format_version(Path(path)) is None) for number, path in enumerate(paths)]
-        first = next((path for path, each in zip(paths, words, strict=True) if not each), None)
+        words = [name == NAME and (number > 0 or format_version(Path(name)) is None) for number, name in enumerate(names)]
+        first = next((each for each, is_words in zip(given, words, strict=True) if not is_words), None)
         if first is None:
             raise InputError("bm25 ranks the documents of an index; name an index too")
         parts: list[Retriever] = []
         opened: list[IndexReader] = []
-        weights = fusion.weights_of(len(paths))
-        for path, name, weight, is_words in zip(paths, short_names(paths), weights, words, strict=True):
+        weights = fusion.weights_of(len(names))
+        for each, name, weight, is_words in zip(given, short_names(names), weights, words, strict=True):
             if not weight:
                 continue
-            index = self.index(first if is_words else path)
+            index = self.index(first if is_words else each)
             if is_words and opened and index.kind == WORDS:
-                raise InputError(f"{first}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
+                raise InputError(f"{index.path}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
             if opened:
                 check_fusible(opened[0], index)
             opened.append(index)
-            parts.append(self.words(first) if is_words else self.vectors(path, name=name))
-        if len(paths) == 1:
+            parts.append(self.words(first) if is_words else self.vectors(each, name=name))
+        if len(names) == 1:
             return parts[0]
         return FusedRetriever(parts, replace(fusion, weights=tuple(weight for weight in weights if weight)), candidates)
 
     def reranked(
         self, first: Retriever, given: str | Path | TokenModel | IndexReader, *, candidates: int = CANDIDATES
     ) -> RerankedRetriever:
-        """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model, loaded or not.
+        """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model, loaded or not; see `scorer`."""
+        return RerankedRetriever(first, self.scorer(given), candidates)
 
-        Raises:
-            InputError: It is neither.
-        """
-        return RerankedRetriever(first, self.scorer(given), name_of_scorer(given), candidates)
-
-    def scorer(self, given: str | Path | TokenModel | IndexReader) -> IndexScorer | TextScorer:
+    def scorer(self, given: str | Path | TokenModel | IndexReader) -> Scorer:
         """Open an index of a ColBERT model, or a ColBERT model, to score candidates by their texts in the open indexes.
 
         Raises:
@@ -763,35 +696,26 @@ class OpenIndexes:
         """
         needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
         if isinstance(given, IndexReader) or (isinstance(given, str | Path) and format_version(Path(given)) is not None):
-            index = given if isinstance(given, IndexReader) else self.index(given)
+            index = self.index(given)
             if index.manifest.model.kind != "colbert":
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
                 raise InputError(f"{index.path}: {needed}; this index has {stored}")
-            if isinstance(given, IndexReader):
-                return IndexScorer(given, given.model if isinstance(given.model, SharedModel) else SharedModel(given.model))
-            return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
+            return Scorer(short_names([str(given.path if isinstance(given, IndexReader) else given)])[0], self._model_of(index), index)
         if str(given) == NAME and not Path(NAME).exists():
             raise InputError(f"{NAME}: {needed}; BM25 has no vectors and can be fused (--fuse, fuse=)")
         from quiver.retrieval.models.loading import load_model
 
         model = load_model(str(given), device=self._device) if isinstance(given, str | Path) else given
-        card = getattr(model, "card", None)
-        if card is None:
+        if not hasattr(model, "card"):
             raise InputError(f"{needed}, got a {type(given).__name__}")
-        if card.kind != "colbert":
-            raise InputError(
-                f"{given if isinstance(given, str | Path) else card.source}: {needed}; this model gives a single vector per text"
-            )
-        return TextScorer(SharedModel(model), self.text_of, progress=self._progress)
-
-    def storing(self, key: str) -> IndexReader | None:
-        """The first index that contains a document and stores texts; None if there is none."""
-        texts = (index for index in self._indexes.values() if index.manifest.policy.store_text)
-        return next((index for index in texts if index.locate([key])[0] is not None), None)
+        source = str(given) if isinstance(given, str | Path) else model.card.source
+        if model.card.kind != "colbert":
+            raise InputError(f"{source}: {needed}; this model gives a single vector per text")
+        return Scorer(short_names([source])[0], SharedModel.of(model), lambda ids: self.text_of, progress=self._progress)
 
     def document(self, key: str) -> Document | None:
         """A document of the first index that contains it and stores texts; None if there is no such index."""
-        index = self.storing(key)
+        index = storing(self.indexes, key)
         return None if index is None else index.document(key)
 
     def text_of(self, key: str) -> str:
@@ -800,7 +724,7 @@ class OpenIndexes:
         Raises:
             InputError: No open index stores the text.
         """
-        index = self.storing(key)
+        index = storing(self.indexes, key)
         if index is None:
             raise InputError(
                 f"{self.indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model"
@@ -808,21 +732,20 @@ class OpenIndexes:
             )
         return index.text_of(key)
 
-    def _model_of(self, index: IndexReader, source: str | None) -> SharedModel:
-        wanted = index.manifest.model.fingerprint
-        if wanted not in self._models:
-            device = None if index.kind == WORDS else self._device  # which may be that of another index
-            loaded = load_index_model(index.manifest.model, source, device=device)
-            index.check_model(loaded.card)
-            self._models[wanted] = SharedModel(loaded)
-        return self._models[wanted]
+    def _model_of(self, index: IndexReader) -> SharedModel:
+        card, path = index.manifest.model, _path_of(index)
+        if card.fingerprint not in self._models:
+            model = index.model if path not in self._sources else None
+            if model is None:
+                device = None if index.kind == WORDS else self._device  # which may be that of another index
+                model = load_index_model(card, self._sources[path], device=device)
+                index.check_model(model.card)
+            self._models[card.fingerprint] = SharedModel.of(model)
+        return self._models[card.fingerprint]
 
 
-def name_of_scorer(given: str | Path | TokenModel | IndexReader) -> str:
-    """The name of what re-ranks, a model or an index."""
-    return short_names(
-        [str(given.path if isinstance(given, IndexReader) else given if isinstance(given, str | Path) else given.card.source)]
-    )[0]
+def _path_of(given: str | Path | IndexReader) -> Path:
+    return (given.path if isinstance(given, IndexReader) else Path(given)).resolve()
 
 
 def open_retriever(

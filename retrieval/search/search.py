@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -40,13 +40,7 @@ _VALUE = 40  # characters of each
 
 
 def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
-    """Search queries slice by slice under a progress bar or where it can be stopped, otherwise all at once; the hits are the same.
-
-    Args:
-        search: Searches a slice of the queries.
-        count: Number of queries.
-        progress: Show a bar, unless there is a single query.
-    """
+    """Search a number of queries slice by slice under a bar or where it can be stopped, otherwise all at once; the hits are the same."""
     if count < 2 or not (progress or is_interruptible()):
         return search(slice(count))
     parts = list[Hits]()
@@ -176,9 +170,24 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
     return Hits.of(dict(islice(ranking.items(), k)) for ranking in fused)
 
 
-def differing_documents(first: IndexReader, other: IndexReader) -> str | None:
+def differing_documents(first: IndexReader, other: IndexReader, *, shared: int | None = None) -> str | None:
     """Describe how the documents of two indexes differ: their ids, and the texts of some that have one id; None if they do not."""
-    return _difference(first, other, first.shared_documents(other))
+    shared = first.shared_documents(other) if shared is None else shared
+    parts, share = [], 1.0
+    if not len(first) == len(other) == shared:
+        share = shared / (len(first) + len(other) - shared)
+        parts.append(f"{shared:,} documents are in both, {len(first):,} in one and {len(other):,} in the other ({share:.0%} in common)")
+    # Passages of the same files differ if they were measured in the tokens of two models. In two corpora an equal id is a coincidence.
+    if share > _ONE_CORPUS and first.manifest.policy.store_text and other.manifest.policy.store_text:
+        same = list[bool]()
+        keys = first.ids[:: max(1, len(first) // _COMPARED)]
+        for key, place in zip(keys, other.locate(keys), strict=True):
+            if place is not None:
+                with suppress(InputError):  # a damaged text is reported where it is needed
+                    same.append(first.document(key).text == other.documents.at(place).text)
+        if not all(same):
+            parts.append(f"of {len(same)} in both that were compared, {same.count(False)} have another text")
+    return "; ".join(parts) or None
 
 
 def check_fusible(first: IndexReader, other: IndexReader) -> None:
@@ -193,18 +202,16 @@ def check_fusible(first: IndexReader, other: IndexReader) -> None:
             f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
             " document id, so build both indexes from one corpus"
         )
-    difference = _difference(first, other, shared, hint="; to fuse one index with BM25 over its own texts: --fuse bm25 (fuse='bm25')")
+    difference = differing_documents(first, other, shared=shared)
     if difference is not None:
-        logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+        hint = "; to fuse one index with BM25 over its own texts: --fuse bm25 (fuse='bm25')" if "have another text" in difference else ""
+        logger.warning("%s and %s hold different documents: %s%s", first.path, other.path, difference, hint)
 
 
 def describe_nothing_found(index: IndexReader, condition: Filter | None, *, wordless: str | None = None) -> str:
     """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields.
 
-    Args:
-        index: The index that was searched.
-        condition: The filter.
-        wordless: What `quiver.retrieval.models.bm25.describe_wordless` says of the query, if words are searched for.
+    ``wordless`` is what `quiver.retrieval.models.bm25.describe_wordless` says of the query, if words are searched for.
     """
     passing = len(index) if condition is None else index.count(condition)
     if condition is None or passing or not len(index):
@@ -217,29 +224,6 @@ def describe_nothing_found(index: IndexReader, condition: Filter | None, *, word
         values = ", ".join(f"{value} ({count:,})" for value, count in shown)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
     return "; ".join(parts)
-
-
-def _difference(first: IndexReader, other: IndexReader, shared: int, *, hint: str = "") -> str | None:
-    parts, share = [], 1.0
-    if not len(first) == len(other) == shared:
-        share = shared / (len(first) + len(other) - shared)
-        parts.append(f"{shared:,} documents are in both, {len(first):,} in one and {len(other):,} in the other ({share:.0%} in common)")
-    # Passages of the same files differ if they were measured in the tokens of two models. In two corpora an equal id is a coincidence.
-    compared = list(_same_texts(first, other)) if share > _ONE_CORPUS else []
-    if not all(compared):
-        parts.append(f"of {len(compared)} in both that were compared, {compared.count(False)} have another text{hint}")
-    return "; ".join(parts) or None
-
-
-def _same_texts(first: IndexReader, other: IndexReader) -> Iterator[bool]:
-    """Whether each of some evenly spaced documents of both indexes has the same text in both."""
-    if not (first.manifest.policy.store_text and other.manifest.policy.store_text):
-        return
-    keys = first.ids[:: max(1, len(first) // _COMPARED)]
-    for key, place in zip(keys, other.locate(keys), strict=True):
-        if place is not None:
-            with suppress(InputError):  # a damaged text is reported where it is needed
-                yield first.document(key).text == other.documents.at(place).text
 
 
 def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:

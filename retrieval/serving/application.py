@@ -44,7 +44,7 @@ from quiver.retrieval.serving.inference import (
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
 from quiver.retrieval.serving.page import content_security_policy, page_html
-from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions, Snapshot, client_message
+from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, SearchOptions, ServedRetriever, Snapshot
 from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
@@ -103,7 +103,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """Error responses of the routes, for the OpenAPI schema."""
 
 
-def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]) -> list[HitExplanation]:
+def explanations(
+    retriever: ServedRetriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]
+) -> list[HitExplanation]:
     """Explain the scores of documents that a retriever found for the query of a number; one explanation per document, in order."""
     run, lists, candidates = ranked.hits.ranking(number), ranked.hits.lists, ranked.hits.candidates
     places = {part: _places(lists[part].ranking(number)) for part in lists}
@@ -129,8 +131,7 @@ def _explanation(why: Explained, model: SharedModel | None, parts: list[PartRank
     score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
     if model is None or not isinstance(model.model, ColBERT):
         return HitExplanation("similarity", score, why.text, parts=parts)
-    with model.lock:
-        passage = text_tokens(model.model, why.text or "", "document")
+    passage = text_tokens(model, why.text or "", "document")
     positions: dict[Token, int] = {}
     for position, token in enumerate(passage):
         positions.setdefault(token, position)
@@ -192,7 +193,7 @@ def _filter(given: str | list[str]) -> Filter | None:
 
 
 async def _answers(
-    service: Service, retriever: Retriever, request: SearchRequest | BatchRequest, queries: tuple[str, ...], begun: float
+    service: Service, retriever: ServedRetriever, request: SearchRequest | BatchRequest, queries: tuple[str, ...], begun: float
 ) -> list[SearchAnswer]:
     loop = asyncio.get_running_loop()
     # Parsing a filter can take milliseconds: not in the event loop.
@@ -250,7 +251,7 @@ def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) ->
     except DamagedIndexError:
         raise
     except InputError as error:
-        raise RequestError(422, "invalid_request", client_message(error, snapshot)) from error
+        raise RequestError(422, "invalid_request", snapshot.client_message(error)) from error
     return {
         name: FieldFacet(
             [FacetValue(_json_value(value), count) for value, count in facet.values],
@@ -265,7 +266,7 @@ def _json_value(value: bool | int | float | str) -> bool | int | float | str:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
 
 
-def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
+def _hits(retriever: ServedRetriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
     """Describe the hits of a page, with the documents of the generations in which they were found."""
     answers = []
     for number, query in enumerate(batch.texts):
@@ -277,7 +278,7 @@ def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: 
             try:
                 why = explanations(retriever, ranked, number, query, ids)
             except InputError as error:
-                raise RequestError(422, "invalid_request", client_message(error, ranked.snapshot)) from error
+                raise RequestError(422, "invalid_request", ranked.snapshot.client_message(error)) from error
         described = zip(ids, why, groups, strict=True)
         answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason, group) for key, reason, group in described])
     return answers
@@ -518,7 +519,7 @@ class Routes:
         """Return the metrics for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
 
-    def _changed(self, name: str | None) -> Retriever:
+    def _changed(self, name: str | None) -> ServedRetriever:
         """The retriever whose index a request changes."""
         found = self._service.first_index if name is None else self._service.retriever(name)
         if len(found.indexes) > 1:

@@ -17,9 +17,9 @@ from quiver.retrieval.cache import WORDS, folder_if_known
 from quiver.retrieval.data.entries import checked_document
 from quiver.retrieval.index import IndexReader, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.retrievers import SharedModel
+from quiver.retrieval.search.retrievers import IndexSearcher, SharedModel
 from quiver.retrieval.serving.schemas import MOST_FIELDS, RequestError, encodable
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,8 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
     generation = Generation(index, model, word_index(index, cache=folder_if_known(WORDS), verify=verify) if words else None)
-    index.search(model.queries([_WARM_UP]), 1)
-    if generation.words is not None:
-        generation.words.search([_WARM_UP], 1)
+    for searcher in [IndexSearcher(index, model), *([] if generation.words is None else [IndexSearcher(generation.words)])]:
+        searcher.search([Query("", _WARM_UP)], 1)
     return generation
 
 

@@ -26,7 +26,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.encoding import comparable, maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
-from quiver.retrieval.serving.retrievers import Batcher, Retriever
+from quiver.retrieval.serving.retrievers import Batcher, ServedRetriever
 from quiver.retrieval.serving.schemas import CLOSED, Bounded, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text, encodable
 
 TokenIds: TypeAlias = Filled[Annotated[int, Field(strict=True)]]
@@ -299,7 +299,7 @@ class TextModel:
         shared: The model.
     """
 
-    def __init__(self, retriever: Retriever, shared: SharedModel, threads: Executor) -> None:
+    def __init__(self, retriever: ServedRetriever, shared: SharedModel, threads: Executor) -> None:
         self.name = retriever.name
         self.source = retriever.info().model
         self.shared = shared
@@ -368,7 +368,7 @@ class TextModel:
         try:
             found = []
             for piece in self.shared.pieces(lengths):
-                with self.shared.lock.last():
+                with self.shared.lock:
                     found.append(model.encode_token_ids(ids[piece]))
             return Encoded(np.concatenate(found), np.array(lengths), np.zeros(len(ids), bool))
         except InputError as error:
@@ -384,7 +384,7 @@ class TextModels:
         limits: Limits of a request.
     """
 
-    def __init__(self, retrievers: Mapping[str, Retriever], threads: Executor, limits: Limits) -> None:
+    def __init__(self, retrievers: Mapping[str, ServedRetriever], threads: Executor, limits: Limits) -> None:
         self._limits = limits
         self._started = int(time.time())
         self._models: dict[str, TextModel] = {}

@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import DamagedIndexError, Filter
+from quiver.retrieval.index import DamagedIndexError, Filter, IndexReader
 from quiver.retrieval.index.engines import Preset
 from quiver.retrieval.models.bm25 import NAME, describe_parameters
 from quiver.retrieval.records import Document, Hits, Query
-from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
-    CandidateScorer,
     EncodedQueries,
     FusedRetriever,
-    IndexScorer,
     IndexSearcher,
     RerankedRetriever,
+    Retriever,
+    Scorer,
     SharedModel,
-    TextScorer,
     one_effort,
     search_with,
+    storing,
 )
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
@@ -78,11 +77,7 @@ class Batcher(Generic[Work, Result]):
         self.waiting = 0
 
     async def ask(self, work: Work, *, begun: bool = False) -> Result:
-        """Queue a piece of work and return its result.
-
-        Args:
-            work: The piece.
-            begun: Whether other pieces of the same request are done, so that it is not refused.
+        """Queue a piece of work and return its result; ``begun``: other pieces of the same request are done, so that it is not refused.
 
         Raises:
             RequestError: 429: too many queries are waiting.
@@ -143,15 +138,7 @@ Kind: TypeAlias = Literal["dense", "colbert", "bm25", "fused", "reranked"]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search; queries with equal options are searched in one call.
-
-    Attributes:
-        k: Number of hits per query.
-        filter: Condition on the documents.
-        effort: Preset of search parameters.
-        target_recall: Target recall; None to use ``effort``.
-        group_by: Field whose values are ranked, k of them; None to rank documents.
-    """
+    """Options of a search; queries with equal options are searched in one call."""
 
     k: int
     filter: Filter | None = None
@@ -173,13 +160,7 @@ class QueryBatch:
 
 @dataclass(frozen=True)
 class Part:
-    """A ranking of the documents of one index: by its model, or by BM25 over its texts.
-
-    Attributes:
-        name: Name of the ranking.
-        served: The index.
-        words: Rank by BM25 over the texts.
-    """
+    """A ranking of the documents of one index: by its model, or by BM25 over its texts."""
 
     name: str
     served: ServedIndex
@@ -188,35 +169,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Reranker:
-    """Re-ranks candidates: by the vectors of an index of a ColBERT model, or by a ColBERT model that encodes their texts.
-
-    Attributes:
-        name: Name of the index or the model.
-        by: The index or the model.
-        candidates: Candidates per query, if more than k.
-    """
+    """Re-ranks 100 candidates: by the vectors of an index of a ColBERT model, or by a ColBERT model that encodes their texts."""
 
     name: str
     by: ServedIndex | SharedModel
-    candidates: int = CANDIDATES
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The generations that a batch is searched in, and the library's retriever over them.
-
-    Attributes:
-        generations: Generation of each part, and of the index that re-ranks; each once.
-        retriever: The retriever.
-    """
+    """The generations that a batch is searched in: of each part, and of the index that re-ranks; and the retriever over them."""
 
     generations: tuple[Generation, ...]
-    retriever: retrievers.Retriever
+    retriever: Retriever
 
     @property
     def number(self) -> int:
         """Number of the generation of the first part."""
         return self.generations[0].number
+
+    @property
+    def indexes(self) -> list[IndexReader]:
+        """The indexes of the generations."""
+        return [generation.index for generation in self.generations]
 
     @property
     def model(self) -> SharedModel | None:
@@ -227,23 +201,20 @@ class Snapshot:
 
     def document(self, key: str) -> Document | None:
         """A document of the first index that contains it and stores texts; None if there is no such index."""
-        for generation in self.generations:
-            index = generation.index
-            if index.manifest.policy.store_text and index.locate([key])[0] is not None:
-                return index.document(key)
-        return None
+        index = storing(self.indexes, key)
+        return None if index is None else index.document(key)
+
+    def client_message(self, error: InputError) -> str:
+        """Message of an error for clients, who must not see the path of an index."""
+        message = str(error)
+        for index in self.indexes:
+            message = message.removeprefix(f"{index.path}: ")
+        return message
 
 
 @dataclass(frozen=True)
 class RankedQueries:
-    """Result of a request.
-
-    Attributes:
-        hits: Hits of its queries; of groups, the best passages.
-        snapshot: What was searched.
-        encode: Duration of encoding the batch, in seconds.
-        search: Duration of everything after that, in seconds.
-    """
+    """Hits of the queries of a request, what was searched, and the seconds of encoding its batch and of everything after that."""
 
     hits: Hits
     snapshot: Snapshot
@@ -251,7 +222,7 @@ class RankedQueries:
     search: float
 
 
-class Retriever:
+class ServedRetriever:
     """Ranks documents for the queries of concurrent requests, in batches.
 
     Args:
@@ -262,11 +233,6 @@ class Retriever:
         workers: Number of batches that run at the same time.
         metrics: Records every batch.
         reranker: Re-ranks what the parts find; None for no re-ranking.
-
-    Attributes:
-        name: Name in requests.
-        parts: What it ranks by.
-        reranker: Re-ranks what the parts find.
     """
 
     def __init__(
@@ -286,7 +252,7 @@ class Retriever:
         self._metrics = metrics
         self._limits = limits
         self._batcher: Batcher[QueryBatch, RankedQueries] = Batcher(
-            self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=self._observe_batch
+            self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=metrics.batches.labels(name).observe
         )
 
     @property
@@ -327,7 +293,7 @@ class Retriever:
     @property
     def depth(self) -> int | None:
         """Number of hits that it can rank, if that is bounded: by the candidates of a re-ranking."""
-        return None if self.reranker is None else self.reranker.candidates
+        return None if self.reranker is None else CANDIDATES
 
     async def search(self, batch: QueryBatch) -> RankedQueries:
         """Rank documents.
@@ -340,42 +306,38 @@ class Retriever:
     def info(self) -> RetrieverInfo:
         """Describe the retriever for the search page and other clients."""
         generations = [each.current for each in self.indexes]
-        index = generations[0].index
+        index, kind = generations[0].index, self.kind
         ranked = [part.served.current.index for part in self.parts]
         stores = any(each.index.manifest.policy.store_text for each in generations)
-        rankings = [part.name for part in self.parts]
+        names = [part.name for part in self.parts]
+        if kind == "bm25":
+            described = describe_parameters()
+        elif kind in ("dense", "colbert"):  # the hub id of the model, or the last two parts of its path
+            source = index.manifest.model.source
+            described = "/".join(Path(source).parts[-2:]) if Path(source).is_absolute() else source
+        else:
+            described = ("reciprocal ranks of " if len(names) > 1 else "") + " + ".join(names)
+        if self.reranker is not None:
+            described += f", re-ranked by {self.reranker.name}"
+            names.append(self.reranker.name)
         return RetrieverInfo(
             name=self.name,
-            kind=self.kind,
-            model=self._described(),
+            kind=kind,
+            model=described,
             documents=len(index),
             generation=generations[0].number,
             fields={name: [kind] for name, kind in index.fields.items() if all(name in each.fields for each in ranked)},
-            explains=self.kind == "fused" or (stores and self.kind != "dense"),
+            explains=kind == "fused" or (stores and kind != "dense"),
             stores_text=stores,
-            efforts=[] if self.kind == "bm25" else list(get_args(Preset)),
-            parts=[]
-            if self.kind in ("dense", "colbert", "bm25")
-            else [*rankings, *([] if self.reranker is None else [self.reranker.name])],
+            efforts=[] if kind == "bm25" else list(get_args(Preset)),
+            parts=names if kind in ("fused", "reranked") else [],
             depth=self.depth,
         )
 
-    def _described(self) -> str:
-        if self.kind == "bm25":
-            return describe_parameters()
-        if self.kind in ("dense", "colbert"):
-            return _model_name(self.served.current.index.manifest.model.source)
-        fused = " + ".join(part.name for part in self.parts)
-        ranks = f"reciprocal ranks of {fused}" if len(self.parts) > 1 else fused
-        return ranks if self.reranker is None else f"{ranks}, re-ranked by {self.reranker.name}"
-
-    def _observe_batch(self, queries: int) -> None:
-        self._metrics.batches.labels(self.name).observe(queries)
-
-    def _snapshot(self) -> Snapshot:
+    def _open_snapshot(self) -> Snapshot:
         """The library's retriever over the generations that are current."""
         current = {each: each.current for each in self.indexes}
-        ranked: list[retrievers.Retriever] = []
+        ranked: list[Retriever] = []
         for part in self.parts:
             generation = current[part.served]
             if not part.words:
@@ -384,34 +346,36 @@ class Retriever:
                 raise ValueError(f"{self.name} ranks by BM25, but this generation was opened without a BM25 index")
             else:
                 ranked.append(IndexSearcher(generation.words, name=part.name))
-        retriever = ranked[0] if len(ranked) == 1 else FusedRetriever(ranked)
+        found = Snapshot(tuple(current.values()), ranked[0] if len(ranked) == 1 else FusedRetriever(ranked))
         if self.reranker is None:
-            return Snapshot(tuple(current.values()), retriever)
+            return found
         by = self.reranker.by
-        found = Snapshot(tuple(current.values()), retriever)
-        scorer: CandidateScorer
         if isinstance(by, SharedModel):
-            scorer = TextScorer(by, partial(_text_of, found))
+            scorer = Scorer(self.reranker.name, by, lambda ids: partial(_text_of, found.indexes))
         else:
-            scorer = IndexScorer(current[by].index, current[by].model, leave_out=True)
-        return replace(found, retriever=RerankedRetriever(retriever, scorer, self.reranker.name, self.reranker.candidates))
+            scorer = Scorer(self.reranker.name, current[by].model, current[by].index, leave_out=True)
+        return replace(found, retriever=RerankedRetriever(found.retriever, scorer))
 
     def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
         """Rank the queries of several requests: one call of each model for all, one call of the indexes per set of options."""
-        snapshot = self._snapshot()
+        snapshot = self._open_snapshot()
         begun = time.perf_counter()
         retriever = _encode_ahead(snapshot.retriever, [text for batch in work for text in batch.texts])
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         results: dict[int, RankedQueries | Exception] = {}
-        for options, members in _group_by_options(work):
+        # A request that ranks groups is alone: its passages are searched as deep as its query needs.
+        alike: dict[tuple[SearchOptions, int | None], list[int]] = {}
+        for position, batch in enumerate(work):
+            alike.setdefault((batch.options, None if batch.options.group_by is None else position), []).append(position)
+        for (options, _), members in alike.items():
             begun = time.perf_counter()
             try:
                 hits = self._rank(retriever, [text for member in members for text in work[member].texts], options, snapshot)
             except DamagedIndexError:
                 raise
             except InputError as error:
-                refusal = RequestError(422, "invalid_request", client_message(error, snapshot))
+                refusal = RequestError(422, "invalid_request", snapshot.client_message(error))
                 results |= dict.fromkeys(members, refusal)
                 continue
             taken = time.perf_counter() - begun
@@ -423,10 +387,10 @@ class Retriever:
                 first += len(work[member])
         return [results[member] for member in range(len(work))]
 
-    def _rank(self, retriever: retrievers.Retriever, texts: Sequence[str], options: SearchOptions, snapshot: Snapshot) -> Hits:
+    def _rank(self, retriever: Retriever, texts: Sequence[str], options: SearchOptions, snapshot: Snapshot) -> Hits:
         """The documents of each query, or the best passages of its groups."""
-        queries = [Query("", text) for text in texts]
-        search = partial(search_with, retriever, queries, filter=options.filter, effort=one_effort(options.effort, options.target_recall))
+        queries, effort = [Query("", text) for text in texts], one_effort(options.effort, options.target_recall)
+        search = partial(search_with, retriever, queries, filter=options.filter, effort=effort)
         if options.group_by is None:
             return search(options.k)
         most, keys_of = self.depth or self._limits.passages, field_of(snapshot.generations[0].index, options.group_by)
@@ -444,32 +408,9 @@ def _encode_ahead(retriever: Any, texts: Sequence[str]) -> Any:
     return retriever if model.card.kind == NAME else replace(retriever, model=EncodedQueries.of(model, texts))
 
 
-def _text_of(snapshot: Snapshot, key: str) -> str:
+def _text_of(indexes: Sequence[IndexReader], key: str) -> str:
     """Text of a document as the first index that stores it would encode it."""
-    for generation in snapshot.generations:
-        index = generation.index
-        if index.manifest.policy.store_text and index.locate([key])[0] is not None:
-            return index.text_of(key)
-    raise InputError("the index stores no texts, which a model needs for re-ranking; re-rank by an index of a ColBERT model")
-
-
-def client_message(error: InputError, snapshot: Snapshot) -> str:
-    """Message of an error for clients, who must not see the path of an index."""
-    message = str(error)
-    for generation in snapshot.generations:
-        message = message.removeprefix(f"{generation.index.path}: ")
-    return message
-
-
-def _group_by_options(work: Sequence[QueryBatch]) -> list[tuple[SearchOptions, list[int]]]:
-    """Positions of the requests by options. One that ranks groups is alone: its passages are searched as deep as its query needs."""
-    alike: dict[tuple[SearchOptions, int | None], list[int]] = {}
-    for position, batch in enumerate(work):
-        alike.setdefault((batch.options, None if batch.options.group_by is None else position), []).append(position)
-    return [(options, members) for (options, _), members in alike.items()]
-
-
-def _model_name(source: str) -> str:
-    """Name of a model: its hub id, or the last two parts of its path."""
-    path = Path(source)
-    return "/".join(path.parts[-2:]) if path.is_absolute() else source
+    index = storing(indexes, key)
+    if index is None:
+        raise InputError("the index stores no texts, which a model needs for re-ranking; re-rank by an index of a ColBERT model")
+    return index.text_of(key)

@@ -24,7 +24,7 @@ from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.search.search import check_fusible, differing_documents
 from quiver.retrieval.serving.indexes import ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
-from quiver.retrieval.serving.retrievers import Part, Reranker, Retriever
+from quiver.retrieval.serving.retrievers import Part, Reranker, ServedRetriever
 from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Service:
         draining: Whether the service is stopping.
     """
 
-    retrievers: Mapping[str, Retriever]
+    retrievers: Mapping[str, ServedRetriever]
     limits: Limits
     access: Access
     metrics: Metrics
@@ -131,7 +131,7 @@ class Service:
         for each in self.retrievers.values():
             self._follow(each)
 
-    def _follow(self, retriever: Retriever) -> None:
+    def _follow(self, retriever: ServedRetriever) -> None:
         name, metrics = retriever.name, self.metrics
         metrics.queue.labels(name).set_function(lambda: retriever.waiting)
         metrics.generation.labels(name).set_function(lambda: retriever.served.current.number)
@@ -139,18 +139,18 @@ class Service:
         for served in retriever.indexes:
             served.observers.append(lambda worked: metrics.reloads.labels(name, "done" if worked else "failed").inc())
 
-    def compared_warning(self, retriever: Retriever) -> str | None:
+    def compared_warning(self, retriever: ServedRetriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first index; None if both rank the same documents."""
         first = self.first_index
         names = f"{first.name!r} and {retriever.name!r}"
         return self._warning(first.served, retriever, f"{names} rank different documents, so their rankings cannot be compared")
 
-    def combined_warning(self, retriever: Retriever) -> str | None:
+    def combined_warning(self, retriever: ServedRetriever) -> str | None:
         """Why a fused or re-ranked ranking can lack documents; None if the indexes that it combines hold the same documents."""
         problem = f"{retriever.name!r} combines indexes of different documents, and one that an index lacks ranks lower or not at all"
         return self._warning(retriever.served, retriever, problem)
 
-    def _warning(self, first: ServedIndex, retriever: Retriever, problem: str) -> str | None:
+    def _warning(self, first: ServedIndex, retriever: ServedRetriever, problem: str) -> str | None:
         others = [each for each in retriever.indexes if each is not first]
         states = [(each.current.number, each.current.index.manifest.created) for each in (first, *others)]
         known, warning = self._warnings.get(problem, (None, None))
@@ -171,7 +171,7 @@ class Service:
             for task in watching:
                 task.cancel()
 
-    def retriever(self, name: str | None) -> Retriever:
+    def retriever(self, name: str | None) -> ServedRetriever:
         """Return a retriever by its name, or the first one for None."""
         if name is None:
             return next(iter(self.retrievers.values()))
@@ -182,7 +182,7 @@ class Service:
         return found
 
     @property
-    def first_index(self) -> Retriever:
+    def first_index(self) -> ServedRetriever:
         """The retriever of the first index alone, which changes are for by default."""
         return next(each for each in self.retrievers.values() if len(each.parts) == 1 and each.reranker is None)
 
@@ -273,7 +273,7 @@ def open_service(
         parts[name] = Part(name, ServedIndex(folder, newest, threads))
     by_words = {name: Part(NAME, parts[name].served, words=True) for name in words if name in parts}
     parts |= {part.name: part for part in list(by_words.values())[:1]}
-    make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
+    make = partial(ServedRetriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
     retrievers = {name: make(name, [part]) for name, part in parts.items()}
     default = next(iter(retrievers))
     fused = [_parts_of(names, parts, by_words) for names in combined.fused]

@@ -77,9 +77,12 @@ def test_invalid_retriever_options_are_refused(
 def test_the_langchain_class_and_its_calls_refuse_unknown_arguments(index: IndexReader, model: Any) -> None:
     retriever = langchain_retriever(index, model=model)
     with pytest.raises(ValueError, match="search_kwargs"):
-        type(retriever)(searcher=retriever.searcher, search_kwargs={"k": 3})
-    with pytest.raises(TypeError, match="filters"):
-        retriever.invoke(TEXT, filters=["odd"])
+        type(retriever)(ask=retriever.ask, search_kwargs={"k": 3})
+    for name in ("filters", "top_k"):
+        with pytest.raises(TypeError, match=f"unknown argument '{name}'; pass k=, the number of documents, and filter="):
+            retriever.invoke(TEXT, **{name: 3})
+        with pytest.raises(TypeError, match=f"unknown argument '{name}'"):
+            asyncio.run(retriever.ainvoke(TEXT, **{name: 3}))
 
 
 FIELDS = {"score": 57, "id": "thread-9", "title": "own", "text": "own", "quiver_score": "own", "rank": 3, "metadata": ["a", "b"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import IndexReader, build_index
 from quiver.retrieval.records import Document, Hits, Role, TokenEncoding
-from quiver.retrieval.search.retrievers import IndexScorer, TextScorer
+from quiver.retrieval.search.retrievers import Scorer
 from quiver.retrieval.search.search import rerank
 
 TEXTS = {f"d{number}": f"word{number % 5} text{number % 7} common" for number in range(20)} | {"empty": ""}
@@ -24,6 +24,10 @@ FOUND = Hits.of([{"d1": 3.0, "d6": 2.0, "d2": 1.0, "empty": 0.5}, {key: 1.0 for 
 @pytest.fixture
 def index(tmp_path: Path, word_by_word: Any) -> IndexReader:
     return build_index([Document(key, text) for key, text in TEXTS.items()], word_by_word, tmp_path / "i")
+
+
+def read_texts(ids: Iterable[str]) -> Callable[[str], str]:
+    return {key: TEXTS[key] for key in ids}.__getitem__
 
 
 def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, float]:
@@ -39,7 +43,7 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
 def test_scores_of_reranking_are_maxsim(index: IndexReader, word_by_word: Any, stage: str, together: int) -> None:
-    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
+    scorer = Scorer("tokens", word_by_word, index if stage == "index" else read_texts, texts_per_batch=together)
     hits = rerank(FOUND, QUERIES, scorer, 10)
     assert (len(hits), hits.ids[2]) == (3, [])
     assert "empty" not in hits.ids[0]  # it has no vector
@@ -65,7 +69,7 @@ def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> No
                 encoded.extend(texts)
             return word_by_word.encode_texts(texts, role, progress=progress)
 
-    TextScorer(Counting(), TEXTS.__getitem__)(["word1", "word2"], [["d1", "d2"], ["d2", "d3"]])
+    Scorer("counting", Counting(), read_texts)(["word1", "word2"], [["d1", "d2"], ["d2", "d3"]])
     assert encoded == [TEXTS["d1"], TEXTS["d2"], TEXTS["d3"]]
 
 
@@ -76,10 +80,10 @@ def test_a_score_of_nan_is_not_treated_as_a_missing_vector() -> None:
 
 def test_candidates_that_cannot_be_reranked_are_refused(index: IndexReader, word_by_word: Any) -> None:
     with pytest.raises(InputError, match="the index has no document 'other'"):
-        rerank(Hits.of([{"other": 1.0}]), QUERIES[:1], IndexScorer(index, word_by_word), 3)
-    left = rerank(Hits.of([{"other": 1.0, "d1": 0.5}]), QUERIES[:1], IndexScorer(index, word_by_word, leave_out=True), 3)
+        rerank(Hits.of([{"other": 1.0}]), QUERIES[:1], Scorer("tokens", word_by_word, index), 3)
+    left = rerank(Hits.of([{"other": 1.0, "d1": 0.5}]), QUERIES[:1], Scorer("tokens", word_by_word, index, leave_out=True), 3)
     assert left.ids == [["d1"]]
     with pytest.raises(InputError, match="but the model given is"):
-        IndexScorer(index, type(word_by_word)("d" * 64))
+        Scorer("tokens", type(word_by_word)("d" * 64), index)
     with pytest.raises(ValueError, match="k must be >= 1"):
-        rerank(FOUND, QUERIES, IndexScorer(index, word_by_word), 0)
+        rerank(FOUND, QUERIES, Scorer("tokens", word_by_word, index), 0)

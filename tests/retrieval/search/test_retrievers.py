@@ -18,10 +18,10 @@ from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import (
     FusedRetriever,
-    IndexScorer,
     IndexSearcher,
     OpenIndexes,
     RerankedRetriever,
+    Scorer,
     SharedModel,
     open_retriever,
 )
@@ -37,7 +37,7 @@ def stages(tmp_path: Path, word_sum: Any, word_by_word: Any) -> RerankedRetrieve
     fused = FusedRetriever(
         [IndexSearcher(dense, SharedModel(word_sum), "dense"), IndexSearcher(word_index(dense))], Fusion("weighted"), candidates=9
     )
-    return RerankedRetriever(fused, IndexScorer(tokens, SharedModel(word_by_word)), "tokens", candidates=6)
+    return RerankedRetriever(fused, Scorer("tokens", SharedModel(word_by_word), tokens), candidates=6)
 
 
 def test_a_result_holds_the_run_of_every_stage(stages: RerankedRetriever) -> None:
@@ -68,7 +68,7 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
     retriever = OpenIndexes()
     for index, model in ((dense, word_sum), (tokens, word_by_word)):
         index.model = model
-        retriever.add(index)
+        retriever.index(index)
     texts = [query.text for query in QUERIES]
     for fuse in ("bm25", [tokens, "bm25"], tokens):
         given = [getattr(each, "path", each) for each in (fuse if isinstance(fuse, list) else [fuse])]
@@ -92,6 +92,7 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
     assert [hit.group for hit in grouped] == [str(DOCUMENTS[int(hit.id[1:])].metadata["part"]) for hit in grouped]  # type: ignore[index]
     with pytest.raises(InputError, match="an index in memory cannot be fused with another one"):
         dense.search(texts, fuse=build_index(DOCUMENTS, "bm25"))
+    assert (len(dense.search([])), len(dense.search([], fuse="bm25"))) == (0, 0)
     with pytest.raises(InputError, match="fuse and rerank need queries that are texts"):
         dense.search(word_sum.encode_texts(texts, "query").vectors, fuse="bm25")
 

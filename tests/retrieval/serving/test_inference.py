@@ -356,7 +356,7 @@ def test_pieces_get_their_turn_beside_searches_without_end(dense: BiEncoder) -> 
             held = threading.Event()
 
             def piece(held: threading.Event = held) -> None:
-                with shared.lock.last():
+                with shared.lock:
                     held.set()
 
             threading.Thread(target=piece, daemon=True).start()
