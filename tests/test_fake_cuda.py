@@ -25,7 +25,7 @@ from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import dispatch
 from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.packing import copy_to
-from quiver.retrieval.models.batches import BatchLoop, BatchSize, ModelInputs, bytes_per_token, to_pinned
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, to_pinned
 from quiver.retrieval.models.encoding import describe_tokens
 from quiver.retrieval.models.pooling import POOLINGS, pool
 
@@ -325,7 +325,7 @@ def test_a_copy_that_waits_is_seen(trace: Trace) -> None:
 
 
 @dataclass(frozen=True)
-class FakeCopies:
+class FakeCopies(Copies):
     """The copies of a GPU without its streams and events, which FakeTensorMode does not have."""
 
     ahead: int = 0

@@ -21,28 +21,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack_ids
-from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.batches import ModelInputs, text_windows
+from quiver.retrieval.models.batches import ModelInputs
 from quiver.retrieval.models.encoding import (
     Devices,
     Documents,
     EncodingJob,
     Precision,
     Texts,
-    check_texts,
     clean,
     contents,
     describe_tokens,
-    joined_tokens,
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.folders import dtype_of
 from quiver.retrieval.models.options import ModelFolder, ModelOptions
-from quiver.retrieval.models.pooling import fingerprint, pool
-from quiver.retrieval.models.pretrained import PretrainedModel
-from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
+from quiver.retrieval.models.pooling import pool
+from quiver.retrieval.models.pretrained import PretrainedModel, list_texts
+from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,28 +51,17 @@ OutputValue: TypeAlias = Literal["sentence_embedding", "token_embeddings"]
 
 @dataclass
 class EvaluatorScores:
-    """What sentence-transformers' evaluators store in a model: the scores of the last call of each.
-
-    Attributes:
-        eval_results_dict: Evaluator to its scores by name.
-    """
+    """What sentence-transformers' evaluators store in a model: evaluator -> scores of its last call by name."""
 
     eval_results_dict: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, Any], epoch: int = 0, step: int = 0) -> None:
-        """Store the scores of an evaluator.
-
-        Args:
-            evaluator: The evaluator.
-            metrics: Its scores.
-            epoch: Ignored, as there is no log of training.
-            step: Ignored.
-        """
+        """Store the scores of an evaluator, which calls this; epoch and step are those of a training that is not there."""
         del epoch, step
         self.eval_results_dict[evaluator] = dict(metrics)
 
 
-class BiEncoder(PretrainedModel):
+class BiEncoder(PretrainedModel[DenseEncoding]):
     """Encoder, pooling, projections and normalization, with prompts and lengths from the checkpoint.
 
     Names, arguments and results are those of ``SentenceTransformer`` in sentence-transformers 5 and 6. A text's vector does not depend on
@@ -128,7 +112,7 @@ class BiEncoder(PretrainedModel):
         super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
         self.prompts = {**self.prompts, **{name: text for name, text in (prompts or {}).items() if text or name not in self.prompts}}
         if default_prompt_name is not None:
-            self._prompt(None, default_prompt_name)
+            self._choose_prompt(None, default_prompt_name)
             self.settings = replace(self.settings, default_prompt_name=default_prompt_name)
         if similarity_fn_name is not None:
             self.similarity_fn_name = similarity_fn_name
@@ -140,11 +124,11 @@ class BiEncoder(PretrainedModel):
         self._truncate_dim: int | None = None
         super()._assemble(encoder, tokenizer, settings, source, batch_tokens)
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
-        self.max_length = self._checked_length(settings.max_length or min(limit for limit in limits if limit is not None))
+        self.max_length = self._check_length(settings.max_length or min(limit for limit in limits if limit is not None))
         if settings.max_length is not None:
-            self._checked_length(settings.max_length)
+            self._check_length(settings.max_length)
 
-    def _checked_length(self, length: int) -> int:
+    def _check_length(self, length: int) -> int:
         if length < 1:
             raise InputError(f"{self.source}: max_seq_length must be >= 1, got {length}")
         if length > self.encoder.config.max_positions:
@@ -153,36 +137,17 @@ class BiEncoder(PretrainedModel):
 
     # Settings.
 
-    @cached_property
-    def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports.
+    def _length(self, role: Role) -> int:
+        return self.max_length
 
-        Example:
-            >>> from quiver import BiEncoder
-            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
-            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.document_length
-            ('dense', 384, 'cosine', 256)
-        """
+    def _fingerprinted_settings(self) -> list[object]:
         settings = self.settings
         described: list[object] = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
         described += [settings.query_prompt, settings.document_prompt, settings.similarity]
-        # Hashed only if set: fingerprints are stored in indexes and must not change.
-        described += [self.dim] if self.dim < super().dim else []
-        return ModelCard(
-            source=self.source,
-            kind="dense",
-            fingerprint=fingerprint(self.encoder, self.projections, self.tokenizer, described),
-            dim=self.dim,
-            similarity=settings.similarity,
-            query_length=self.max_length,
-            document_length=self.max_length,
-            query_prompt=settings.query_prompt,
-            document_prompt=settings.document_prompt,
-            dtype=dtype_of(self.encoder),
-        )
+        return described + ([self.dim] if self.dim < super().dim else [])
 
     def with_card(self, card: ModelCard) -> BiEncoder:
-        """Take the settings of a card; see `PretrainedModel`.
+        """The model with the settings of a card; see `PretrainedModel`.
 
         :meta private:
         """
@@ -196,7 +161,7 @@ class BiEncoder(PretrainedModel):
                 self.similarity_fn_name = card.similarity
         return self
 
-    def _changed(self, settings: ModelFolder) -> None:
+    def _change_settings(self, settings: ModelFolder) -> None:
         """Take other settings; the card is made again when it is asked for."""
         self.settings = settings
         self.__dict__.pop("card", None)
@@ -218,7 +183,7 @@ class BiEncoder(PretrainedModel):
     @prompts.setter
     def prompts(self, prompts: Mapping[str, str]) -> None:
         others = {name: text for name, text in prompts.items() if name not in ("query", "document")}
-        self._changed(
+        self._change_settings(
             replace(self.settings, query_prompt=prompts.get("query", ""), document_prompt=prompts.get("document", ""), prompts=others)
         )
 
@@ -281,7 +246,7 @@ class BiEncoder(PretrainedModel):
 
     @max_seq_length.setter
     def max_seq_length(self, length: int) -> None:
-        self.max_length = self._checked_length(length)
+        self.max_length = self._check_length(length)
         self.__dict__.pop("card", None)
 
     def get_max_seq_length(self) -> int:
@@ -313,7 +278,7 @@ class BiEncoder(PretrainedModel):
         name = getattr(name, "value", name)  # SimilarityFunction of sentence-transformers
         if name not in ("cosine", "dot"):
             raise InputError(f"similarity_fn_name must be cosine or dot, got {name!r}")
-        self._changed(replace(self.settings, similarity=name))
+        self._change_settings(replace(self.settings, similarity=name))
 
     @contextmanager
     def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -444,12 +409,12 @@ class BiEncoder(PretrainedModel):
             >>> model.encode(["a bird", "a fish"], precision="ubinary").shape  # 8 dimensions in a byte
             (2, 48)
         """
-        chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
+        chosen = self._choose_prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
         job = EncodingJob("document", chosen, batch_size, normalize_embeddings, truncate_dim)
         if output_value != "sentence_embedding":
-            return self._token_embeddings(sentences, job, output_value, device)
-        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
-        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
+            return self._encode_states(sentences, job, output_value, device)
+        found = self._encode_call(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._convert_vectors(found.vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
@@ -478,11 +443,11 @@ class BiEncoder(PretrainedModel):
             >>> round(model.similarity(*vectors).item(), 4)
             1.0
         """
-        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
+        job = EncodingJob("query", self._choose_prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
         if output_value != "sentence_embedding":
-            return self._token_embeddings(sentences, job, output_value, device)
-        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
-        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
+            return self._encode_states(sentences, job, output_value, device)
+        found = self._encode_call(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._convert_vectors(found.vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
@@ -511,11 +476,13 @@ class BiEncoder(PretrainedModel):
             (2, 384)
         """
         texts = contents(sentences)
-        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim)
+        job = EncodingJob(
+            "document", self._choose_prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim
+        )
         if output_value != "sentence_embedding":
-            return self._token_embeddings(texts, job, output_value, device)
-        vectors = self._vectors(texts, job, device, pool, chunk_size, bool(show_progress_bar))
-        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
+            return self._encode_states(texts, job, output_value, device)
+        found = self._encode_call(texts, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._convert_vectors(found.vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
 
     def similarity(self, embeddings1: ArrayLike | Tensor, embeddings2: ArrayLike | Tensor) -> Tensor:
         """Similarity of each of A vectors to each of B vectors, (A, B), by the model's similarity.
@@ -526,7 +493,10 @@ class BiEncoder(PretrainedModel):
             >>> model.similarity([[1.0, 0.0], [0.0, 1.0]], [[3.0, 0.0]]).tolist()
             [[1.0], [0.0]]
         """
-        first, second = (self._matrix(each) for each in (embeddings1, embeddings2))
+        first, second = (
+            each if each.ndim > 1 else each[None] if len(each) else torch.empty(0, self.dim)
+            for each in (_to_tensor(embeddings1), _to_tensor(embeddings2))
+        )
         if self.similarity_fn_name == "cosine":
             first, second = F.normalize(first, dim=1), F.normalize(second, dim=1)
         return first @ second.to(first.device).T
@@ -540,12 +510,12 @@ class BiEncoder(PretrainedModel):
             >>> model.similarity_pairwise([[1.0, 0.0], [0.0, 1.0]], [[3.0, 0.0], [3.0, 0.0]]).tolist()
             [1.0, 0.0]
         """
-        first, second = (_tensor(each) for each in (embeddings1, embeddings2))
+        first, second = (_to_tensor(each) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "cosine":
             first, second = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
         return (first * second.to(first.device)).sum(-1)
 
-    def _prompt(self, prompt: str | None, name: str | None) -> str:
+    def _choose_prompt(self, prompt: str | None, name: str | None) -> str:
         """The prompt given, or that of a name."""
         if prompt is not None or name is None:
             return prompt or ""
@@ -553,49 +523,29 @@ class BiEncoder(PretrainedModel):
             raise InputError(f"prompt_name must be one of {', '.join(self.prompts)}, got {name!r}")
         return self.prompts[name]
 
-    def _token_embeddings(self, sentences: Texts, job: EncodingJob, output_value: str, device: Devices | None) -> Any:
+    def _encode_states(self, sentences: Texts, job: EncodingJob, output_value: str, device: Devices | None) -> Any:
         """Hidden states of each text, (n, D) on the model's device, as sentence-transformers returns them."""
         if output_value != "token_embeddings":
             raise InputError(f"output_value must be sentence_embedding or token_embeddings, got {output_value!r}")
         if isinstance(device, str | torch.device):
             self.to(device)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        ids, found, size = self._tokenized(texts, job.prompt, self.max_length).ids, list[Tensor](), job.batch_size or 32
+        ids = self._tokenize(list_texts(sentences), job.role, job.prompt, self.max_length).ids
+        found, size = list[Tensor](), job.batch_size or 32
         with torch.inference_mode():
             for start in range(0, len(ids), size):
                 batch = pack_ids(ids[start : start + size])
                 found += batch.unpack(self.encoder(batch).float())
         return found[0] if isinstance(sentences, str) else found
 
-    def _converted(self, vectors: DenseVectors, precision: Precision | None, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
+    def _convert_vectors(self, vectors: DenseVectors, precision: Precision | None, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
         """Convert vectors to what a call asks for."""
         found = torch.from_numpy(vectors if precision in (None, "float32") else quantize_embeddings(vectors, precision))
         result: Any = found if len(found) else found.flatten()
-        if as_tensor:
-            result = result.to(self.device)
-        elif as_numpy:
-            result = result.numpy()
-        else:
-            result = list(result)
+        result = result.to(self.device) if as_tensor else result.numpy() if as_numpy else list(result)
         return result[0] if single else result
 
-    def _matrix(self, vectors: ArrayLike | Tensor) -> Tensor:
-        """Vectors as a matrix; one vector is a matrix of one row, an empty list one of none."""
-        found = _tensor(vectors)
-        if found.ndim == 1:
-            return found[None] if len(found) else found.new_empty(0, self.dim, dtype=torch.float32)
-        return found
-
-    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> DenseVectors:
-        vectors: DenseVectors = self._encoded(texts, job, advance)[0].numpy()
-        return vectors
-
-    def _empty(self, count: int, job: EncodingJob) -> DenseVectors:
-        return np.empty((count, self._width(job.truncate_dim)), np.float32)
-
-    def _width(self, truncate_dim: int | None) -> int:
-        """Width of vectors that are cut as a call wants it."""
-        return self.dim if truncate_dim is None else min(super().dim, truncate_dim)
+    def _width(self, job: EncodingJob) -> int:
+        return self.dim if job.truncate_dim is None else min(super().dim, job.truncate_dim)
 
     # Encoding for the rest of Quiver.
 
@@ -606,24 +556,6 @@ class BiEncoder(PretrainedModel):
         """
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        """Encode texts to vectors, with token counts.
-
-        Args:
-            texts: B texts; an empty text has a vector too.
-            role: Queries or documents; decides the prompt.
-            progress: Show a progress bar on standard error.
-
-        Returns:
-            (B, d) float32, in input order.
-
-        :meta private:
-        """
-        check_texts(texts)
-        with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
-            vectors, tokens = self._encoded(texts, self._job(role), advance)
-        return DenseEncoding(vectors.numpy(), tokens)
 
     def encode_token_ids(self, ids: Sequence[Sequence[int]]) -> DenseVectors:
         """Encode texts that are tokenized already, as they are: without a prompt, and without adding special tokens.
@@ -650,34 +582,19 @@ class BiEncoder(PretrainedModel):
                 raise InputError(f"text {row} has {len(text):,} tokens; a text of this model has 1 to {self.max_length:,}")
             if not all(0 <= each < size for each in text):
                 raise InputError(f"text {row} has a token id outside of the vocabulary, 0 to {size - 1}")
-        vectors = torch.empty(len(ids), self.dim)
-        told = describe_tokens([""] * len(ids), ids, [False] * len(ids))
-        inputs = ModelInputs([list(text) for text in ids], told, np.ones(len(ids), np.int64), out=vectors)
+        counts = describe_tokens([""] * len(ids), ids, [False] * len(ids))
+        inputs = ModelInputs([list(text) for text in ids], counts, np.ones(len(ids), np.int64))
         with closing(self._loop(EncodingJob("document", "")).run([inputs], lambda whole: whole)) as groups:
-            for _ in groups:
-                pass
+            ((_, vectors),) = groups
         return vectors.numpy()
 
-    def _job(self, role: Role) -> EncodingJob:
-        return EncodingJob(role, self._role_prompt(role))
-
-    def _encoding(self, inputs: ModelInputs, vectors: Tensor) -> DenseEncoding:
-        return DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
-
-    def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> tuple[Tensor, TextTokens]:
-        """Encode in this process: vectors (B, d) on the host, and token counts."""
-        vectors = torch.empty(len(texts), self._width(job.truncate_dim))
-        windows = text_windows(texts, self.batch_size, max_length=self.max_length)
-
-        def tokenize(window: slice) -> ModelInputs:
-            return replace(self._inputs(texts[window], job), out=vectors[window])
-
-        with closing(self._loop(job, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups:
-            tokens = [inputs.tokens for inputs, _ in groups]
-        return vectors, joined_tokens(tokens)
+    def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
+        tokens = self._tokenize(texts, job.role, job.prompt, self.max_length)
+        counts = describe_tokens(texts, tokens.ids, tokens.truncated)
+        return ModelInputs(tokens.ids, counts, np.ones(len(tokens.ids), np.int64))
 
     def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
-        skip, dim, whole = self._skipped(job.prompt), self._width(job.truncate_dim), super().dim
+        skip, dim, whole = self._count_skipped(job.prompt), self._width(job), super().dim
 
         def forward(batch: PackedBatch) -> Tensor:
             vectors = self.pool(self.encoder(batch), batch, skip=skip)
@@ -686,38 +603,17 @@ class BiEncoder(PretrainedModel):
 
         return forward
 
-    def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
-        tokens = self._tokenized(texts, job.prompt, self.max_length)
-        described = describe_tokens(texts, tokens.ids, tokens.truncated)
-        return ModelInputs(tokens.ids, described, np.ones(len(tokens.ids), np.int64))
-
-    def _tokenized(self, texts: Sequence[str], prompt: str, max_length: int) -> TokenizedTexts:
-        return self.tokenizer.encode(clean(texts, prompt=prompt, lower_case=self.settings.lower_case), max_length=max_length)
-
-    def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
-        """Clean and tokenize texts with the prompt of their role.
-
-        Args:
-            texts: B texts.
-            role: Queries or documents; decides the prompt.
-            max_length: Tokens to which texts are truncated, if fewer than the model's limit.
-
-        Example:
-            >>> from quiver import BiEncoder
-            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
-            >>> [len(ids) for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
-            [6, 3]
-        """
-        return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
+    def _encoding(self, inputs: ModelInputs, vectors: Tensor, job: EncodingJob) -> DenseEncoding:
+        return DenseEncoding(vectors.numpy(), inputs.tokens)
 
     def skipped_tokens(self, role: Role) -> int:
         """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it.
 
         :meta private:
         """
-        return self._skipped(self._role_prompt(role))
+        return self._count_skipped(self._role_prompt(role))
 
-    def _skipped(self, prompt: str) -> int:
+    def _count_skipped(self, prompt: str) -> int:
         return 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
     def prompt_tokens(self, prompt: str) -> int:
@@ -743,13 +639,13 @@ class BiEncoder(PretrainedModel):
         """
         write_dense(Path(path), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
 
-    def _described(self) -> list[tuple[str, str]]:
+    def _facts(self) -> list[tuple[str, str]]:
         prompts = [f"{name} {text!r}" for name, text in self.prompts.items() if text]
-        facts = [*super()._described(), ("texts", f"at most {self.max_length} tokens"), ("pooling", self.settings.pooling)]
+        facts = [("texts", f"at most {self.max_length} tokens"), ("pooling", self.settings.pooling)]
         return [*facts, ("prompts", ", ".join(prompts))] if prompts else facts
 
 
-def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
+def _to_tensor(vectors: ArrayLike | Tensor) -> Tensor:
     """Vectors as a tensor; a list of tensors is stacked."""
     if isinstance(vectors, Tensor):
         return vectors

@@ -10,9 +10,7 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
-from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,41 +22,41 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
-from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.batches import ModelInputs, text_windows
+from quiver.retrieval.models.batches import ModelInputs
 from quiver.retrieval.models.encoding import (
     Devices,
     Documents,
     EncodingJob,
     Precision,
     Texts,
-    check_texts,
-    clean,
     contents,
     describe_tokens,
-    joined_tokens,
     pool_tokens,
     quantize_embeddings,
 )
-from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.folders import dtype_of
+from quiver.retrieval.models.export.sentence_transformers import write_colbert
 from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.models.options import ModelFolder, ModelOptions
-from quiver.retrieval.models.pooling import fingerprint
 from quiver.retrieval.models.pretrained import PretrainedModel
-from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
+from quiver.retrieval.records import Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
 
 
-def _flat(ids: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
-    """Token ids of all texts."""
-    return np.fromiter(chain.from_iterable(ids), np.uint32)
+TokenMatrices: TypeAlias = TokenVectors | Tensor | Sequence[TokenVectors | Tensor]
+"""Token vectors of texts: an array of (n_i, d) for each, one array (B, n, d), or (n, d) for one text."""
 
 
-def _split(rows: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+def _list_matrices(texts: TokenMatrices) -> list[Tensor]:
+    """Vectors of each text without rows of zeros, (n_i, d)."""
+    if isinstance(texts, np.ndarray | Tensor) and texts.ndim == 2:
+        texts = [texts]
+    flat = [torch.as_tensor(each).flatten(0, -2) for each in texts]  # padding makes (1, n, d)
+    return [each[each.any(-1)] for each in flat]
+
+
+def _split_rows(rows: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Rows of texts as one view per text."""
     ends = np.cumsum(lengths).tolist()
     return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -66,44 +64,11 @@ def _split(rows: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]
 
 def _vector_token_ids(inputs: ModelInputs) -> list[NDArray[np.uint32]]:
     """Ids of the tokens that have a vector, per text."""
-    ids = _flat(inputs.ids)
-    return _split(ids if inputs.keep is None or not len(ids) else ids[np.concatenate(inputs.keep)], inputs.vectors)
+    ids = np.fromiter(chain.from_iterable(inputs.ids), np.uint32)
+    return _split_rows(ids if inputs.keep is None or not len(ids) else ids[np.concatenate(inputs.keep)], inputs.vectors)
 
 
-TokenMatrices: TypeAlias = TokenVectors | Tensor | Sequence[TokenVectors | Tensor]
-"""Token vectors of texts: an array of (n_i, d) for each, one array (B, n, d), or (n, d) for one text."""
-
-
-def _matrices(texts: TokenMatrices) -> list[Tensor]:
-    """Vectors of each text without rows of zeros, (n_i, d)."""
-    if isinstance(texts, np.ndarray | Tensor) and texts.ndim == 2:
-        texts = [texts]
-    found = [torch.as_tensor(each) for each in texts]
-    flat = [each.flatten(0, -2) for each in found]  # padding makes (1, n, d)
-    return [each[each.any(-1)] for each in flat]
-
-
-def _offsets(texts: Sequence[Tensor]) -> Tensor:
-    """Boundaries of texts whose vectors are joined, (B + 1,)."""
-    return torch.tensor([0, *accumulate(len(each) for each in texts)], dtype=torch.int32)
-
-
-def _padded(texts: Sequence[TokenVectors]) -> list[NDArray[Any]]:
-    """Vectors of each text with rows of zeros up to the longest, (1, n, d)."""
-    longest = max(map(len, texts), default=0)
-    return [np.pad(each, ((0, longest - len(each)), (0, 0)))[None] for each in texts]
-
-
-def _quantized(texts: Sequence[NDArray[Any]], precision: Precision | None) -> list[NDArray[Any]]:
-    """Vectors of texts in a precision, each column by its range over all of them."""
-    if precision in (None, "float32") or not texts:
-        return list(texts)
-    flat = quantize_embeddings(np.concatenate([each.reshape(-1, each.shape[-1]) for each in texts]), precision)
-    parts = np.split(flat, np.cumsum([each.shape[-2] for each in texts])[:-1])
-    return [part.reshape(*each.shape[:-1], -1) for part, each in zip(parts, texts, strict=True)]
-
-
-class ColBERT(PretrainedModel):
+class ColBERT(PretrainedModel[TokenEncoding]):
     """Encoder and projections with one unit vector per token.
 
     Names, arguments and results of `encode` are those of PyLate's ``ColBERT``; `encode_query` and `encode_document` have the names and
@@ -160,52 +125,26 @@ class ColBERT(PretrainedModel):
             raise InputError(
                 f"{name}: query_length or document_length {longest} exceeds the encoder's {encoder.config.max_positions} positions"
             )
-        self._prefix_ids = {"query": self._token(colbert.query_prefix, name), "document": self._token(colbert.document_prefix, name)}
-        self._expansion_id = self._expansion(name)
-        unknown = tokenizer.special_id("unk")
-        # A skiplist word that is not a single token means [UNK], as in PyLate.
-        self._skiplist = {tokenizer.token_id(word) if tokenizer.token_id(word) is not None else unknown for word in colbert.skiplist}
-
-    def _token(self, prefix: str, name: str) -> int | None:
-        if not prefix:
-            return None
-        found = self.tokenizer.token_id(prefix)
-        if found is None:
-            raise InputError(f"{name}: the prefix {prefix!r} is not a token of its tokenizer")
-        return found
-
-    def _expansion(self, name: str) -> int | None:
-        mask = self.tokenizer.special_id("mask")
-        if self.settings.colbert.query_expansion and mask is None:
+        prefixes: dict[Role, str] = {"query": colbert.query_prefix, "document": colbert.document_prefix}
+        for role, prefix in prefixes.items():
+            if prefix and tokenizer.token_id(prefix) is None:
+                raise InputError(f"{name}: the prefix {prefix!r} is not a token of its tokenizer")
+            self._prefix_ids[role] = tokenizer.token_id(prefix) if prefix else None
+        self._expansion_id = tokenizer.special_id("mask")
+        if colbert.query_expansion and self._expansion_id is None:
             raise InputError(f"{name}: query expansion needs a mask token, but the tokenizer has none")
-        return mask
+        # A skiplist word that is not a single token means [UNK], as in PyLate.
+        skipped = {tokenizer.special_id("unk") if (token := tokenizer.token_id(word)) is None else token for word in colbert.skiplist}
+        self.skipped_ids: list[int] = sorted(token for token in skipped if token is not None)
+        """Ids of the tokens whose document vectors are dropped, ascending."""
 
-    @cached_property
-    def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports.
+    def _length(self, role: Role) -> int:
+        return self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
 
-        Example:
-            >>> from quiver import ColBERT
-            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
-            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.query_length
-            ('colbert', 128, 'maxsim', 32)
-        """
-        colbert = self.settings.colbert
-        # Optional settings are hashed only if set: fingerprints are stored in indexes and must not change.
-        described = [{name: value for name, value in asdict(colbert).items() if value is not None}, self.settings.lower_case]
-        described += [prompt for prompt in (self.settings.query_prompt, self.settings.document_prompt) if prompt]
-        return ModelCard(
-            source=self.source,
-            kind="colbert",
-            fingerprint=fingerprint(self.encoder, self.projections, self.tokenizer, described),
-            dim=self.dim,
-            similarity="maxsim",
-            query_length=colbert.query_length,
-            document_length=colbert.document_length,
-            query_prompt=colbert.query_prefix + self.settings.query_prompt,
-            document_prompt=colbert.document_prefix + self.settings.document_prompt,
-            dtype=dtype_of(self.encoder),
-        )
+    def _fingerprinted_settings(self) -> list[object]:
+        colbert = {name: value for name, value in asdict(self.settings.colbert).items() if value is not None}
+        prompts = [prompt for prompt in (self.settings.query_prompt, self.settings.document_prompt) if prompt]
+        return [colbert, self.settings.lower_case, *prompts]
 
     def with_card(self, card: ModelCard) -> ColBERT:
         """The model with the settings of a card; see `PretrainedModel`.
@@ -220,14 +159,6 @@ class ColBERT(PretrainedModel):
         if settings == self.settings:
             return self
         return ColBERT.from_parts(self.encoder, self.tokenizer, settings, source=self.source, batch_tokens=self.batch_tokens)
-
-    @property
-    def skipped_ids(self) -> list[int]:
-        """Ids of the tokens whose document vectors are dropped, ascending.
-
-        :meta private:
-        """
-        return sorted(token for token in self._skiplist if token is not None)
 
     # Encoding, with the names of PyLate and of sentence-transformers 6.
 
@@ -295,8 +226,15 @@ class ColBERT(PretrainedModel):
         chosen = prompt if prompt is not None else self._role_prompt(prompt_name or role)
         pooling = (1, 1) if is_query else (pool_factor, protected_tokens)
         job = EncodingJob(role, chosen, batch_size, normalize_embeddings, None, *pooling)
-        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
-        found: list[Any] = _quantized(_padded(vectors) if padding else vectors, precision)
+        vectors = self._encode_call(sentences, job, device, pool, chunk_size, bool(show_progress_bar)).vectors
+        found: list[Any] = vectors
+        if padding:
+            longest = max(map(len, vectors), default=0)
+            found = [np.pad(each, ((0, longest - len(each)), (0, 0)))[None] for each in vectors]  # (1, n, d)
+        if precision not in (None, "float32") and found:
+            flat = quantize_embeddings(np.concatenate([each.reshape(-1, self.dim) for each in found]), precision)
+            parts = _split_rows(flat, np.array([each.shape[-2] for each in found]))
+            found = [part.reshape(*each.shape[:-1], -1) for part, each in zip(parts, found, strict=True)]
         if convert_to_tensor or not convert_to_numpy:
             found = [torch.from_numpy(each).to(self.device) for each in found]
         return found[0] if isinstance(sentences, str) else found
@@ -403,11 +341,13 @@ class ColBERT(PretrainedModel):
             >>> model.similarity([query], [document]).tolist()
             [[1.0]]
         """
-        texts, others = _matrices(queries), _matrices(documents)
+        texts, others = _list_matrices(queries), _list_matrices(documents)
         if not texts or not others:
             return torch.zeros(len(texts), len(others))
-        device = others[0].device
-        query_offsets, document_offsets = (_offsets(each) for each in (texts, others))
+        device, (query_offsets, document_offsets) = (
+            others[0].device,
+            (torch.tensor([0, *accumulate(map(len, each))], dtype=torch.int32) for each in (texts, others)),
+        )
         return maxsim_ragged(torch.cat(texts).to(device), query_offsets, torch.cat(others), document_offsets.to(device))
 
     def similarity_pairwise(self, queries: TokenMatrices, documents: TokenMatrices) -> Tensor:
@@ -427,7 +367,8 @@ class ColBERT(PretrainedModel):
             >>> model.similarity_pairwise([query, query], [document, query]).tolist()
             [1.0, 2.0]
         """
-        pairs = [self.similarity([query], [document])[0] for query, document in zip(_matrices(queries), _matrices(documents), strict=True)]
+        texts, others = _list_matrices(queries), _list_matrices(documents)
+        pairs = [self.similarity([query], [document])[0] for query, document in zip(texts, others, strict=True)]
         return torch.cat(pairs) if pairs else torch.zeros(0)
 
     # Encoding for the rest of Quiver.
@@ -438,46 +379,6 @@ class ColBERT(PretrainedModel):
         :meta private:
         """
         return F.normalize(self.projections(hidden.float()), dim=-1)
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Encode texts to token vectors, with token counts.
-
-        Args:
-            texts: B texts; an empty text has vectors too.
-            role: Queries or documents; decides prefix, length, expansion and skiplist.
-            progress: Show a progress bar on standard error.
-
-        Returns:
-            B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
-
-        :meta private:
-        """
-        with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
-            return self._encoded(texts, self._job(role), advance)
-
-    def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> TokenEncoding:
-        check_texts(texts)
-        windows = text_windows(texts, self.batch_size, max_length=self._length(job.role, None))
-        loop = self._loop(job, advance)
-        with closing(loop.run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)) as groups:
-            parts = [self._encoding(inputs, vectors) for inputs, vectors in groups]
-        ids = [ids for part in parts for ids in part.token_ids or ()]
-        return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
-
-    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> list[TokenVectors]:
-        vectors = self._encoded(texts, job, advance).vectors
-        if job.pool_factor == 1:
-            return vectors
-        return [pool_tokens(each, job.pool_factor, protected=job.protected_tokens) for each in vectors]
-
-    def _empty(self, count: int, job: EncodingJob) -> list[TokenVectors]:
-        return [np.empty((0, self.dim), np.float32)] * count
-
-    def _job(self, role: Role) -> EncodingJob:
-        return EncodingJob(role, self._role_prompt(role), normalize=True)
-
-    def _encoding(self, inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
-        return TokenEncoding(_split(vectors.numpy(), inputs.vectors), joined_tokens([inputs.tokens]), _vector_token_ids(inputs))
 
     def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
         def forward(batch: PackedBatch) -> Tensor:
@@ -494,30 +395,6 @@ class ColBERT(PretrainedModel):
         """
         return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._role_prompt("document"))))
 
-    def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
-        """Clean and tokenize texts with the prefix of their role, without query expansion.
-
-        Args:
-            texts: B texts.
-            role: Queries or documents; decides prefix and length.
-            max_length: Tokens to which texts are truncated, if fewer than the model's limit.
-
-        Example:
-            >>> from quiver import ColBERT
-            >>> model = ColBERT("lightonai/GTE-ModernColBERT-v1")
-            >>> [ids[0] == model.tokenizer.special_id("cls") for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
-            [True, True]
-        """
-        return self._tokenized(texts, role, self._role_prompt(role), self._length(role, max_length))
-
-    def _tokenized(self, texts: Sequence[str], role: Role, prompt: str, length: int) -> TokenizedTexts:
-        prefix = self._prefix_ids[role]
-        cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
-        tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
-        if prefix is None:
-            return tokens
-        return TokenizedTexts([[*text[:1], prefix, *text[1:]] for text in tokens.ids], tokens.truncated)
-
     def expand(self, queries: list[list[int]], *, max_length: int | None = None) -> tuple[list[list[int]], list[int] | None]:
         """Pad tokenized queries with [MASK] tokens, if the model expands queries.
 
@@ -533,22 +410,25 @@ class ColBERT(PretrainedModel):
         colbert = self.settings.colbert
         if not colbert.query_expansion or self._expansion_id is None:
             return queries, None
-        length = colbert.expanded_length or self._length("query", max_length)
+        length = colbert.expanded_length or min(colbert.query_length, max_length or colbert.query_length)
         expanded = [query + [self._expansion_id] * (length - len(query)) for query in queries]
         return expanded, None if colbert.attend_to_expansion else [len(query) for query in queries]
 
-    def _length(self, role: Role, max_length: int | None) -> int:
-        own = self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
-        return min(own, max_length or own)
-
     def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
-        tokens = self._tokenized(texts, job.role, job.prompt, self._length(job.role, None))
+        tokens = self._tokenize(texts, job.role, job.prompt, self._length(job.role))
         counts = describe_tokens(texts, tokens.ids, tokens.truncated)
         if job.role == "query":
             ids, key_lengths = self.expand(tokens.ids)
             return ModelInputs(ids, counts, np.fromiter(map(len, ids), np.int64, len(ids)), key_lengths)
-        keep = _split(~np.isin(_flat(tokens.ids), self.skipped_ids), np.fromiter(map(len, tokens.ids), np.int64, len(tokens.ids)))
+        kept = ~np.isin(np.fromiter(chain.from_iterable(tokens.ids), np.uint32), self.skipped_ids)
+        keep = _split_rows(kept, counts.tokens.astype(np.int64))
         return ModelInputs(tokens.ids, counts, np.fromiter(map(np.count_nonzero, keep), np.int64, len(keep)), keep=keep)
+
+    def _encoding(self, inputs: ModelInputs, vectors: Tensor, job: EncodingJob) -> TokenEncoding:
+        texts = _split_rows(vectors.numpy(), inputs.vectors)
+        if job.pool_factor > 1:
+            return TokenEncoding([pool_tokens(each, job.pool_factor, protected=job.protected_tokens) for each in texts], inputs.tokens)
+        return TokenEncoding(texts, inputs.tokens, _vector_token_ids(inputs))
 
     def save_pretrained(self, path: str | Path) -> None:
         """Save the model as a folder that opens in Quiver, PyLate 1.6 and sentence-transformers 6.
@@ -565,7 +445,6 @@ class ColBERT(PretrainedModel):
         """
         write_colbert(Path(path), self.settings, self.encoder, self.tokenizer)
 
-    def _described(self) -> list[tuple[str, str]]:
+    def _facts(self) -> list[tuple[str, str]]:
         colbert = self.settings.colbert
-        texts = f"queries of {colbert.query_length}, documents of {colbert.document_length} tokens"
-        return [*super()._described(), ("texts", texts)]
+        return [("texts", f"queries of {colbert.query_length}, documents of {colbert.document_length} tokens")]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, check_utf8
-from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens, TokenVectors
+from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:
     import torch
@@ -109,11 +109,22 @@ def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncate
     )
 
 
-def joined_tokens(parts: Sequence[TextTokens]) -> TextTokens:
-    """Concatenate the token counts of the parts of a call, at least one, and log how many texts were truncated."""
-    joined = TextTokens(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
-    if joined.truncated.any():
-        logger.info("%d of %d texts were truncated to the model's maximum length", joined.truncated.sum(), len(joined.truncated))
+Joined = TypeVar("Joined", DenseEncoding, TokenEncoding)
+
+
+def join_encodings(parts: Sequence[Joined]) -> Joined:
+    """Concatenate the encodings of the parts of a call, at least one, and log how many texts were truncated."""
+    joined = parts[0]
+    if len(parts) > 1:
+        tokens = TextTokens(*(np.concatenate([getattr(part.tokens, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
+        if isinstance(joined, DenseEncoding):
+            joined = DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
+        else:
+            ids = [each for part in parts for each in part.token_ids or ()]
+            joined = TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
+    if joined.tokens.truncated.any():
+        texts = joined.tokens.truncated
+        logger.info("%d of %d texts were truncated to the model's maximum length", texts.sum(), len(texts))
     return joined
 
 

@@ -6,6 +6,7 @@ import copy
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,7 +100,7 @@ class WorkerModel:
     batch_tokens: int | None = None
 
     @classmethod
-    def of(cls, model: DenseModel | TokenModel | PretrainedModel) -> WorkerModel:
+    def of(cls, model: DenseModel | TokenModel | PretrainedModel[Any]) -> WorkerModel:
         """Describe a loaded model."""
         batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
         return cls(with_absolute_source(model.card), batch_tokens)

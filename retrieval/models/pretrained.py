@@ -1,4 +1,10 @@
-"""What bi-encoders and ColBERT models have in common: an encoder with its tokenizer and settings, encoding in batches and in processes."""
+"""What all models have in common: an encoder with its tokenizer and settings, and encoding in batches and in processes.
+
+A kind of model says how it tokenizes (`_inputs`), what it computes of a batch (`_forward`) and what an encoding is made of (`_encoding`);
+windows, batches, processes, progress, prompts and cards are the same for all.
+
+Shapes: B texts, d vector width, n_i vectors of text i.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +24,14 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, PackedBatch, Tokenizer
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.display import html_table
-from quiver.retrieval.models.batches import BatchLoop, BatchSize, ModelInputs, copies_for
-from quiver.retrieval.models.encoding import Devices, EncodingJob, Texts, check_texts
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, text_windows
+from quiver.retrieval.models.encoding import Devices, EncodingJob, Texts, check_texts, clean, join_encodings
 from quiver.retrieval.models.folders import check_device, dtype_of, load_for_inference
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelFolder, ModelOptions
-from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role
+from quiver.retrieval.models.pooling import fingerprint
+from quiver.retrieval.records import PLURALS, DenseEncoding, Dtype, ModelCard, Role, TokenEncoding
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,29 +39,21 @@ if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
 
 
-class PretrainedModel(ABC):
-    """Base class of `BiEncoder` and `ColBERT`: an encoder, its tokenizer, settings and projections.
+Encoding = TypeVar("Encoding", DenseEncoding, TokenEncoding)
 
-    Args:
-        model_name_or_path: Folder or Hub id.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
-        batch_tokens: Tokens per batch; None for 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
 
-    Raises:
-        InputError: The folder is not a supported model of this class, or the device is not available.
-    """
+class PretrainedModel(ABC, Generic[Encoding]):
+    """Base class of the models: an encoder, its tokenizer, settings and projections. The arguments are those of `BiEncoder`."""
 
     def __init__(
         self,
         model_name_or_path: str | Path,
         *,
-        revision: str | None = None,
-        dtype: Dtype | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        batch_tokens: int | None = None,
-        options: ModelOptions = FOLDERS_SETTINGS,
+        revision: str | None,
+        dtype: Dtype | torch.dtype | None,
+        device: str | torch.device | None,
+        batch_tokens: int | None,
+        options: ModelOptions,
     ) -> None:
         parts = load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device), options)
         self._assemble(parts.encoder, parts.tokenizer, parts.settings, str(model_name_or_path), batch_tokens)
@@ -61,7 +62,7 @@ class PretrainedModel(ABC):
     def from_parts(
         cls, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
     ) -> Self:
-        """Make a model of an encoder, its tokenizer and settings.
+        """Make a model of the native encoder, its tokenizer and the settings of its folder.
 
         Args:
             encoder: The native encoder.
@@ -71,7 +72,7 @@ class PretrainedModel(ABC):
             batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
         Raises:
-            InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+            InputError: The settings are those of another class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
 
         :meta private:
         """
@@ -94,7 +95,13 @@ class PretrainedModel(ABC):
         self.source = source
         self.batch_tokens = batch_tokens
         self._batch_size: BatchSize | None = None
-        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
+        width = encoder.config.hidden_size
+        for number, projection in enumerate(settings.projections, start=1):
+            if projection.linear.in_features != width:
+                raise InputError(f"{name}: Dense module {number} expects {projection.linear.in_features} features, its input has {width}")
+            width = projection.linear.out_features
+        self.projections: nn.Sequential = nn.Sequential(*settings.projections).to(encoder.device)
+        self._prefix_ids: dict[Role, int | None] = {"query": None, "document": None}
 
     @classmethod
     def from_card(cls, card: ModelCard, source: str | Path, *, batch_tokens: int | None = None) -> Self:
@@ -113,10 +120,29 @@ class PretrainedModel(ABC):
         :meta private:
         """
 
-    @property
-    @abstractmethod
+    @cached_property
     def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports."""
+        """Facts about the model for indexes and reports.
+
+        Example:
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.document_length
+            ('dense', 384, 'cosine', 256)
+        """
+        colbert = self.settings.colbert if self.settings.kind == "colbert" else None
+        return ModelCard(
+            source=self.source,
+            kind=self.settings.kind,
+            fingerprint=fingerprint(self.encoder, self.projections, self.tokenizer, self._fingerprinted_settings()),
+            dim=self.dim,
+            similarity="maxsim" if colbert else self.settings.similarity,
+            query_length=self._length("query"),
+            document_length=self._length("document"),
+            query_prompt=(colbert.query_prefix if colbert else "") + self.settings.query_prompt,
+            document_prompt=(colbert.document_prefix if colbert else "") + self.settings.document_prompt,
+            dtype=dtype_of(self.encoder),
+        )
 
     @property
     def dim(self) -> int:
@@ -234,43 +260,25 @@ class PretrainedModel(ABC):
         """
         del pool
 
-    def _vectors(
-        self,
-        sentences: Texts,
-        job: EncodingJob,
-        devices: Devices | None,
-        pool: LocalProcesses | None,
-        chunk_size: int | None,
-        progress: bool,
-    ) -> Any:
-        """Encode the texts of a public call in this process or in others: (B, d), or B arrays of (n_i, d)."""
-        if chunk_size is not None and chunk_size < 1:
-            raise InputError(f"chunk_size must be >= 1, got {chunk_size}")
-        if not hasattr(sentences, "__iter__"):
-            raise InputError(f"a text or a list of texts is encoded, got {sentences!r}")
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        check_texts(texts)
-        if isinstance(devices, str | torch.device):
-            self.to(devices)
-        elif devices is not None and pool is None:
-            pool = self.start_multi_process_pool([str(each) for each in devices])
-        with progress_bar(PLURALS[job.role], len(texts), enabled=progress) as advance:
-            if pool is None:
-                return self._encode(texts, job, advance)
-            size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
-            chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
-            vectors = self._empty(len(texts), job)
-            card, threads = with_absolute_source(self.card), pool.threads(torch.get_num_threads())
-            task = EncodingTask(type(self), card, self.batch_tokens, job, threads)
-            with closing(pool.run(task, chunks, advance=advance)) as done:
-                for (start, chunk), found in done:
-                    vectors[start : start + len(chunk)] = found
-        return vectors
+    # Encoding.
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Encoding:
+        """Encode texts, with token counts: to vectors (B, d) float32, or for ColBERT to B arrays of (n_i, d), in input order.
+
+        Args:
+            texts: B texts; an empty text has vectors too.
+            role: Queries or documents; decides prompt and, for ColBERT, prefix, length, expansion and skiplist.
+            progress: Show a progress bar on standard error.
+
+        :meta private:
+        """
+        with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
+            return self.encode_job(texts, self._job(role), advance)
 
     def encode_chunks(
         self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
-    ) -> Generator[Any, None, None]:
-        """Yield the encoding of each chunk of texts, as ``encode_texts`` returns it; a GPU does not wait between chunks.
+    ) -> Generator[Encoding, None, None]:
+        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
@@ -282,50 +290,115 @@ class PretrainedModel(ABC):
         job = self._job(role)
         with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
             for inputs, vectors in groups:
-                yield self._encoding(inputs, vectors)
+                yield join_encodings([self._encoding(inputs, vectors, job)])
 
-    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+    def encode_job(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> Encoding:
+        """Encode texts in this process.
+
+        :meta private:
+        """
+        check_texts(texts)
+        windows = text_windows(texts, self.batch_size, max_length=self._length(job.role))
+        loop = self._loop(job, advance)
+        with closing(loop.run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)) as groups:
+            return join_encodings([self._encoding(inputs, vectors, job) for inputs, vectors in groups])
+
+    def _encode_call(
+        self,
+        sentences: Texts,
+        job: EncodingJob,
+        devices: Devices | None,
+        pool: LocalProcesses | None,
+        chunk_size: int | None,
+        progress: bool,
+    ) -> Encoding:
+        """Encode the texts of a public call in this process or in others."""
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError(f"chunk_size must be >= 1, got {chunk_size}")
+        texts = list_texts(sentences)
+        if isinstance(devices, str | torch.device):
+            self.to(devices)
+        elif devices is not None and pool is None:
+            pool = self.start_multi_process_pool([str(each) for each in devices])
+        with progress_bar(PLURALS[job.role], len(texts), enabled=progress) as advance:
+            if pool is None or not texts:
+                return self.encode_job(texts, job, advance)
+            size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
+            chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
+            card, threads = with_absolute_source(self.card), pool.threads(torch.get_num_threads())
+            task = EncodingTask(type(self), card, self.batch_tokens, job, threads)
+            with closing(pool.run(task, chunks, advance=advance)) as done:
+                found: dict[int, Encoding] = {start: encoding for (start, _), encoding in done}
+        return join_encodings([found[start] for start, _ in chunks])
+
+    def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
+        """Clean and tokenize texts with the prompt and prefix of their role, without query expansion.
+
+        Args:
+            texts: B texts.
+            role: Queries or documents; decides prompt and, for ColBERT, prefix and length.
+            max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+
+        Example:
+            >>> from quiver import BiEncoder
+            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            >>> [len(ids) for ids in model.tokenize(["Owls have wings.", "fins"], "query").ids]
+            [6, 3]
+        """
+        length = self._length(role)
+        return self._tokenize(texts, role, self._role_prompt(role), min(length, max_length or length))
+
+    def _tokenize(self, texts: Sequence[str], role: Role, prompt: str, length: int) -> TokenizedTexts:
+        prefix = self._prefix_ids[role]
+        cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
+        tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
+        if prefix is not None:
+            for ids in tokens.ids:
+                ids.insert(1, prefix)  # behind [CLS]
+        return tokens
+
+    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop:
         return BatchLoop(
             self._forward(job),
-            dim=self._width(job.truncate_dim),
+            dim=self._width(job),
             size=self.batch_size,
-            copies=copies_for(self.encoder.device),
+            copies=Copies(self.encoder.device),
             role=job.role,
             most=job.batch_size,
             advance=advance,
         )
 
+    def _job(self, role: Role) -> EncodingJob:
+        """How texts of a role are encoded for an index."""
+        return EncodingJob(role, self._role_prompt(role), normalize=self.settings.kind == "colbert")
+
     def _role_prompt(self, role: Role) -> str:
         return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
-    def _width(self, truncate_dim: int | None) -> int:
-        """Width of vectors that are cut as a call wants it."""
-        del truncate_dim
+    def _width(self, job: EncodingJob) -> int:
+        """Width of the vectors of a call."""
+        del job
         return self.dim
 
     @abstractmethod
-    def _job(self, role: Role) -> EncodingJob:
-        """How texts of a role are encoded for an index."""
+    def _length(self, role: Role) -> int:
+        """Maximum tokens of a text of a role, special tokens included."""
 
     @abstractmethod
-    def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
-        """The function from a batch to its vectors."""
+    def _fingerprinted_settings(self) -> list[object]:
+        """JSON values of the settings that affect vectors. Fingerprints are stored in indexes: optional ones are left out if not set."""
 
     @abstractmethod
     def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
         """Tokenize texts."""
 
     @abstractmethod
-    def _encoding(self, inputs: ModelInputs, vectors: Tensor) -> Any:
-        """The encoding of a chunk."""
+    def _forward(self, job: EncodingJob) -> Callable[[PackedBatch], Tensor]:
+        """The function from a batch to its vectors."""
 
     @abstractmethod
-    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> Any:
-        """Encode texts in this process: (B, d) float32, or B arrays of (n_i, d)."""
-
-    @abstractmethod
-    def _empty(self, count: int, job: EncodingJob) -> Any:
-        """Room for the vectors of some texts: an array, or a list."""
+    def _encoding(self, inputs: ModelInputs, vectors: Tensor, job: EncodingJob) -> Encoding:
+        """The encoding of texts, of their vectors on the host, (T, d)."""
 
     @abstractmethod
     def save_pretrained(self, path: str | Path) -> None:
@@ -385,18 +458,30 @@ class PretrainedModel(ABC):
             raise InputError(f"{repo_id}: {first_line(error)}") from error
         return str(commit.commit_url)
 
-    def _described(self) -> list[tuple[str, str]]:
-        """Facts for people: name and value."""
-        return [("model", self.source or "(made of parts)"), ("vectors", f"{self.dim} dimensions, {self.settings.similarity}")]
+    def _facts(self) -> list[tuple[str, str]]:
+        """Facts about the kind of model for people: name and value."""
+        return []
+
+    def _all_facts(self) -> list[tuple[str, str]]:
+        vectors = f"{self.dim} dimensions, {self.settings.similarity}"
+        weights = f"{dtype_of(self.encoder)} on {self.device}"
+        return [("model", self.source or "(made of parts)"), ("vectors", vectors), *self._facts(), ("weights", weights)]
 
     def __repr__(self) -> str:
-        facts = [*self._described(), ("weights", f"{dtype_of(self.encoder)} on {self.device}")]
-        return f"{type(self).__name__}({'; '.join(f'{name}: {value}' for name, value in facts)})"
+        return f"{type(self).__name__}({'; '.join(f'{name}: {value}' for name, value in self._all_facts())})"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
-        facts = [*self._described(), ("weights", f"{dtype_of(self.encoder)} on {self.device}")]
-        return html_table((type(self).__name__, ""), facts)
+        return html_table((type(self).__name__, ""), self._all_facts())
+
+
+def list_texts(sentences: Texts) -> list[str]:
+    """The texts of a public call; an InputError or ValueError for anything else."""
+    if not hasattr(sentences, "__iter__"):
+        raise InputError(f"a text or a list of texts is encoded, got {sentences!r}")
+    texts = [sentences] if isinstance(sentences, str) else list(sentences)
+    check_texts(texts)
+    return texts
 
 
 def options_of_card(card: ModelCard) -> ModelOptions:
@@ -416,7 +501,7 @@ def with_absolute_source(card: ModelCard) -> ModelCard:
 class EncodingTask:
     """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
 
-    model: type[PretrainedModel]
+    model: type[PretrainedModel[Any]]
     card: ModelCard
     batch_tokens: int | None
     job: EncodingJob
@@ -427,35 +512,13 @@ class EncodingTask:
         torch.set_num_threads(self.threads)
         model = self.model.from_card(self.card, self.card.source, batch_tokens=self.batch_tokens)
         check_fingerprint(model.card, self.card)
-        return lambda chunk: model._encode(chunk[1], self.job, advance)
+        return lambda chunk: model.encode_job(chunk[1], self.job, advance)
 
 
 def check_fingerprint(card: ModelCard, wanted: ModelCard) -> None:
-    """Check that a model that a worker has loaded is the one that it was told to load.
-
-    Raises:
-        InputError: It has another fingerprint.
-    """
+    """Check that a model that a worker has loaded is the one that it was told to load; an InputError otherwise."""
     if card.fingerprint != wanted.fingerprint:
         raise InputError(
             f"{wanted.source}: the model on {platform.node()} has the fingerprint {card.fingerprint[:12]}, expected "
             f"{wanted.fingerprint[:12]}; all machines need the same model files"
         )
-
-
-def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:
-    """Chain the folder's Dense modules.
-
-    Args:
-        settings: Settings of the folder.
-        width: Input width, D.
-        where: Model name for the error.
-
-    Raises:
-        InputError: The widths of two successive modules differ.
-    """
-    for number, projection in enumerate(settings.projections, start=1):
-        if projection.linear.in_features != width:
-            raise InputError(f"{where}: Dense module {number} expects {projection.linear.in_features} features, its input has {width}")
-        width = projection.linear.out_features
-    return nn.Sequential(*settings.projections)

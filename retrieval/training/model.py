@@ -29,8 +29,7 @@ from quiver.encoder.config import global_every
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.pylate import unsupported_by_pylate
-from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
+from quiver.retrieval.models.export.sentence_transformers import read_tokenizer, unsupported_by_pylate
 from quiver.retrieval.models.folders import ModelParts, default_device, load_parts
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -24,35 +24,19 @@ from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE
 from quiver.retrieval.models.export.sentence_transformers import ignores_outer_space, reads_as_token, with_prefixes
 from quiver.retrieval.models.options import ModelFolder
 
-_TWO_LETTERS = (
-    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi "
-    "fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv "
-    "kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm "
-    "rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa "
-    "wo xh yi yo za zh zu"
-)
-ISO_639_1 = frozenset(_TWO_LETTERS.split())
-"""Two-letter language codes."""
-
-SPECIAL = frozenset({"code", "multilingual"})
-"""Values that the Hub accepts besides language codes."""
-
-_THREE_LETTERS = re.compile(r"[a-z]{3}")  # ISO 639-3 has some 7,900 of them
+LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
+"""Form of a language code of the Hub: one of ISO 639, or one of two words."""
 
 
 def check_languages(codes: Iterable[str]) -> None:
-    """Check language codes; the Hub refuses a card with any other.
-
-    Raises:
-        InputError: A code is neither an ISO 639 code nor ``code`` or ``multilingual``.
+    """Check the form of language codes; the Hub refuses a card with others.
 
     Example:
         >>> check_languages(["en", "yue", "code"])
     """
     for code in codes:
-        if code not in ISO_639_1 | SPECIAL and not _THREE_LETTERS.fullmatch(code):
-            special = ", ".join(sorted(SPECIAL))
-            raise InputError(f"unknown language {code!r}; use an ISO 639 code, such as en, ko or yue, or one of {special}")
+        if not LANGUAGE.fullmatch(code):
+            raise InputError(f"unknown language {code!r}; use an ISO 639 code, such as en, ko or yue, or one of code, multilingual")
 
 
 QUERIES = '["which animal has wings"]'
@@ -145,20 +129,22 @@ SNIPPETS = {
 
 
 def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokenizer) -> str:
-    """Render a block of code for each library that opens the layout.
-
-    Args:
-        model: The exported model.
-        layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
-        name: Name of the model: Hub id or folder.
-        written: The tokenizer as exported.
-
-    Returns:
-        Markdown.
-    """
-    settings = model.settings
-    in_6 = _same_in_6(settings, layout, written)
+    """Render a block of code for each library that opens the layout, in Markdown; ``written`` is the tokenizer as exported."""
+    settings, tokenizer, prefixes = model.settings, written, ("", "")
+    if layout == "stanford":  # sentence-transformers 6 makes the markers tokens when it loads the folder, and puts a space after them
+        prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
+        tokenizer = with_prefixes(written, prefixes)
+    # It strips no white space itself.
+    in_6 = ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes if prefix)
     missing = left_out(settings) if layout == "hf" else []
+    pooled = POOLING.get(settings.pooling, "hidden")
+    steps = (
+        "return hidden, mask"
+        if missing
+        else f"return torch.nn.functional.normalize({pooled}, dim=-1)"
+        if settings.normalize
+        else f"return {pooled}"
+    )
     values = {
         "versions": "5 or 6" if in_6 else "5",
         "name": json.dumps(name, ensure_ascii=False),
@@ -166,7 +152,7 @@ def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokeni
         "documents": DOCUMENTS,
         "kind": type(model).__name__,
         "max_length": model.card.document_length,
-        "steps": "return hidden, mask" if missing else _steps(settings),
+        "steps": steps,
         "query_prompt": json.dumps(settings.query_prompt, ensure_ascii=False),
         "document_prompt": json.dumps(settings.document_prompt, ensure_ascii=False),
     }
@@ -193,20 +179,6 @@ def left_out(settings: ModelFolder) -> list[str]:
     return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
 
 
-def _same_in_6(settings: ModelFolder, layout: str, written: Tokenizer) -> bool:
-    """Whether sentence-transformers 6 gives the same vectors: it strips no white space, and puts a space after Stanford's markers."""
-    if layout != "stanford":
-        return ignores_outer_space(written)
-    prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
-    tokenizer = with_prefixes(written, prefixes)  # sentence-transformers 6 does the same when it loads the folder
-    return ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
-
-
-def _steps(settings: ModelFolder) -> str:
-    vectors = POOLING.get(settings.pooling, "hidden")
-    return f"return torch.nn.functional.normalize({vectors}, dim=-1)" if settings.normalize else f"return {vectors}"
-
-
 PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
 """Kind of model -> ``pipeline_tag`` of the Hub."""
 
@@ -218,40 +190,28 @@ HUB_DATA = re.compile(r"hub://([\w-][\w.-]*/[\w-][\w.-]*)")
 
 @dataclass(frozen=True)
 class CardMetadata:
-    """Facts about a model that its folder does not hold.
-
-    Attributes:
-        name: Name of the model.
-        run: Content of the training run's ``run.json``.
-        scores: Entries of the Hub's ``model-index``, each with ``task``, ``dataset`` and ``metrics``.
-        languages: Language codes, such as ``en`` or ``ko``.
-    """
+    """Facts that the folder of a model does not hold: name, content of ``run.json``, entries of the Hub's ``model-index``, languages."""
 
     name: str
     run: Mapping[str, Any] | None = None
     scores: Sequence[Mapping[str, Any]] = ()
-    languages: Sequence[str] = field(default=())
+    languages: Sequence[str] = ()
 
 
 def render_card(model: BiEncoder | ColBERT, layout: str, *, metadata: CardMetadata, written: Tokenizer) -> str:
-    """Render the model card.
-
-    Args:
-        model: The exported model.
-        layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
-        metadata: Further facts about the model.
-        written: The tokenizer as exported.
-
-    Returns:
-        The text of README.md.
-    """
+    """Render the text of README.md; ``written`` is the tokenizer as exported."""
     header = yaml.safe_dump(_hub_metadata(model, layout, metadata), sort_keys=False, allow_unicode=True)
     code = usage(model, layout, metadata.name, written=written)
-    parts = [f"---\n{header}---\n\n# {metadata.name}\n", _summary(model), "## Use\n", code, _settings(model)]
+    card, version = model.card, installed_version("quiver-retrieval") or "(not installed)"
+    what = f"A bi-encoder: one vector of width {card.dim} per text, compared by {card.similarity}."
+    if card.kind == "colbert":
+        what = f"A ColBERT model: one vector of width {card.dim} per token, compared by MaxSim."
+    title = f"---\n{header}---\n\n# {metadata.name}\n"
+    parts = [title, f"{what} Written by Quiver {version}.\n", "## Use\n", code, _settings_table(model)]
     if metadata.run is not None:
-        parts.append(_training(metadata.run))
+        parts.append(_training_table(metadata.run))
     if metadata.scores:
-        parts.append(_scores(metadata.scores))
+        parts.append(_scores_table(metadata.scores))
     return "\n".join(parts)
 
 
@@ -274,16 +234,7 @@ def _hub_metadata(model: BiEncoder | ColBERT, layout: str, metadata: CardMetadat
     return {key: value for key, value in found.items() if value}
 
 
-def _summary(model: BiEncoder | ColBERT) -> str:
-    card = model.card
-    if card.kind == "dense":
-        what = f"A bi-encoder: one vector of width {card.dim} per text, compared by {card.similarity}."
-    else:
-        what = f"A ColBERT model: one vector of width {card.dim} per token, compared by MaxSim."
-    return f"{what} Written by Quiver {installed_version('quiver-retrieval') or '(not installed)'}.\n"
-
-
-def _settings(model: BiEncoder | ColBERT) -> str:
+def _settings_table(model: BiEncoder | ColBERT) -> str:
     card, settings = model.card, model.settings
     rows = [
         ("Encoder", f"{model.encoder.config.family}, {model.encoder.num_parameters:,} parameters"),
@@ -303,19 +254,14 @@ def _settings(model: BiEncoder | ColBERT) -> str:
     noun = "prompt" if card.kind == "dense" else "prefix"
     rows += [(f"{role} {noun}", text) for role, text in (("Query", card.query_prompt), ("Document", card.document_prompt)) if text]
     rows.append(("Fingerprint", card.fingerprint))
-    return f"## Settings\n\n{_table(('Setting', 'Value'), [(name, _code(value)) for name, value in rows])}"
+    return f"## Settings\n\n{_render_table(('Setting', 'Value'), [(name, _inline_code(value)) for name, value in rows])}"
 
 
-def _training(run: Mapping[str, Any]) -> str:
+def _training_table(run: Mapping[str, Any]) -> str:
     recipe, data, batch, result = (run.get(name) or {} for name in ("recipe", "data", "batch", "result"))
     scores = result.get("development") or [{}]
     versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items() if version)
-    rows = [
-        ("Recipe", recipe.get("name")),
-        ("Source", recipe.get("source")),
-        ("Started from", recipe.get("model", {}).get("init")),
-        ("Loss", recipe.get("loss", {}).get("name")),
-        ("Data", ", ".join(recipe.get("data", {}).get("train", ()))),
+    rows = [  # beside those of the recipe, which follows
         ("Rows", data.get("rows")),
         ("sha256 of the rows", data.get("sha256")),
         ("Rows per update", batch.get("effective")),
@@ -323,40 +269,39 @@ def _training(run: Mapping[str, Any]) -> str:
         ("Updates", result.get("steps")),
         ("Truncated texts", result.get("texts_truncated")),
         ("Final development nDCG@10", scores[-1].get("ndcg@10")),
-        ("Seed", recipe.get("training", {}).get("seed")),
         ("Date", run.get("date")),
         ("Command", run.get("command")),
         ("Versions", versions),
     ]
-    table = _table(("Setting", "Value"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
+    table = _render_table(("Setting", "Value"), [(name, _inline_code(str(value))) for name, value in rows if value not in (None, "")])
     text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
-    fence = _ticks(text, at_least=3)
+    fence = _delimiter(text, at_least=3)
     head = f"{recipe['description']}\n\n" if recipe.get("description") else ""
     return f"## Training\n\n{head}{table}\n<details><summary>Full recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
 
 
-def _scores(scores: Sequence[Mapping[str, Any]]) -> str:
+def _scores_table(scores: Sequence[Mapping[str, Any]]) -> str:
     measures = [*dict.fromkeys(metric["name"] for entry in scores for metric in entry["metrics"])]
     rows = []
     for entry in scores:
         found = {metric["name"]: f"{metric['value']:.4f}" for metric in entry["metrics"]}
         data = entry["dataset"]
         rows.append((data["name"], data.get("split", ""), *(found.get(measure, "") for measure in measures)))
-    return f"## Scores\n\n{_table(('Collection', 'Split', *measures), rows)}"
+    return f"## Scores\n\n{_render_table(('Collection', 'Split', *measures), rows)}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def _code(text: str) -> str:
+def _inline_code(text: str) -> str:
     """Text as inline code, so that Markdown and HTML in it are not interpreted."""
-    ticks = _ticks(text)
+    ticks = _delimiter(text)
     inner = f" {text} " if text.startswith("`") or text.endswith("`") else text
     return f"{ticks}{' '.join(inner.splitlines())}{ticks}"
 
 
-def _ticks(text: str, *, at_least: int = 1) -> str:
+def _delimiter(text: str, *, at_least: int = 1) -> str:
     """A run of backticks longer than any in the text, to delimit it."""
     return "`" * max(at_least, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

@@ -27,11 +27,11 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.card import CardMetadata, check_languages, left_out, render_card
 from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
-from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.export.sentence_transformers import (
     ignores_outer_space,
     read_tokenizer,
     transformer_settings,
+    write_colbert,
     write_dense,
     write_encoder,
     write_multi_vector,
@@ -67,28 +67,30 @@ MODULE = re.compile(r"\d+_(Dense|MultiVectorMask|Normalize|Pooling)")
 MODULE_FILES = frozenset({"config.json", "model.safetensors"})
 
 GIT = ".git"
-_KEPT = frozenset({GIT, ".gitattributes", ".gitignore"})
+_GIT_FILES = frozenset({GIT, ".gitattributes", ".gitignore"})
 
 
-def check_target(out: Path, source: Path, *, overwrite: bool) -> None:
-    """Check, before the model is loaded, that it can be written to a folder.
+def check_target(out: Path, source: Path, *, overwrite: bool, any_files: bool = False) -> None:
+    """Check, before a model is loaded, that it can be written to a folder.
 
     Args:
         out: Target folder.
         source: Folder of the model.
-        overwrite: Replace an existing export.
+        overwrite: Replace an existing model.
+        any_files: Replace a model folder whatever other files it holds.
 
     Raises:
-        InputError: ``out`` is a file, holds the model itself, holds an export and ``overwrite`` is False, or holds other files.
+        InputError: ``out`` is a file, lies in the model's folder or holds it, is not empty and ``overwrite`` is False, or holds other files
+            than those of an export.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; --out must name a folder")
-    if source.resolve().is_relative_to(out.resolve()):
-        raise InputError(f"{out}: contains the model to export; choose another --out")
-    found = {} if not out.exists() else dict(_contents(out))
-    clone = (out / GIT).exists()
-    foreign = [path for path, ours in found.items() if not ours]
-    if not any(found.values()) and (clone or not foreign):
+    if source.resolve().is_relative_to(out.resolve()) or (any_files and out.resolve().is_relative_to(source.resolve())):
+        raise InputError(f"{out}: contains the model to export, or lies in its folder; choose another --out")
+    found = dict(_list_contents(out)) if out.exists() else {}
+    clone = not any_files and (out / GIT).exists()
+    foreign = [] if any_files else [path for path, ours in found.items() if not ours]
+    if not found or (clone and not any(found.values())):
         return
     if not overwrite:
         raise InputError(f"{out}: not empty; choose another --out, or add --overwrite")
@@ -100,7 +102,10 @@ def check_target(out: Path, source: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def replacing_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces ``out`` at the end of the block, and is deleted if an error occurs."""
+    """Yield a temporary folder that replaces ``out`` at the end of the block, and is deleted if an error occurs.
+
+    In a git clone, its files are moved one by one, and files that exports write but this one did not are deleted.
+    """
     target = out.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     stage = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
@@ -108,31 +113,26 @@ def replacing_folder(out: Path) -> Iterator[Path]:
     try:
         yield stage
         if (target / GIT).exists():
-            _write_into(target, stage)
+            _move_into_clone(stage, target)
         else:
-            _put(stage, target)
+            old = stage.with_suffix(".replaced")
+            if target.exists():
+                target.rename(old)
+            try:
+                stage.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(stage, ignore_errors=True)  # an error here must not hide the original one
     sync_folder(target.parent)
 
 
-def _put(stage: Path, target: Path) -> None:
-    old = stage.with_suffix(".replaced")
-    if target.exists():
-        target.rename(old)
-    try:
-        stage.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_into(clone: Path, stage: Path) -> None:
-    before = dict(_contents(clone))
-    made = {path.relative_to(stage) for path in stage.rglob("*")}
-    for path in sorted(made):  # folders before their content
+def _move_into_clone(stage: Path, clone: Path) -> None:
+    before, made = dict(_list_contents(clone)), sorted(path.relative_to(stage) for path in stage.rglob("*"))
+    for path in made:  # folders before their content
         if (stage / path).is_dir():
             (clone / path).mkdir(exist_ok=True)
         else:
@@ -147,19 +147,18 @@ def _write_into(clone: Path, stage: Path) -> None:
         logger.warning("%s: kept files that exports do not write: %s", clone, ", ".join(left))
 
 
-def _contents(folder: Path) -> Iterator[tuple[Path, bool]]:
+def _list_contents(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Relative paths in a folder, sorted, without git's files, each with whether exports write it."""
-    kept = _KEPT if (folder / GIT).exists() else frozenset[str]()
+    kept = _GIT_FILES if (folder / GIT).exists() else frozenset[str]()
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if name.parts[0] not in kept:
-            yield name, _is_ours(name, folder=path.is_dir() and not path.is_symlink())
-
-
-def _is_ours(name: Path, *, folder: bool) -> bool:
-    if len(name.parts) == 1:
-        return bool(MODULE.fullmatch(name.name)) if folder else name.name in FILES
-    return not folder and len(name.parts) == 2 and bool(MODULE.fullmatch(name.parts[0])) and name.name in MODULE_FILES
+        name, is_folder = path.relative_to(folder), path.is_dir() and not path.is_symlink()
+        if name.parts[0] in kept:
+            continue
+        if len(name.parts) == 1:
+            yield name, bool(MODULE.fullmatch(name.name)) if is_folder else name.name in FILES
+        else:
+            module = len(name.parts) == 2 and MODULE.fullmatch(name.parts[0]) is not None
+            yield name, module and not is_folder and name.name in MODULE_FILES
 
 
 RUN_SCHEMA = "quiver-run/2"
@@ -206,27 +205,32 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def _bare(folder: Path, model: BiEncoder | ColBERT) -> None:
+def _export_dense(folder: Path, model: BiEncoder | ColBERT) -> None:
+    write_dense(folder, model.settings, model.encoder, model.tokenizer, max_length=model.card.document_length)
+
+
+def _export_encoder(folder: Path, model: BiEncoder | ColBERT) -> None:
     write_encoder(folder, model.encoder, model.tokenizer)
 
 
-def _sentence_transformer(folder: Path, model: BiEncoder | ColBERT) -> None:
-    length = model.card.document_length
-    write_dense(folder, model.settings, model.encoder, model.tokenizer, max_length=length)
-
-
-def _colbert(write: ColBERTWriter) -> Callable[[Path, BiEncoder | ColBERT], None]:
+def _export_colbert(write: ColBERTWriter) -> Callable[[Path, BiEncoder | ColBERT], None]:
     def writer(folder: Path, model: BiEncoder | ColBERT) -> None:
-        write(folder, _explicit_skiplist(model.settings, model.tokenizer), model.encoder, model.tokenizer)
+        # Skiplist words that are not tokens mean [UNK] in PyLate and Quiver; sentence-transformers 6 ignores them.
+        tokenizer, colbert = model.tokenizer, model.settings.colbert
+        token = tokenizer.settings.get("unk_token", SPECIAL_TOKENS["unk"])
+        unknown = token.get("content") if isinstance(token, dict) else token
+        words = dict.fromkeys(word if tokenizer.token_id(word) is not None else unknown for word in colbert.skiplist)
+        skiplist = tuple(word for word in words if isinstance(word, str) and tokenizer.token_id(word) is not None)
+        write(folder, replace(model.settings, colbert=replace(colbert, skiplist=skiplist)), model.encoder, tokenizer)
 
     return writer
 
 
 LAYOUTS: Mapping[str, Mapping[Kind, Callable[[Path, BiEncoder | ColBERT], None]]] = {
-    "sentence-transformers": {"dense": _sentence_transformer, "colbert": _colbert(write_multi_vector)},
-    "pylate": {"colbert": _colbert(write_colbert)},
-    "hf": {"dense": _bare, "colbert": _bare},
-    "stanford": {"colbert": _colbert(write_stanford)},
+    "sentence-transformers": {"dense": _export_dense, "colbert": _export_colbert(write_multi_vector)},
+    "pylate": {"colbert": _export_colbert(write_colbert)},
+    "hf": {"dense": _export_encoder, "colbert": _export_encoder},
+    "stanford": {"colbert": _export_colbert(write_stanford)},
     "onnx": {"dense": write_onnx, "colbert": write_onnx},
 }
 """Layout -> kind of model -> writer.
@@ -270,14 +274,17 @@ def export_model(
         require_libraries()
     check_languages(languages)
     check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
-    model = _load(source, revision)
+    parts = load_parts(source, revision=revision)  # not prepacked, unlike those of load_model
+    warn_if_bare(parts, source)
+    model = build_model(parts, source)
     kind = model.settings.kind
     if kind not in LAYOUTS[layout]:
         fitting = ", ".join(name for name, kinds in LAYOUTS.items() if kind in kinds)
         raise InputError(f"{source} is a bi-encoder, but the layout {layout} is for ColBERT models; --layout must be one of {fitting}")
     fingerprint = model.card.fingerprint
-    record = None if run is None else _record(run, fingerprint)
-    metadata = CardMetadata(out.resolve().name, record, _entries(scores, model), languages)
+    record = None if run is None else _read_run_record(run, fingerprint)
+    _check_scores(scores, model)
+    metadata = CardMetadata(out.resolve().name, record, [entry for each in scores for entry in each.entries], languages)
     missing = left_out(model.settings) if layout == "hf" else []
     if missing:
         logger.warning("%s: the layout hf stores only the encoder, without %s", source, ", ".join(missing))
@@ -295,62 +302,38 @@ def export_model(
     return Exported(out, layout, kind, fingerprint, size, tuple(missing))
 
 
-def _load(source: str | Path, revision: str | None) -> BiEncoder | ColBERT:
-    """Load a model without prepacking its weights, unlike `quiver.retrieval.models.loading.load_model`."""
-    parts = load_parts(source, revision=revision)
-    warn_if_bare(parts, source)
-    return build_model(parts, source)
-
-
-def _explicit_skiplist(settings: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:
-    """Replace skiplist words that are not tokens by [UNK], which they mean in PyLate and Quiver; sentence-transformers 6 ignores them."""
-    colbert = settings.colbert
-    words = tuple(dict.fromkeys(word if tokenizer.token_id(word) is not None else _unknown(tokenizer) for word in colbert.skiplist))
-    return replace(settings, colbert=replace(colbert, skiplist=tuple(word for word in words if word is not None)))
-
-
-def _unknown(tokenizer: Tokenizer) -> str | None:
-    """Text of the [UNK] token; None if the tokenizer has none."""
-    token = tokenizer.settings.get("unk_token", SPECIAL_TOKENS["unk"])
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and tokenizer.token_id(text) is not None else None
-
-
-def _record(run: Path, fingerprint: str) -> Mapping[str, Any]:
+def _read_run_record(run: Path, fingerprint: str) -> Mapping[str, Any]:
     path = run / "run.json"
     record = read_json(path)
     if record.get("schema") != RUN_SCHEMA:
         raise InputError(f"{path}: not the record of a training run (schema {RUN_SCHEMA})")
     found = (record.get("model") or {}).get("fingerprint")
     if found != fingerprint:
-        raise InputError(f"{path}: belongs to another model (fingerprint {_short(found)}, the exported one has {_short(fingerprint)})")
+        raise InputError(f"{path}: belongs to another model (fingerprint {_shorten(found)}, the exported one has {_shorten(fingerprint)})")
     return record
 
 
-def _entries(scores: Sequence[ModelScores], model: BiEncoder | ColBERT) -> list[Mapping[str, Any]]:
-    found: list[tuple[str, Mapping[str, Any]]] = []
+def _check_scores(scores: Sequence[ModelScores], model: BiEncoder | ColBERT) -> None:
+    """Check that scores are those of the model, and one of each data set."""
+    found: list[tuple[str, object]] = []
     for each in scores:
         fingerprint = with_dtype(model, each.dtype).card.fingerprint
         if each.fingerprint != fingerprint:
-            theirs, ours = _short(each.fingerprint), _short(fingerprint)
+            theirs, ours = _shorten(each.fingerprint), _shorten(fingerprint)
             raise InputError(f"{each.where}: scores of another model (fingerprint {theirs}, the exported one has {ours})")
         for entry in each.entries:
-            same = [where for where, known in found if known["dataset"] == entry["dataset"]]
-            if same:
+            if same := [where for where, dataset in found if dataset == entry["dataset"]]:
                 raise InputError(f"{each.where} and {same[0]} both hold scores of {entry['dataset']['name']}; pass only one of them")
-            found.append((each.where, entry))
-    return [entry for _, entry in found]
+            found.append((each.where, entry["dataset"]))
 
 
-def _short(fingerprint: str | None) -> str:
+def _shorten(fingerprint: str | None) -> str:
     return (fingerprint or "unknown")[:12]
 
 
 # Files of the old weights and of formats made from them. Git's history would contain them too.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
 OTHER_FORMS = ("onnx", "openvino", ".git", ".cache")
-
-ST_SETTINGS = "config_sentence_transformers.json"
 
 
 @dataclass(frozen=True)
@@ -392,18 +375,30 @@ def lengthen_model(
     settings = read_model_folder(folder)
     if is_stanford(folder):
         raise InputError(f"{source}: Stanford's layout is not supported; first convert the model with quiver export --layout pylate")
-    _check_lengthen_target(out, folder, overwrite=overwrite)
-    inner = settings.encoder_folder.relative_to(folder)
+    check_target(out, folder, overwrite=overwrite, any_files=True)
+    inner, weights = settings.encoder_folder.relative_to(folder), shutil.ignore_patterns(*WEIGHTS)
+
+    def skip(within: str, names: list[str]) -> Collection[str]:
+        """All forms of the encoder's weights, but not those of the other modules."""
+        left = {name for name in names if name in OTHER_FORMS}
+        return left | weights(within, names) if Path(within) == settings.encoder_folder else left
+
     try:
         with replacing_folder(out) as stage:
-            shutil.copytree(folder, stage, dirs_exist_ok=True, ignore=_skip_old_weights(settings.encoder_folder))
+            shutil.copytree(folder, stage, dirs_exist_ok=True, ignore=skip)
             if base_folder(settings.encoder_folder) != settings.encoder_folder:  # an adapter may leave the tokenizer to its base
                 read_tokenizer(settings.encoder_folder).save(stage / inner)
             config = extend_checkpoint(settings.encoder_folder, stage / inner, factor)
             wanted = config.max_positions if max_length is None else max_length
             if not 3 <= wanted <= config.max_positions:
                 raise InputError(f"{source}: max_length must be 3 to {config.max_positions} (the new number of positions), got {wanted}")
-            _write_limits(stage, stage / inner, wanted)
+            for path, keys in (  # without a limit only the number of positions applies
+                (transformer_settings(stage / inner), ("max_seq_length", "document_length")),
+                (stage / "config_sentence_transformers.json", ("document_length",)),
+            ):
+                values = read_json(path) if path.is_file() else {}
+                if changed := {key: wanted for key in keys if values.get(key) is not None}:
+                    write_json(path, values | changed)
             kept = _length_limit(read_model_folder(stage))
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
@@ -412,40 +407,3 @@ def lengthen_model(
 
 def _length_limit(settings: ModelFolder) -> int | None:
     return settings.colbert.document_length if settings.kind == "colbert" else settings.max_length
-
-
-def _check_lengthen_target(out: Path, source: Path, *, overwrite: bool) -> None:
-    """`check_target` for a folder that may hold other files than those of an export."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; --out must name a folder")
-    if source.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{out}: must neither lie in the model's folder nor contain it; choose another --out")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not overwrite:
-        raise InputError(f"{out}: not empty; choose another --out, or add --overwrite")
-    if not (out / "config.json").is_file() and not (out / "modules.json").is_file():
-        raise InputError(f"{out}: not overwritten, since it does not hold a model; choose another --out")
-
-
-def _skip_old_weights(encoder: Path) -> Callable[[str, list[str]], Collection[str]]:
-    """Ignore function for `shutil.copytree`: all formats of the encoder's weights, but not those of the other modules."""
-    weights = shutil.ignore_patterns(*WEIGHTS)
-
-    def names_left_out(folder: str, names: list[str]) -> Collection[str]:
-        left = {name for name in names if name in OTHER_FORMS}
-        return left | weights(folder, names) if Path(folder) == encoder else left
-
-    return names_left_out
-
-
-def _write_limits(folder: Path, encoder: Path, wanted: int) -> None:
-    """Update the length limits that a folder sets; without a limit only the number of positions applies."""
-    for path, keys in (
-        (transformer_settings(encoder), ("max_seq_length", "document_length")),
-        (folder / ST_SETTINGS, ("document_length",)),
-    ):
-        values = read_json(path) if path.is_file() else {}
-        changed = {key: wanted for key in keys if values.get(key) is not None}
-        if changed:
-            write_json(path, values | changed)

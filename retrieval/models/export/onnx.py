@@ -18,15 +18,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,38 +49,21 @@ _LONGEST = 2048
 _BATCHES = (1, 2, 5)
 
 
-def _cls(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
-    del attended, pooled
-    return hidden[:, 0]
-
-
-def _mean(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
-    del attended
-    weights = pooled.to(hidden.dtype)[..., None]  # (B, S, 1)
-    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def _max(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
-    del attended
-    return hidden.masked_fill(~pooled.to(torch.bool)[..., None], float("-inf")).amax(1)
-
-
-def _last(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
-    del pooled
+def pool_padded(mode: str, hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
+    """`quiver.retrieval.models.pooling.pool` over padded hidden states (B, S, D), with attention mask and pooling mask (B, S)."""
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "mean":
+        weights = pooled.to(hidden.dtype)[..., None]  # (B, S, 1)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+    if mode == "max":
+        return hidden.masked_fill(~pooled.to(torch.bool)[..., None], float("-inf")).amax(1)
     last = attended.to(torch.int64).sum(1) - 1  # (B,)
     return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
 
 
-POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
-
-
 class PaddedModel(nn.Module):
-    """A model from token ids to vectors on padded batches; it shares the model's weights.
-
-    Args:
-        model: A bi-encoder or ColBERT model that is not optimized for inference.
-    """
+    """A model, not optimized for inference, from token ids to vectors on padded batches; it shares the model's weights."""
 
     def __init__(self, model: BiEncoder | ColBERT) -> None:
         super().__init__()
@@ -97,68 +77,39 @@ class PaddedModel(nn.Module):
         if self.settings.kind == "colbert":
             return F.normalize(self.projections(hidden), dim=-1)
         pooled = attention_mask if pooling_mask is None else pooling_mask
-        vectors: Tensor = self.projections(POOLINGS[self.settings.pooling](hidden, attention_mask, pooled))
+        vectors: Tensor = self.projections(pool_padded(self.settings.pooling, hidden, attention_mask, pooled))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
 
-@dataclass(frozen=True)
-class GraphCheck:
-    """Comparison of a graph with the model.
-
-    Attributes:
-        largest_difference: Largest difference of a coordinate; for vectors longer than 1 relative to the largest coordinate.
-        shapes: Shapes (B, S) of the batches.
-    """
-
-    largest_difference: float
-    shapes: Sequence[tuple[int, int]]
-
-
-def write_onnx(
-    folder: Path,
-    model: BiEncoder | ColBERT,
-    *,
-    tolerance: float = TOLERANCE,
-    export: Callable[[BiEncoder | ColBERT, Path], None] | None = None,
-) -> None:
-    """Write a model as an ONNX graph with its tokenizer and settings.
-
-    Args:
-        folder: Existing, empty folder.
-        model: The model, with float32 weights.
-        tolerance: Maximum difference from the model's vectors, see `TOLERANCE`.
-        export: Function that writes the graph; by default `export_graph`.
+def write_onnx(folder: Path, model: BiEncoder | ColBERT, *, tolerance: float = TOLERANCE) -> None:
+    """Write a model with float32 weights as an ONNX graph with its tokenizer and settings, into an empty folder.
 
     Raises:
-        InputError: A library is missing, or the graph's vectors differ by more than ``tolerance``.
+        InputError: A library is missing, or the graph's vectors differ by more than ``tolerance``, see `TOLERANCE`.
     """
     require_libraries()
-    with _quiet():
-        (export or export_graph)(model, folder / GRAPH)
-    checked = compare(folder / GRAPH, model)
-    if not checked.largest_difference <= tolerance:  # also True for NaN
+    export_graph(model, folder / GRAPH)
+    largest, shapes = compare(folder / GRAPH, model)
+    if not largest <= tolerance:  # also True for NaN
         raise InputError(
-            f"{model.source}: the graph's vectors differ from the model's by {checked.largest_difference:.1e}, more than {tolerance:.0e}; "
-            "nothing was written"
+            f"{model.source}: the graph's vectors differ from the model's by {largest:.1e}, more than {tolerance:.0e}; nothing was written"
         )
     write_json(folder / "config.json", config_to_hf(model.encoder.config, style="v4"))
     model.tokenizer.save(folder)
-    write_json(folder / SETTINGS, described(model, checked))
+    versions = {name: installed_version(name) for name in ("torch", *LIBRARIES)}
+    checked = {"largest_difference": largest, "shapes": [list(shape) for shape in shapes], "versions": versions}
+    write_json(folder / SETTINGS, _describe_graph(model) | {"check": checked})
 
 
 def require_libraries(names: Sequence[str] = LIBRARIES) -> None:
-    """Check that libraries are installed.
-
-    Raises:
-        InputError: One is missing.
-    """
+    """Check that libraries are installed; an InputError names those that are not."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"the layout onnx needs {', '.join(missing)}: pip install 'quiver-retrieval[interop]'")
 
 
-def described(model: BiEncoder | ColBERT, checked: GraphCheck) -> dict[str, Any]:
-    """Return the content of ``onnx_config.json``."""
+def _describe_graph(model: BiEncoder | ColBERT) -> dict[str, Any]:
+    """The content of ``onnx_config.json`` without the result of the check."""
     settings, card = model.settings, model.card
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -187,11 +138,6 @@ def described(model: BiEncoder | ColBERT, checked: GraphCheck) -> dict[str, Any]
         if "pooling_mask" in found["inputs"]:
             found["query"]["prompt_tokens"] = model.prompt_tokens(settings.query_prompt)
             found["document"]["prompt_tokens"] = model.prompt_tokens(settings.document_prompt)
-    found["check"] = {
-        "largest_difference": checked.largest_difference,
-        "shapes": [list(shape) for shape in checked.shapes],
-        "versions": {name: installed_version(name) for name in ("torch", *LIBRARIES)},
-    }
     return found
 
 
@@ -202,12 +148,11 @@ def input_names(model: BiEncoder | ColBERT) -> list[str]:
     return ["input_ids", "attention_mask", *(["pooling_mask"] if prompted else [])]
 
 
-def compare(graph: Path, model: BiEncoder | ColBERT) -> GraphCheck:
-    """Compare a graph with the packed model on random tokens.
+def compare(graph: Path, model: BiEncoder | ColBERT) -> tuple[float, list[tuple[int, int]]]:
+    """Compare a graph with the packed model on batches of random tokens.
 
-    Args:
-        graph: Path of ``model.onnx``.
-        model: The model that was exported.
+    Returns:
+        The largest difference of a coordinate, for vectors longer than 1 relative to the largest coordinate, and the shapes (B, S).
     """
     import onnxruntime  # imported here because only this function needs it
 
@@ -223,28 +168,24 @@ def compare(graph: Path, model: BiEncoder | ColBERT) -> GraphCheck:
         ends = rng.integers(1, length + 1, rows)
         ends[0] = length
         mask = (np.arange(length) < ends[:, None]).astype(np.int64)
-        skip = min(2, int(ends.min())) if "pooling_mask" in input_names(model) else 0
-        largest = max(largest, _difference(session, model, ids, mask, skip))
-    return GraphCheck(float(largest), shapes)
-
-
-def _difference(session: Any, model: BiEncoder | ColBERT, ids: NDArray[np.int64], mask: NDArray[np.int64], skip: int) -> float:
-    given = {"input_ids": ids, "attention_mask": mask}
-    if "pooling_mask" in input_names(model):
-        given["pooling_mask"] = mask * (np.arange(ids.shape[1]) >= skip)
-    (found,) = session.run(None, given)
-    batch = pack_padded(torch.from_numpy(ids), torch.from_numpy(mask))
-    with torch.inference_mode():
-        hidden = model.encoder(batch)
-        if isinstance(model, ColBERT):
-            own, found = model.project(hidden).numpy(), found[mask.astype(bool)]
-        else:
-            own = model.pool(hidden, batch, skip=skip).numpy()
-    finite = np.isfinite(own)
-    if not np.array_equal(finite, np.isfinite(found)):
-        return float("nan")
-    scale = max(1.0, float(np.abs(own[finite]).max(initial=0)))
-    return float(np.abs(own[finite] - found[finite]).max(initial=0)) / scale
+        given, skip = {"input_ids": ids, "attention_mask": mask}, 0
+        if "pooling_mask" in input_names(model):
+            skip = min(2, int(ends.min()))
+            given["pooling_mask"] = mask * (np.arange(length) >= skip)
+        (found,) = session.run(None, given)
+        batch = pack_padded(torch.from_numpy(ids), torch.from_numpy(mask))
+        with torch.inference_mode():
+            hidden = model.encoder(batch)
+            if isinstance(model, ColBERT):
+                own, found = model.project(hidden).numpy(), found[mask.astype(bool)]
+            else:
+                own = model.pool(hidden, batch, skip=skip).numpy()
+        finite = np.isfinite(own)
+        if not np.array_equal(finite, np.isfinite(found)):
+            return float("nan"), shapes
+        scale = max(1.0, float(np.abs(own[finite]).max(initial=0)))
+        largest = max(largest, float(np.abs(own[finite] - found[finite]).max(initial=0)) / scale)
+    return largest, shapes
 
 
 def export_graph(model: BiEncoder | ColBERT, path: Path) -> None:
@@ -255,32 +196,25 @@ def export_graph(model: BiEncoder | ColBERT, path: Path) -> None:
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.encoder.config.max_positions)}
     graph = PaddedModel(model).eval()
     size = sum(4 * weight.numel() for weight in graph.parameters())
-    with torch.no_grad():
-        torch.onnx.export(
-            graph,
-            example,
-            str(path),
-            input_names=names,
-            output_names=["vectors"],
-            dynamic_shapes=tuple(shape for _ in names),
-            dynamo=True,
-            external_data=size > _ONE_FILE,
-            verbose=False,
-        )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about optional packages and shared axis names."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # not the exporter's warnings about optional packages and shared axis names
     try:
-        with warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            torch.onnx.export(
+                graph,
+                example,
+                str(path),
+                input_names=names,
+                output_names=["vectors"],
+                dynamic_shapes=tuple(shape for _ in names),
+                dynamo=True,
+                external_data=size > _ONE_FILE,
+                verbose=False,
+            )
     finally:
-        logger.setLevel(before)
+        log.setLevel(level)
 
 
 _USAGE_HEAD = """\

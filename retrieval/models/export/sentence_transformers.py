@@ -1,8 +1,9 @@
-"""Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6, and the tokenizer rules that they need.
+"""Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6 and of PyLate, and the tokenizer rules that they need.
 
 A model folder has ``modules.json``, which lists its modules in order, and a folder per module. Bi-encoders are written with old module
-paths and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written as ``MultiVectorEncoder``, which only 6
-reads: there a prefix is text before a text; if the tokenizer reads it as one token, it equals the token that PyLate and Quiver insert.
+paths and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written for PyLate, whose folders 6 reads too, or
+as ``MultiVectorEncoder``, which only 6 reads: there a prefix is text before a text; if the tokenizer reads it as one token, it equals the
+token that PyLate and Quiver insert.
 
 White space: Quiver and sentence-transformers 5 strip white space around a text, sentence-transformers 6 leaves it to the tokenizer. A
 tokenizer that keeps it (byte-level ones do) is exported with a stripping rule, which is removed on loading. The rule is not tokenizers'
@@ -20,18 +21,20 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tokenizers
+from pydantic import ConfigDict
 
 from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.checkpoints.peft import base_folder
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
+from quiver.encoder.schema import Field, Positive, Schema, parse_options
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, POOLINGS, Projection
 
@@ -43,6 +46,8 @@ _BLANKS = " {2,}"
 OUTER = rf"\A{_SPACE}+(?={_OTHER})|(?<={_OTHER}){_SPACE}+\z|\A(?!{_BLANKS}\z){_SPACE}+\z"
 """Pattern of the stripping rule: outer white space, or a text of white space only, except runs of spaces, which may be added tokens."""
 
+# Texts whose beginnings tokenizers split differently: a word, several with inner white space, an accented capital, a number, punctuation, a
+# character that is a word.
 _PROBES = ("wings", "two  words   and\n\tmore", "Éire", "7", "(a)", "東")
 _AROUND = (" {}", "{} ", "\n{}\r\n", "\t{}\u3000", "  \u00a0{}\x1c")
 
@@ -55,7 +60,7 @@ def ignores_outer_space(tokenizer: Tokenizer) -> bool:
         >>> ignores_outer_space(tokenizer), ignores_outer_space(with_strip(tokenizer))
         (False, True)
     """
-    return _agree(tokenizer, tokenizer, _PROBES)
+    return _strips_alike(tokenizer, tokenizer, _PROBES)
 
 
 def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Tokenizer:
@@ -63,11 +68,7 @@ def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Token
 
     There are two exceptions: texts of two or more spaces only, and texts that contain a special token. Around such a token white space is
     also stripped if the tokenizer normalizes more than Unicode composition; and of a run of spaces before [MASK], which absorbs spaces
-    before it, one token may remain.
-
-    Args:
-        tokenizer: Tokenizer; not modified.
-        prefixes: Tokens that may precede a text; white space after them is stripped too.
+    before it, one token may remain. White space after ``prefixes``, tokens that may precede a text, is stripped too.
 
     Returns:
         A tokenizer with the rule; ``tokenizer`` itself if the rule is not needed or cannot be added (see `ignores_outer_space`).
@@ -86,8 +87,8 @@ def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Token
         return tokenizer
     stripping = {"type": "Replace", "pattern": {"Regex": OUTER}, "content": ""}
     rules["normalizer"] = {"type": "Sequence", "normalizers": [stripping, *([inner] if inner else [])]}
-    changed = _rebuilt(tokenizer, rules, flags)
-    return changed if _agree(changed, tokenizer, probes) else tokenizer
+    changed = _rebuild_tokenizer(tokenizer, rules, flags)
+    return changed if _strips_alike(changed, tokenizer, probes) else tokenizer
 
 
 def without_strip(tokenizer: Tokenizer) -> Tokenizer:
@@ -100,54 +101,41 @@ def without_strip(tokenizer: Tokenizer) -> Tokenizer:
     if first.get("type") != "Replace" or first["pattern"].get("Regex") != OUTER:
         return tokenizer
     rules["normalizer"] = rest[0] if rest else None
-    return _rebuilt(tokenizer, rules, {token["content"]: False for token in rules["added_tokens"] if token["special"]})
+    return _rebuild_tokenizer(tokenizer, rules, {token["content"]: False for token in rules["added_tokens"] if token["special"]})
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a model folder, without the rule of `with_strip`; that of its base if the folder is a LoRA adapter without one.
-
-    Raises:
-        InputError: ``tokenizer.json`` is missing or cannot be read.
-    """
+    """Read the tokenizer of a model folder, or of the base of a LoRA adapter without one; without the rule of `with_strip`."""
     return without_strip(Tokenizer.from_pretrained(folder if (folder / "tokenizer.json").is_file() else base_folder(folder)))
 
 
-def _rebuilt(tokenizer: Tokenizer, rules: dict[str, Any], flags: Mapping[str, bool]) -> Tokenizer:
+def _rebuild_tokenizer(tokenizer: Tokenizer, rules: dict[str, Any], flags: Mapping[str, bool]) -> Tokenizer:
     """A tokenizer with other rules; ``flags`` says for each token whether it is found after normalization."""
-    rules = rules | {"added_tokens": _flagged(rules["added_tokens"], flags)}
-    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), _flagged(tokenizer.settings, flags))
+    rules = rules | {"added_tokens": _set_flags(rules["added_tokens"], flags)}
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), _set_flags(tokenizer.settings, flags))
 
 
-def _flagged(value: Any, flags: Mapping[str, bool]) -> Any:
+def _set_flags(value: Any, flags: Mapping[str, bool]) -> Any:
     """JSON with the flags set wherever a token is described; transformers also reads tokenizer_config.json."""
     if isinstance(value, list):
-        return [_flagged(one, flags) for one in value]
+        return [_set_flags(one, flags) for one in value]
     if not isinstance(value, dict):
         return value
     content = value.get("content")
     if isinstance(content, str):
         return value | ({"normalized": flags[content]} if content in flags else {})
-    return {key: _flagged(one, flags) for key, one in value.items()}
+    return {key: _set_flags(one, flags) for key, one in value.items()}
 
 
-def _agree(changed: Tokenizer, original: Tokenizer, probes: Collection[str]) -> bool:
+def _strips_alike(changed: Tokenizer, original: Tokenizer, probes: Collection[str]) -> bool:
     """Whether ``changed`` gives texts with outer white space the ids that ``original`` gives the stripped texts."""
     spaced = [around.format(probe) for probe in probes for around in _AROUND]
     stripped = [text.strip() for text in spaced]
     return changed.encode(spaced, max_length=256).ids == original.encode(stripped, max_length=256).ids
 
 
-# Beginnings that tokenizers split differently: a word, an accented capital, a number, punctuation, a character that is a word.
-PROBES = ("wings", "Éire", "7", "(a)", "東")
-
-
 def reads_as_token(tokenizer: Tokenizer, text: str, token: str) -> bool:
-    """Test whether a prompt is tokenized as one token inserted after [CLS].
-
-    Args:
-        tokenizer: Tokenizer.
-        text: Prompt put before texts.
-        token: Expected token.
+    """Test whether a prompt, put before texts, is tokenized as one token inserted after [CLS].
 
     Example:
         >>> tokenizer = Tokenizer.train(["a bird has wings"], vocab_size=320)
@@ -155,21 +143,14 @@ def reads_as_token(tokenizer: Tokenizer, text: str, token: str) -> bool:
         >>> reads_as_token(tokenizer, "[Q] ", "[Q] "), reads_as_token(tokenizer, "bird ", "[Q] ")
         (True, False)
     """
-    found = tokenizer.token_id(token)
-    alone, together = _ids(tokenizer, PROBES), _ids(tokenizer, [text + probe for probe in PROBES])
+    found, texts = tokenizer.token_id(token), (*_PROBES, *(text + probe for probe in _PROBES))
+    ids = tokenizer.encode(texts, max_length=64).ids
+    alone, together = ids[: len(_PROBES)], ids[len(_PROBES) :]
     return all(both == [*one[:1], found, *one[1:]] for one, both in zip(alone, together, strict=True))
 
 
 def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
-    """Make each prefix one token wherever it occurs.
-
-    Args:
-        tokenizer: Tokenizer that has the prefixes as tokens; not modified.
-        prefixes: Prefixes; empty ones are ignored.
-
-    Raises:
-        InputError: A prefix cannot be made one token.
-    """
+    """Make each of a tokenizer's tokens ``prefixes`` one token wherever it occurs; an InputError if that is not possible."""
     wanted = [prefix for prefix in prefixes if prefix and not reads_as_token(tokenizer, prefix, prefix)]
     if not wanted:
         return tokenizer
@@ -185,165 +166,130 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
     return result
 
 
-def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    return tokenizer.encode(texts, max_length=64).ids
+# Reading.
+
+Settings = TypeVar("Settings", bound=Schema)
 
 
-Value = TypeVar("Value")
+class FolderSettings(Schema):
+    """Base of the JSON files of model folders. Keys that do not affect vectors are not listed and ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
-def typed(values: Mapping[str, Any], key: str, kind: type[Value], default: Value, path: Path) -> Value:
-    """Read a setting of one type; a missing or null setting gives the default.
-
-    Args:
-        values: The parsed file.
-        key: Key of the setting.
-        kind: Expected type, exactly: True is not an int.
-        default: Value if the file has none.
-        path: The file, for errors.
-
-    Raises:
-        InputError: The setting has another type.
+def read_settings(kind: type[Settings], values: Mapping[str, Any], path: Path) -> Settings:
+    """Check the parsed file ``path``; a setting that is null has its default. An InputError names every setting of a wrong type or value.
 
     Example:
-        >>> typed({"max_seq_length": 256}, "max_seq_length", int, 512, Path("sentence_bert_config.json"))
-        256
+        >>> read_settings(_Expansion, {"length": 32, "token": None}, Path("sentence_bert_config.json"))
+        _Expansion(strategy='fixed', token='', length=32, attend=False)
     """
-    value = values.get(key)
-    if value is None:
-        return default
-    if type(value) is not kind:  # isinstance would accept True as an int
-        raise InputError(f"{path}: {key} must be of type {kind.__name__}, got {value!r}")
-    return value
+    return parse_options(kind, _without_nulls(values), source=str(path))
 
 
-def words(values: Mapping[str, Any], key: str, default: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Read a setting that is a list of strings; a missing or null setting gives the default.
-
-    Raises:
-        InputError: The setting is not a list of strings.
-    """
-    found = typed(values, key, list, list(default), path)
-    if not all(isinstance(word, str) for word in found):
-        raise InputError(f"{path}: {key} must be a list of strings, got {found!r}")
-    return tuple(found)
+def _without_nulls(value: Any) -> Any:
+    return {key: _without_nulls(each) for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value
 
 
-def required(values: Mapping[str, Any], key: str, allowed: tuple[object, ...], path: Path) -> None:
-    """Check a setting of which Quiver supports only some values; a missing or null setting means the first of them.
+class _TextModality(Schema):
+    method: Literal["forward"]
+    method_output_name: Literal["last_hidden_state"]
 
-    Raises:
-        InputError: The setting has another value.
-    """
-    value = values.get(key)
-    if value is not None and value not in allowed:
-        raise InputError(f"{path}: {key} must be {' or '.join(repr(one) for one in allowed)}, got {value!r}")
+
+class _Modalities(Schema):
+    text: _TextModality | None = None
+
+
+class _Expansion(FolderSettings):
+    strategy: Literal["fixed", "min"] = "fixed"
+    token: str = ""
+    length: int = 0
+    attend: bool = False
+
+
+class TransformerSettings(FolderSettings):
+    """The settings of a Transformer module; all but the first two are those of sentence-transformers 6."""
+
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    transformer_task: Literal["feature-extraction"] = "feature-extraction"
+    processing_kwargs: Annotated[dict[str, Any], Field(max_length=0, default_factory=dict)]
+    modality_config: _Modalities = _Modalities()
+    query_length: int | None = None
+    document_length: int | None = None
+    query_expansion: _Expansion | None = None
+
+
+class _NamedModule(FolderSettings):
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+
+
+class _DenseSettings(_NamedModule):
+    in_features: Positive
+    out_features: Positive
+    bias: bool = True
+    activation_function: str = IDENTITY
+    use_residual: bool = False
+
+
+class _MaskSettings(FolderSettings):
+    skiplist_words: tuple[str, ...] = ()
+    skiplist_tasks: tuple[Literal["document"]] = ("document",)
+    keep_only_token_ids: Annotated[tuple[int, ...], Field(max_length=0)] = ()
+
+
+class _PromptSettings(FolderSettings):
+    prompts: Annotated[dict[str, str], Field(default_factory=dict)]
+    default_prompt_name: str = ""
+
+
+class _BiEncoderSettings(_PromptSettings):
+    similarity_fn_name: Literal["cosine", "dot"] = "cosine"
+
+
+class _MultiVectorSettings(_PromptSettings):
+    similarity_fn_name: Literal["maxsim", "meanmaxsim"] = "maxsim"
+
+
+class _PyLateSettings(FolderSettings):
+    query_prefix: str = ColBERTSettings.query_prefix
+    document_prefix: str = ColBERTSettings.document_prefix
+    query_length: int = ColBERTSettings.query_length
+    document_length: int = ColBERTSettings.document_length
+    do_query_expansion: bool = True
+    attend_to_expansion_tokens: bool = False
+    skiplist_words: tuple[str, ...] = ColBERTSettings.skiplist
 
 
 @dataclass(frozen=True)
-class ModuleStack:
-    """Modules of a kind of model, in order.
-
-    Attributes:
-        pattern: Pattern over the letters of `MODULE_KINDS`.
-        made_of: The pattern in words, for errors.
-        feature: sentence-transformers' name of the vectors that Dense and Normalize change.
-    """
+class _ModuleStack:
+    """Modules of a kind of model: their pattern over the letters of `MODULE_KINDS`, in words, and the vectors that they change."""
 
     pattern: re.Pattern[str]
     made_of: str
     feature: str
 
 
-BI_ENCODER_STACK = ModuleStack(
+_BI_ENCODER_STACK = _ModuleStack(
     re.compile("TP(D)*(N)?"),
     "a dense model must have Transformer, Pooling, any number of Dense, and optionally Normalize",
     "sentence_embedding",
 )
-PYLATE_STACK = ModuleStack(re.compile("T(D)+"), "a ColBERT model must have Transformer and one or more Dense", "token_embeddings")
-MULTI_VECTOR_STACK = ModuleStack(
+_PYLATE_STACK = _ModuleStack(re.compile("T(D)+"), "a ColBERT model must have Transformer and one or more Dense", "token_embeddings")
+_MULTI_VECTOR_STACK = _ModuleStack(
     re.compile("T(D)+(N|MN|NM)"),
     "a multi-vector model must have Transformer, one or more Dense, optionally MultiVectorMask, and Normalize",
     "token_embeddings",
 )
 
-
-def read_stack(folder: Path, stack: ModuleStack, result: ModelFolder) -> ModelFolder:
-    """Read ``modules.json`` and the modules that it lists.
-
-    Args:
-        folder: Folder with ``modules.json``.
-        stack: Expected modules.
-        result: Default settings.
-
-    Returns:
-        ``result`` with the settings of the modules.
-
-    Raises:
-        InputError: The modules or their order differ from ``stack``, a module has unsupported settings, or a file is malformed.
-    """
-    path, entries = folder / "modules.json", _entries(folder)
-    kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "?") for name, _ in entries]
-    if not stack.pattern.fullmatch("".join(kinds)):
-        names = ", ".join(name for name, _ in entries) or "none"
-        raise InputError(f"{path}: {stack.made_of}, in that order; got {names}")
-    for kind, (_, where) in zip(kinds, entries, strict=True):
-        result = MODULE_READERS[kind](result, where, stack)
-    return result
-
-
-def _entries(folder: Path) -> list[tuple[str, Path]]:
-    """Class path and folder of each module that ``modules.json`` lists, in order."""
-    path = folder / "modules.json"
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        return [(str(module["type"]), folder / module["path"]) for module in sorted(modules, key=lambda module: module["idx"])]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a list of modules: {error}") from error
-
-
-def first_module(folder: Path) -> Path:
-    """Return the folder of a model's first module, its encoder: that of ``modules.json``, or the model's own folder.
-
-    Raises:
-        InputError: ``modules.json`` is malformed.
-    """
-    entries = _entries(folder) if (folder / "modules.json").is_file() else []
-    return entries[0][1] if entries else folder
-
+# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate.
+MODULE_KINDS = {"Transformer": "T", "Pooling": "P", "Dense": "D", "Normalize": "N", "MultiVectorMask": "M"}
 
 # sentence-transformers reads the first one that exists.
 TRANSFORMER_SETTINGS = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-
-
-def transformer_settings(folder: Path) -> Path:
-    """Return the path of a Transformer module's settings, which has one of several names; the file may be missing."""
-    return next((folder / name for name in TRANSFORMER_SETTINGS if (folder / name).is_file()), folder / TRANSFORMER_SETTINGS[0])
-
-
-def _with_transformer(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFolder:
-    del stack
-    path = transformer_settings(where)
-    values = read_json(path) if path.is_file() else {}
-    # Settings of sentence-transformers 6 that affect vectors.
-    required(values, "transformer_task", ("feature-extraction",), path)
-    required(values, "processing_kwargs", ({},), path)
-    modalities = typed(values, "modality_config", dict, {}, path)
-    for modality, called in modalities.items():
-        if modality != "text" or called != {"method": "forward", "method_output_name": "last_hidden_state"}:
-            raise InputError(f"{path}: modality_config must map text to the model's last_hidden_state, got {modality!r}: {called!r}")
-    max_length = None if values.get("max_seq_length") is None else typed(values, "max_seq_length", int, 0, path)
-    return replace(result, encoder_folder=where, max_length=max_length, lower_case=typed(values, "do_lower_case", bool, False, path))
-
-
-def _with_pooling(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFolder:
-    del stack
-    path = where / "config.json"
-    pooling = read_json(path)
-    return replace(result, pooling=_pooling(pooling, path), include_prompt=typed(pooling, "include_prompt", bool, True, path))
-
 
 POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -356,74 +302,144 @@ POOLING_KEYS = {
 """Boolean settings of sentence-transformers 5 -> pooling modes of sentence-transformers 6."""
 
 
-def _pooling(config: Mapping[str, Any], path: Path) -> str:
-    modes = [config["pooling_mode"]] if "pooling_mode" in config else [mode for key, mode in POOLING_KEYS.items() if config.get(key)]
-    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in POOLINGS:
-        raise InputError(f"{path}: pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}")
-    return str(modes[0])
+def transformer_settings(folder: Path) -> Path:
+    """Return the path of a Transformer module's settings, which has one of several names; the file may be missing."""
+    return next((folder / name for name in TRANSFORMER_SETTINGS if (folder / name).is_file()), folder / TRANSFORMER_SETTINGS[0])
 
 
-def _with_dense(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFolder:
-    return replace(result, projections=(*result.projections, _read_projection(where, stack)))
-
-
-def _read_projection(folder: Path, stack: ModuleStack) -> Projection:
-    path = folder / "config.json"
-    config = read_json(path)
-    _check_feature(config, path, stack)
-    widths = [typed(config, key, int, 0, path) for key in ("in_features", "out_features")]
-    if min(widths) < 1:
-        raise InputError(f"{path}: in_features and out_features must be >= 1, got {widths[0]} and {widths[1]}")
-    projection = Projection(
-        *widths,
-        bias=typed(config, "bias", bool, True, path),
-        activation=typed(config, "activation_function", str, IDENTITY, path),
-        residual=typed(config, "use_residual", bool, False, path),
-    )
+def _list_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Class path and folder of each module that ``modules.json`` lists, in order; none if there is no such file."""
+    path = folder / "modules.json"
     try:
-        projection.load_state_dict(read_weights(folder), strict=True)
+        modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        return [(str(module["type"]), folder / module["path"]) for module in sorted(modules, key=lambda module: module["idx"])]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a list of modules: {error}") from error
+
+
+def first_module(folder: Path) -> Path:
+    """Return the folder of a model's first module, its encoder: that of ``modules.json``, or the model's own folder."""
+    entries = _list_modules(folder)
+    return entries[0][1] if entries else folder
+
+
+def _read_modules(folder: Path, stack: _ModuleStack, result: ModelFolder) -> ModelFolder:
+    """``result`` with the settings of the modules of a folder; unchanged if it has no ``modules.json``."""
+    path, entries = folder / "modules.json", _list_modules(folder)
+    kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "?") for name, _ in entries]
+    if path.is_file() and not stack.pattern.fullmatch("".join(kinds)):
+        names = ", ".join(name for name, _ in entries) or "none"
+        raise InputError(f"{path}: {stack.made_of}, in that order; got {names}")
+    for kind, (_, where) in zip(kinds, entries, strict=True):
+        path = transformer_settings(where) if kind == "T" else where / "config.json"
+        # Transformers, and in sentence-transformers 5 Normalize, need no file.
+        values = read_json(path) if path.is_file() or kind not in "TN" else {}
+        result = _add_module(result, kind, values, path, stack.feature)
+    return result
+
+
+def _add_module(result: ModelFolder, kind: str, values: Mapping[str, Any], path: Path, feature: str) -> ModelFolder:
+    """``result`` with one module, whose settings are in the file ``path``."""
+    if kind == "T":
+        transformer = read_settings(TransformerSettings, values, path)
+        return replace(result, encoder_folder=path.parent, max_length=transformer.max_seq_length, lower_case=transformer.do_lower_case)
+    if kind == "P":
+        modes = [values["pooling_mode"]] if "pooling_mode" in values else [mode for key, mode in POOLING_KEYS.items() if values.get(key)]
+        if len(modes) != 1 or modes[0] not in list(POOLINGS):
+            raise InputError(f"{path}: pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}")
+        include = values.get("include_prompt")
+        if include not in (None, True, False):
+            raise InputError(f"{path}: include_prompt must be true or false, got {include!r}")
+        return replace(result, pooling=str(modes[0]), include_prompt=include is not False)
+    if kind == "M":
+        return replace(result, colbert=replace(result.colbert, skiplist=read_settings(_MaskSettings, values, path).skiplist_words))
+    for key, name in read_settings(_NamedModule, values, path):
+        if name not in (None, feature):
+            raise InputError(f"{path}: {key} must be {feature!r}, got {name!r}")
+    if kind == "N":
+        return replace(result, normalize=True)
+    dense = read_settings(_DenseSettings, values, path)
+    shape = dense.in_features, dense.out_features
+    projection = Projection(*shape, bias=dense.bias, activation=dense.activation_function, residual=dense.use_residual)
+    try:
+        projection.load_state_dict(read_weights(path.parent), strict=True)
     except RuntimeError as error:
-        raise InputError(f"{folder}: the tensors do not match config.json: {' '.join(str(error).split())}") from error
-    return projection
+        raise InputError(f"{path.parent}: the tensors do not match config.json: {' '.join(str(error).split())}") from error
+    return replace(result, projections=(*result.projections, projection))
 
 
-def _with_normalize(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFolder:
-    path = where / "config.json"  # sentence-transformers 5 writes none
-    if path.is_file():
-        _check_feature(read_json(path), path, stack)
-    return replace(result, normalize=True)
+def read_dense(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
+    """Read a SentenceTransformer folder, or that of a bare encoder. ``path`` is config_sentence_transformers.json, ``config`` its content.
+
+    Raises:
+        InputError: A module, pooling or similarity is not supported, or a file is malformed.
+    """
+    found = read_settings(_BiEncoderSettings, config, path)
+    return replace(
+        _read_modules(folder, _BI_ENCODER_STACK, ModelFolder("dense", folder)),
+        similarity=found.similarity_fn_name,
+        query_prompt=found.prompts.get("query", ""),
+        document_prompt=found.prompts.get("document", ""),
+        prompts={name: text for name, text in found.prompts.items() if name not in ("query", "document")},
+        default_prompt_name=found.default_prompt_name or None,
+    )
 
 
-def _check_feature(config: Mapping[str, Any], path: Path, stack: ModuleStack) -> None:
-    """Check the input and output names that sentence-transformers 6 writes."""
-    for key in ("module_input_name", "module_output_name"):
-        required(config, key, (stack.feature,), path)
+def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
+    """Read a PyLate folder; arguments and errors as `read_dense`."""
+    found = read_settings(_PyLateSettings, config, path)
+    colbert = ColBERTSettings(
+        query_prefix=found.query_prefix,
+        document_prefix=found.document_prefix,
+        query_length=found.query_length,
+        document_length=found.document_length,
+        query_expansion=found.do_query_expansion,
+        attend_to_expansion=found.attend_to_expansion_tokens,
+        skiplist=found.skiplist_words,
+    )
+    colbert.check_lengths(path)
+    return _read_modules(folder, _PYLATE_STACK, ModelFolder("colbert", folder, similarity="maxsim", colbert=colbert))
 
 
-def _with_mask(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFolder:
-    del stack
-    path = where / "config.json"
-    mask = read_json(path)
-    required(mask, "skiplist_tasks", (["document"],), path)
-    required(mask, "keep_only_token_ids", ([],), path)
-    return replace(result, colbert=replace(result.colbert, skiplist=words(mask, "skiplist_words", (), path)))
+def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
+    """Read a MultiVectorEncoder folder of sentence-transformers 6; arguments and errors as `read_dense`."""
+    found = read_settings(_MultiVectorSettings, config, path)
+    if found.similarity_fn_name == "meanmaxsim":
+        logger.warning("%s: similarity_fn_name is meanmaxsim, but Quiver sums over the query's tokens: rankings agree, scores differ", path)
+    result = ModelFolder("colbert", folder, similarity="maxsim", colbert=ColBERTSettings(skiplist=()))
+    result = _read_modules(folder, _MULTI_VECTOR_STACK, result)
+    inner = result.encoder_folder
+    tokenizer, where = read_tokenizer(inner), transformer_settings(inner)
+    (query_prefix, query_prompt), (document_prefix, document_prompt) = (
+        # A prompt that is tokenized as one token is a prefix.
+        next(((token, "") for token in (prompt, prompt.rstrip()) if token and reads_as_token(tokenizer, prompt, token)), ("", prompt))
+        for prompt in (found.prompts.get("query", ""), found.prompts.get("document", ""))
+    )
+    given = read_settings(TransformerSettings, read_json(where) if where.is_file() else {}, where)
+    limits = (result.max_length, tokenizer.max_length, config_from_hf(read_json(base_folder(inner) / "config.json")).max_positions)
+    longest = min(limit for limit in limits if limit is not None)
+    query_length, expanded_length, expansion = given.query_length or longest, None, given.query_expansion
+    if expansion is not None:
+        if expansion.token and tokenizer.token_id(expansion.token) != tokenizer.special_id("mask"):
+            raise InputError(f"{where}: the expansion token must be the mask token, got {expansion.token!r}")
+        shorter = expansion.strategy == "min"
+        query_length, expanded_length = (max(expansion.length, query_length), expansion.length) if shorter else (expansion.length, None)
+    colbert = ColBERTSettings(
+        query_prefix=query_prefix,
+        document_prefix=document_prefix,
+        query_length=query_length,
+        document_length=given.document_length or longest,
+        query_expansion=expansion is not None,
+        attend_to_expansion=expansion is not None and expansion.attend,
+        expanded_length=expanded_length,
+        # sentence-transformers 6 ignores words that are not tokens; in Quiver and PyLate they would mean [UNK].
+        skiplist=tuple(word for word in result.colbert.skiplist if tokenizer.token_id(word) is not None),
+    )
+    colbert.check_lengths(where)
+    return replace(result, colbert=colbert, query_prompt=query_prompt, document_prompt=document_prompt)
 
 
-# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate.
-MODULE_KINDS = {
-    "Transformer": "T",
-    "Pooling": "P",
-    "Dense": "D",
-    "Normalize": "N",
-    "MultiVectorMask": "M",
-}
-MODULE_READERS: dict[str, Callable[[ModelFolder, Path, ModuleStack], ModelFolder]] = {
-    "T": _with_transformer,
-    "P": _with_pooling,
-    "D": _with_dense,
-    "N": _with_normalize,
-    "M": _with_mask,
-}
+# Writing.
 
 
 def write_encoder(folder: Path, encoder: Encoder, tokenizer: Tokenizer) -> None:
@@ -433,185 +449,113 @@ def write_encoder(folder: Path, encoder: Encoder, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder)
 
 
-def write_stack(folder: Path, modules: Sequence[tuple[str, str]], transformer: Mapping[str, Any]) -> None:
-    """Write ``modules.json``, the Transformer's settings and an empty folder for every other module.
+class _Module(NamedTuple):
+    """A module to write: its class path, its settings, and for Dense its weights."""
 
-    Args:
-        folder: Folder with the encoder.
-        modules: Folder and class path of each module, the Transformer first.
-        transformer: Content of ``sentence_bert_config.json``.
-    """
-    for path, _ in modules[1:]:
-        (folder / path).mkdir(exist_ok=True)
-    write_json(folder / "sentence_bert_config.json", transformer)
-    entries = [{"idx": position, "name": str(position), "path": path, "type": kind} for position, (path, kind) in enumerate(modules)]
+    path: str
+    settings: Mapping[str, Any] | None = None
+    projection: Projection | None = None
+
+
+def _write_modules(
+    folder: Path,
+    encoder: Encoder,
+    tokenizer: Tokenizer,
+    modules: Sequence[_Module],
+    transformer: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> None:
+    """Write a folder of modules: the first is the Transformer, whose settings are ``transformer``."""
+    write_encoder(folder, encoder, tokenizer)
+    entries = []
+    for number, (path, settings, projection) in enumerate(modules):
+        name = f"{number}_{path.rpartition('.')[2]}" if number else ""
+        entries.append({"idx": number, "name": str(number), "path": name, "type": path})
+        (folder / name).mkdir(exist_ok=True)
+        if projection is not None:
+            shape = {"in_features": projection.linear.in_features, "out_features": projection.linear.out_features}
+            more = {"bias": projection.linear.bias is not None, "activation_function": projection.activation}
+            settings = {**shape, **more, **(settings or {})}
+            with replacing(folder / name / "model.safetensors") as temporary:
+                save_tensors({key: tensor.detach().cpu().contiguous() for key, tensor in projection.state_dict().items()}, temporary)
+        if settings is not None:
+            write_json(folder / name / "config.json", settings)
+    write_json(folder / TRANSFORMER_SETTINGS[0], transformer)
     write_json(folder / "modules.json", entries)
-
-
-def write_projection(folder: Path, projection: Projection, more: Mapping[str, object]) -> None:
-    """Write one Dense module into its folder.
-
-    Args:
-        folder: Existing folder.
-        projection: The module.
-        more: Further keys of the layout's config.json.
-    """
-    config: dict[str, Any] = {
-        "in_features": projection.linear.in_features,
-        "out_features": projection.linear.out_features,
-        "bias": projection.linear.bias is not None,
-        "activation_function": projection.activation,
-    }
-    write_json(folder / "config.json", {**config, **more})
-    with replacing(folder / "model.safetensors") as temporary:
-        save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}, temporary)
+    write_json(folder / "config_sentence_transformers.json", config)
 
 
 # Lowest versions that read the files; a library warns about files from a version above its own.
-VERSIONS_5 = {"sentence_transformers": "5.0.0", "transformers": "4.48.0", "pytorch": "2.6.0"}
-"""``__version__`` of ``config_sentence_transformers.json``."""
-
-
-def read_dense(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a SentenceTransformer folder, or the folder of a bare encoder.
-
-    Args:
-        folder: Folder with ``modules.json``, or with an encoder only.
-        config: The parsed ``config_sentence_transformers.json``; empty if there is none.
-        path: That file, for errors.
-
-    Raises:
-        InputError: A module, pooling or similarity is not supported, or a file is malformed.
-    """
-    result = ModelFolder("dense", folder)
-    if (folder / "modules.json").is_file():
-        result = read_stack(folder, BI_ENCODER_STACK, result)
-    prompts = typed(config, "prompts", dict, {}, path)
-    return replace(
-        result,
-        similarity=_similarity(typed(config, "similarity_fn_name", str, "cosine", path), path),
-        query_prompt=typed(prompts, "query", str, "", path),
-        document_prompt=typed(prompts, "document", str, "", path),
-        prompts={name: typed(prompts, name, str, "", path) for name in prompts if name not in ("query", "document")},
-        default_prompt_name=typed(config, "default_prompt_name", str, "", path) or None,
-    )
-
-
-def _similarity(name: str, path: Path) -> Literal["cosine", "dot"]:
-    if name == "cosine":
-        return "cosine"
-    if name == "dot":
-        return "dot"
-    raise InputError(f"{path}: similarity_fn_name must be cosine or dot, got {name!r}")
+_VERSIONS_5 = {"sentence_transformers": "5.0.0", "transformers": "4.48.0", "pytorch": "2.6.0"}
+_VERSIONS_6 = {"sentence_transformers": "6.0.0", "transformers": "5.0.0", "pytorch": "2.6.0"}
 
 
 def write_dense(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer, *, max_length: int) -> None:
-    """Write a bi-encoder as a sentence-transformers folder.
-
-    Args:
-        folder: Folder; created if missing.
-        settings: Pooling, projections, prompts and similarity.
-        encoder: The encoder.
-        tokenizer: The tokenizer.
-        max_length: Maximum tokens of a text.
+    """Write a bi-encoder, whose texts have at most ``max_length`` tokens, as a sentence-transformers folder.
 
     Raises:
         InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
     """
     if any(projection.use_residual for projection in settings.projections):
         raise InputError("this model has a residual Dense module, which the layout of sentence-transformers 5 does not support")
-    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
-    modules += [(f"{number}_Dense", "sentence_transformers.models.Dense") for number in range(2, 2 + len(settings.projections))]
-    if settings.normalize:
-        modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))
-    write_encoder(folder, encoder, with_strip(tokenizer))
-    write_stack(folder, modules, {"max_seq_length": max_length, "do_lower_case": settings.lower_case})
-    pooling: dict[str, Any] = {"word_embedding_dimension": encoder.config.hidden_size}
-    pooling |= {key: mode == settings.pooling for key, mode in POOLING_KEYS.items()}
-    write_json(folder / "1_Pooling" / "config.json", pooling | {"include_prompt": settings.include_prompt})
-    for number, projection in enumerate(settings.projections, start=2):
-        write_projection(folder / f"{number}_Dense", projection, {})
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "__version__": VERSIONS_5,
-            "model_type": "SentenceTransformer",
-            "prompts": {"query": settings.query_prompt, "document": settings.document_prompt, **settings.prompts},
-            "default_prompt_name": settings.default_prompt_name,
-            "similarity_fn_name": settings.similarity,
-        },
-    )
+    pooling = {
+        "word_embedding_dimension": encoder.config.hidden_size,
+        **{key: mode == settings.pooling for key, mode in POOLING_KEYS.items()},
+    }
+    where = "sentence_transformers.models"
+    modules = [_Module(f"{where}.Transformer"), _Module(f"{where}.Pooling", pooling | {"include_prompt": settings.include_prompt})]
+    modules += [_Module(f"{where}.Dense", {}, projection) for projection in settings.projections]
+    modules += [_Module(f"{where}.Normalize")] * settings.normalize
+    config = {
+        "__version__": _VERSIONS_5,
+        "model_type": "SentenceTransformer",
+        "prompts": {"query": settings.query_prompt, "document": settings.document_prompt, **settings.prompts},
+        "default_prompt_name": settings.default_prompt_name,
+        "similarity_fn_name": settings.similarity,
+    }
+    transformer = {"max_seq_length": max_length, "do_lower_case": settings.lower_case}
+    _write_modules(folder, encoder, with_strip(tokenizer), modules, transformer, config)
 
 
-MULTI_VECTOR_TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
-MULTI_VECTOR_DENSE = "sentence_transformers.base.modules.dense.Dense"
-MULTI_VECTOR_MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
-MULTI_VECTOR_NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
-TOKEN_EMBEDDINGS_IO = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
-VERSIONS_6 = {"sentence_transformers": "6.0.0", "transformers": "5.0.0", "pytorch": "2.6.0"}
+def unsupported_by_pylate(settings: ModelFolder) -> list[str]:
+    """List what a ColBERT model uses that only sentence-transformers 6 supports, not PyLate and Stanford ColBERT."""
+    prompted = ["it has prompts of several tokens"] if settings.query_prompt or settings.document_prompt else []
+    shorter = settings.colbert.expanded_length is not None
+    return prompted + ["its queries may be longer than the length to which they are expanded"] * shorter
 
 
-def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a MultiVectorEncoder folder of sentence-transformers 6; arguments and errors as `read_dense`."""
-    result = read_stack(
-        folder, MULTI_VECTOR_STACK, ModelFolder("colbert", folder, similarity="maxsim", colbert=ColBERTSettings(skiplist=()))
-    )
-    if typed(config, "similarity_fn_name", str, "maxsim", path) != "maxsim":
-        required(config, "similarity_fn_name", ("maxsim", "meanmaxsim"), path)
-        logger.warning("%s: similarity_fn_name is meanmaxsim, but Quiver sums over the query's tokens: rankings agree, scores differ", path)
-    tokenizer = read_tokenizer(result.encoder_folder)
-    prompts = typed(config, "prompts", dict, {}, path)
-    query_prefix, query_prompt = _prefix(typed(prompts, "query", str, "", path), tokenizer)
-    document_prefix, document_prompt = _prefix(typed(prompts, "document", str, "", path), tokenizer)
-    colbert = replace(
-        _with_lengths(result, tokenizer),
-        query_prefix=query_prefix,
-        document_prefix=document_prefix,
-        # sentence-transformers 6 ignores words that are not tokens; in Quiver and PyLate they would mean [UNK].
-        skiplist=tuple(word for word in result.colbert.skiplist if tokenizer.token_id(word) is not None),
-    )
-    colbert.check_lengths(transformer_settings(result.encoder_folder))
-    return replace(result, colbert=colbert, query_prompt=query_prompt, document_prompt=document_prompt)
+def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
+    """Write a ColBERT model as a PyLate folder, which sentence-transformers 6 reads too.
 
-
-def _prefix(prompt: str, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Prefix and prompt: a prompt that is tokenized as one token is a prefix."""
-    for token in (prompt, prompt.rstrip()):
-        if token and reads_as_token(tokenizer, prompt, token):
-            return token, ""
-    return "", prompt
-
-
-def _with_lengths(result: ModelFolder, tokenizer: Tokenizer) -> ColBERTSettings:
-    folder = result.encoder_folder
-    path = transformer_settings(folder)
-    values = read_json(path) if path.is_file() else {}
-    limits = (result.max_length, tokenizer.max_length, config_from_hf(read_json(base_folder(folder) / "config.json")).max_positions)
-    longest = min(limit for limit in limits if limit is not None)
-    colbert = replace(result.colbert, document_length=typed(values, "document_length", int, longest, path))
-    expansion = typed(values, "query_expansion", dict, {}, path)
-    if not expansion:
-        return replace(colbert, query_expansion=False, query_length=typed(values, "query_length", int, longest, path))
-    required(expansion, "strategy", ("fixed", "min"), path)
-    token = typed(expansion, "token", str, "", path)
-    if token and tokenizer.token_id(token) != tokenizer.special_id("mask"):
-        raise InputError(f"{path}: the expansion token must be the mask token, got {token!r}")
-    length = typed(expansion, "length", int, 0, path)
-    colbert = replace(colbert, query_length=length, attend_to_expansion=typed(expansion, "attend", bool, False, path))
-    if expansion.get("strategy") == "min":
-        longest = max(length, typed(values, "query_length", int, longest, path))
-        return replace(colbert, query_length=longest, expanded_length=length)
-    return colbert
+    Raises:
+        InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
+    """
+    if problems := unsupported_by_pylate(settings):
+        raise InputError(f"PyLate's layout cannot express this model: {'; '.join(problems)}; use --layout sentence-transformers")
+    colbert = settings.colbert
+    modules = [_Module("sentence_transformers.models.Transformer")]
+    modules += [_Module("pylate.models.Dense.Dense", {"use_residual": each.use_residual}, each) for each in settings.projections]
+    config = {
+        "__version__": _VERSIONS_5,
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "prompts": {"query": "", "document": ""},
+        "default_prompt_name": None,
+        "query_prefix": colbert.query_prefix,
+        "document_prefix": colbert.document_prefix,
+        "query_length": colbert.query_length,
+        "document_length": colbert.document_length,
+        "do_query_expansion": colbert.query_expansion,
+        "attend_to_expansion_tokens": colbert.attend_to_expansion,
+        "skiplist_words": list(colbert.skiplist),
+    }
+    transformer = {"max_seq_length": max(colbert.query_length, colbert.document_length), "do_lower_case": settings.lower_case}
+    tokenizer = with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix))
+    _write_modules(folder, encoder, tokenizer, modules, transformer, config)
 
 
 def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
     """Write a ColBERT model as a MultiVectorEncoder folder of sentence-transformers 6; version 5 and PyLate cannot read it.
-
-    Args:
-        folder: Folder; created if missing.
-        settings: Projections and ColBERT settings.
-        encoder: The encoder.
-        tokenizer: The tokenizer, which has the two prefixes as tokens.
 
     Raises:
         InputError: The tokenizer cannot read a prefix as one token, or cannot ignore outer white space, so that vectors would differ;
@@ -624,8 +568,12 @@ def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, to
         raise InputError(
             "sentence-transformers 6 does not strip white space around texts, and no stripping rule can be added to this tokenizer"
         )
-    dense = [(f"{position}_Dense", MULTI_VECTOR_DENSE) for position in range(1, 1 + len(settings.projections))]
-    mask, normalize = f"{len(dense) + 1}_MultiVectorMask", f"{len(dense) + 2}_Normalize"
+    where, names = "sentence_transformers.base.modules", {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    modules = [_Module(f"{where}.transformer.Transformer")]
+    modules += [_Module(f"{where}.dense.Dense", names | {"use_residual": each.use_residual}, each) for each in settings.projections]
+    skiplist = {"skiplist_words": list(colbert.skiplist), "skiplist_tasks": ["document"], "keep_only_token_ids": None}
+    modules.append(_Module("sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask", skiplist))
+    modules.append(_Module(f"{where}.normalize.Normalize", names))
     transformer: dict[str, Any] = {
         "transformer_task": "feature-extraction",
         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -639,25 +587,11 @@ def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, to
         transformer["query_expansion"] = {"strategy": strategy, "attend": colbert.attend_to_expansion, "token": None, "length": length}
     if not colbert.query_expansion or colbert.expanded_length:
         transformer["query_length"] = colbert.query_length
-    write_encoder(folder, encoder, tokenizer)
-    write_stack(
-        folder, [("", MULTI_VECTOR_TRANSFORMER), *dense, (mask, MULTI_VECTOR_MASK), (normalize, MULTI_VECTOR_NORMALIZE)], transformer
-    )
-    for (path, _), projection in zip(dense, settings.projections, strict=True):
-        write_projection(folder / path, projection, TOKEN_EMBEDDINGS_IO | {"use_residual": projection.use_residual})
-    skiplist = {"skiplist_words": list(colbert.skiplist), "skiplist_tasks": ["document"], "keep_only_token_ids": None}
-    write_json(folder / mask / "config.json", skiplist)
-    write_json(folder / normalize / "config.json", TOKEN_EMBEDDINGS_IO)
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "__version__": VERSIONS_6,
-            "model_type": "MultiVectorEncoder",
-            "prompts": {
-                "query": colbert.query_prefix + settings.query_prompt,
-                "document": colbert.document_prefix + settings.document_prompt,
-            },
-            "default_prompt_name": None,
-            "similarity_fn_name": "maxsim",
-        },
-    )
+    config = {
+        "__version__": _VERSIONS_6,
+        "model_type": "MultiVectorEncoder",
+        "prompts": {"query": colbert.query_prefix + settings.query_prompt, "document": colbert.document_prefix + settings.document_prompt},
+        "default_prompt_name": None,
+        "similarity_fn_name": "maxsim",
+    }
+    _write_modules(folder, encoder, tokenizer, modules, transformer, config)

@@ -12,6 +12,7 @@ import logging
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +24,7 @@ from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.peft import read_state
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
-from quiver.retrieval.models.export.pylate import unsupported_by_pylate
-from quiver.retrieval.models.export.sentence_transformers import required, typed, with_strip
+from quiver.retrieval.models.export.sentence_transformers import FolderSettings, read_settings, unsupported_by_pylate, with_strip
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, Projection
 
@@ -43,37 +43,39 @@ def is_stanford(folder: Path) -> bool:
     return path.is_file() and read_json(path).get("architectures") == [STANFORD_ARCHITECTURE]
 
 
-def read_stanford(folder: Path) -> ModelFolder:
-    """Read a folder of Stanford's ColBERT.
+class _Metadata(FolderSettings):
+    similarity: Literal["cosine"] = "cosine"
+    interaction: Literal["colbert"] = "colbert"
+    query_token_id: str = "[unused0]"
+    doc_token_id: str = "[unused1]"
+    query_maxlen: int = 32
+    doc_maxlen: int = 220
+    attend_to_mask_tokens: bool = False
+    mask_punctuation: bool = True
 
-    Raises:
-        InputError: The model does not use MaxSim of cosines, or a file is malformed.
-    """
+
+def read_stanford(folder: Path) -> ModelFolder:
+    """Read a folder of Stanford's ColBERT; an InputError if it does not use MaxSim of cosines, or a file is malformed."""
     path = folder / METADATA
     values = read_json(path) if path.is_file() else {}
     if not values:
         logger.warning("%s: no %s; using Stanford's defaults: 32 tokens per query, 220 per document", folder, METADATA)
-    required(values, "similarity", ("cosine",), path)
-    required(values, "interaction", ("colbert",), path)
+    found = read_settings(_Metadata, values, path)
     colbert = ColBERTSettings(
-        query_prefix=typed(values, "query_token_id", str, "[unused0]", path),
-        document_prefix=typed(values, "doc_token_id", str, "[unused1]", path),
-        query_length=typed(values, "query_maxlen", int, 32, path),
-        document_length=typed(values, "doc_maxlen", int, 220, path),
-        attend_to_expansion=typed(values, "attend_to_mask_tokens", bool, False, path),
-        skiplist=tuple(string.punctuation) if typed(values, "mask_punctuation", bool, True, path) else (),
+        query_prefix=found.query_token_id,
+        document_prefix=found.doc_token_id,
+        query_length=found.query_maxlen,
+        document_length=found.doc_maxlen,
+        attend_to_expansion=found.attend_to_mask_tokens,
+        skiplist=tuple(string.punctuation) if found.mask_punctuation else (),
     )
     colbert.check_lengths(path)
-    return ModelFolder("colbert", folder, projections=(_read_projection(folder),), similarity="maxsim", colbert=colbert)
-
-
-def _read_projection(folder: Path) -> Projection:
     weight = _read_state(folder).get(LINEAR)
     if weight is None or weight.ndim != 2:
         raise InputError(f"{folder}: {LINEAR}, the projection of a {STANFORD_ARCHITECTURE} checkpoint, is missing or not a matrix")
     projection = Projection(weight.shape[1], weight.shape[0])
     projection.load_state_dict({LINEAR: weight})
-    return projection
+    return ModelFolder("colbert", folder, projections=(projection,), similarity="maxsim", colbert=colbert)
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:
@@ -81,11 +83,7 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
 
 
 def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
-    """Load the encoder of a Stanford folder in evaluation mode, as `quiver.encoder.load_encoder` does, without the projection.
-
-    Raises:
-        InputError: The architecture is not supported, or the tensors do not match it.
-    """
+    """Load the encoder of a Stanford folder in evaluation mode, as `quiver.encoder.load_encoder` does, without the projection."""
     config = config_from_hf(read_json(folder / "config.json"))
     with Uninitialized():
         encoder = Encoder(config)
@@ -97,17 +95,10 @@ def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, d
 def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
     """Write a ColBERT model in Stanford's layout, which PyLate and sentence-transformers 6 read too.
 
-    Args:
-        folder: Folder; created if missing.
-        settings: One projection and the ColBERT settings.
-        encoder: The encoder.
-        tokenizer: The tokenizer, which has the two prefixes as tokens.
-
     Raises:
         InputError: Stanford's code does not support the model; lists all reasons, and nothing is written.
     """
-    problems = list(_problems(settings))
-    if problems:
+    if problems := list(_list_problems(settings)):
         other = "sentence-transformers" if unsupported_by_pylate(settings) else "pylate"
         raise InputError(f"Stanford's layout cannot express this model: {'; '.join(problems)}; use --layout {other}")
     state: dict[str, Tensor] = to_hf_state(encoder, prefix=True)
@@ -135,7 +126,7 @@ def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokeni
     )
 
 
-def _problems(settings: ModelFolder) -> Iterator[str]:
+def _list_problems(settings: ModelFolder) -> Iterator[str]:
     colbert = settings.colbert
     yield from unsupported_by_pylate(settings)
     plain = [len(list(one.parameters())) == 1 and not one.use_residual and one.activation == IDENTITY for one in settings.projections]

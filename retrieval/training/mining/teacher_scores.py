@@ -38,7 +38,7 @@ from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.embedding_store import KeyTable, open_embedding_store, text_keys
-from quiver.retrieval.models.batches import BatchSize, copies_for
+from quiver.retrieval.models.batches import BatchSize, Copies
 from quiver.retrieval.models.folders import check_device, check_is_model, default_device, is_cross_encoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
@@ -295,7 +295,7 @@ class _PairScorer:
             found = self._batch([texts[row] for row in rows.tolist()])
             if found is None:
                 self._size.halve(len(rows) * self._length)
-                copies_for(self._size.device).release()
+                Copies(self._size.device).release()
                 continue
             scores[rows] = found
             first += len(rows)

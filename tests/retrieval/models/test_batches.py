@@ -20,9 +20,7 @@ from quiver.retrieval.models.batches import (
     BatchLoop,
     BatchSize,
     Copies,
-    HostCopies,
     ModelInputs,
-    fitting_tokens,
 )
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -48,7 +46,7 @@ class Moved:
 
 
 @dataclass
-class RecordedCopies:
+class RecordedCopies(Copies):
     """A device that is as late as a GPU may be: vectors are not on the host before their copy is waited for."""
 
     ahead: int = 2
@@ -117,15 +115,15 @@ def one_by_one(text: Sequence[int]) -> Tensor:
     return torch.tensor([[token, place, length] for place, token in enumerate(text)], dtype=torch.float32).reshape(length, 3)
 
 
-def inputs_of(texts: Sequence[Sequence[int]], *, pooled: bool, skipped: Sequence[int] = (), out: Tensor | None = None) -> ModelInputs:
+def inputs_of(texts: Sequence[Sequence[int]], *, pooled: bool, skipped: Sequence[int] = ()) -> ModelInputs:
     tokens = describe_tokens(["x"] * len(texts), texts, [False] * len(texts))
     if pooled:
-        return ModelInputs(texts, tokens, np.ones(len(texts), np.int64), out=out)
+        return ModelInputs(texts, tokens, np.ones(len(texts), np.int64))
     keep = [~np.isin(np.array(text), skipped) for text in texts]
-    return ModelInputs(texts, tokens, np.array([int(each.sum()) for each in keep], np.int64), keep=keep, out=out)
+    return ModelInputs(texts, tokens, np.array([int(each.sum()) for each in keep], np.int64), keep=keep)
 
 
-def loop(model: Model, copies: Copies[Moved], size: BatchSize, role: Role = "document") -> BatchLoop[Moved]:
+def loop(model: Model, copies: Copies, size: BatchSize, role: Role = "document") -> BatchLoop:
     return BatchLoop(model, dim=3, size=size, copies=copies, role=role)
 
 
@@ -206,7 +204,7 @@ def test_documents_are_encoded_batch_invariantly_and_queries_are_not() -> None:
         return torch.zeros(len(batch), 3)
 
     for role in ("document", "query"):
-        ran = BatchLoop(forward, dim=3, size=BatchSize(CPU, 9), copies=HostCopies(CPU), role=role)
+        ran = BatchLoop(forward, dim=3, size=BatchSize(CPU, 9), copies=Copies(CPU), role=role)
         list(ran.run([[[1]]], lambda texts: inputs_of(texts, pooled=True)))
     assert found == [True, False]
     assert not torch.is_inference_mode_enabled()
@@ -221,7 +219,7 @@ def test_key_lengths_follow_their_texts() -> None:
 
     texts = [[row] * length for row, length in enumerate((3, 5, 2, 5))]
     inputs = ModelInputs(texts, describe_tokens("abcd", texts, [False] * 4), np.array([3, 5, 2, 5]), [1, 2, 2, 5])
-    list(BatchLoop(forward, dim=3, size=BatchSize(CPU, 6), copies=HostCopies(CPU), role="query").run([inputs], lambda each: each))
+    list(BatchLoop(forward, dim=3, size=BatchSize(CPU, 6), copies=Copies(CPU), role="query").run([inputs], lambda each: each))
     assert found == {0: 1, 1: 2, 2: 2, 3: 5}
 
 
@@ -314,15 +312,6 @@ def test_an_abandoned_consumer_ends_the_thread() -> None:
     assert workers() != []
     found.close()
     assert workers() == []
-
-
-# Sizes.
-
-
-def test_the_batch_size_of_a_gpu_is_bounded() -> None:
-    assert fitting_tokens(1 << 50, 20_000) == 65_536
-    assert fitting_tokens(40_000 * 5_000, 20_000) == 5_000
-    assert fitting_tokens(0, 20_000) == 1024
 
 
 # Models.

@@ -127,8 +127,8 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..
         ([dense, "--factor", 2, "--out", full], "not empty"),
         ([dense, "--factor", 2, "--out", full, "--overwrite"], "it does not hold a model"),
         ([dense, "--factor", 2, "--out", file], "is a file"),
-        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "must neither lie in the model's folder"),
-        ([dense, "--factor", 2, "--out", dense / "inside"], "must neither lie in the model's folder"),
+        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "contains the model to export, or lies in its folder"),
+        ([dense, "--factor", 2, "--out", dense / "inside"], "contains the model to export, or lies in its folder"),
         ([full, "--factor", 2, "--out", out], "not a model"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
