@@ -19,21 +19,13 @@ from quiver.encoder.errors import InputError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Option:
-    """An option or an argument: default, help text, names, and how its text is read.
+    """An option or an argument: default, help text, names, and how its text is read."""
 
-    Attributes:
-        default: Value if it is not given; ``...`` if it must be.
-        flags: Names, such as ``-m`` or ``--verify/--no-verify``; where no long one is among them, the field's is put before them.
-        parse: What reads the text of the command line, or the texts of a repeated option; None for what Typer reads.
-        declare: ``typer.Option`` or ``typer.Argument``.
-        settings: What else ``declare`` takes: ``help``, ``min``, ``metavar``, ...
-    """
-
-    default: Any
-    flags: Sequence[str]
-    parse: Callable[[Any], Any] | None
-    declare: Callable[..., Any]
-    settings: Mapping[str, Any]
+    default: Any  # ... if it must be given
+    flags: Sequence[str]  # such as -m or --verify/--no-verify; without a long one, the field's is put before them
+    parse: Callable[[Any], Any] | None  # reads the text of the command line, or the texts of a repeated option
+    declare: Callable[..., Any]  # typer.Option or typer.Argument
+    settings: Mapping[str, Any]  # what else it takes: help, min, metavar, ...
 
     def with_default(self, default: Any) -> Option:
         """The option with another default."""
@@ -60,11 +52,7 @@ class Option:
         )
 
     def value(self, given: Any, field: str, kind: Any) -> Any:
-        """The value of the field: the text of the command line is parsed; None stands for the default.
-
-        Raises:
-            InputError: It is a number that is not finite, which no minimum refuses.
-        """
+        """The value of the field: the text of the command line is parsed; None stands for the default."""
         given = self.default if given is None else given
         if isinstance(given, float) and not math.isfinite(given):
             raise InputError(f"{self.names(field)[0]} must be a finite number, got {given}")

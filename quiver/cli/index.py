@@ -13,7 +13,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.groups import GROUPS, argument, command, option
-from quiver.cli.output import help_alone, print_json, print_table, read_ids, say
+from quiver.cli.output import help_alone, print_json, print_result, print_table, read_ids, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions
@@ -89,11 +89,9 @@ def build(
     )
     _describe(index, output.json)
     if not output.json:
-        folder = shlex.quote(str(out))
-        made = f"{len(index):,} document{'' if len(index) == 1 else 's'}"
-        if {"file", "type", "start", "end"} <= index.fields.keys():  # of passages of files
-            made = f"{len(index):,} passages of {index.facets(['file'])['file'].distinct:,} files"
-        say(f"{made} in {time.monotonic() - begun:,.1f} s")
+        folder, passages = shlex.quote(str(out)), {"file", "type", "start", "end"} <= index.fields.keys()  # of files
+        files = f" passages of {index.facets(['file'])['file'].distinct:,} files" if passages else f" document{'s' * (len(index) != 1)}"
+        say(f"{len(index):,}{files} in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 
 
@@ -133,11 +131,9 @@ def add(
 
 
 def _describe_change(index: IndexReader, before: IndexReader, as_json: bool) -> None:
-    if as_json:
-        _describe(index, as_json)
-        return
     change = len(index) - len(before)
-    say(f"{index.path}: {len(index):,} documents, {abs(change):,} {'fewer' if change < 0 else 'more'} than before")
+    line = f"{index.path}: {len(index):,} documents, {abs(change):,} {'fewer' if change < 0 else 'more'} than before"
+    _describe(index, as_json) if as_json else say(line)
 
 
 @app.command("refresh")
@@ -182,13 +178,11 @@ def refresh(
         **types.arguments(),
     )
     counts = {name: getattr(done, name) for name in ("added", "changed", "deleted", "unchanged")}
-    if output.json:
-        print_json({"folder": str(folder), "generation": done.index.manifest.generation, "dry_run": dry_run, **counts})
-        return
-    would = "would be: " if dry_run else ""
+    generation = done.index.manifest.generation
+    listed = ("would be: " if dry_run else "") + ", ".join(f"{count:,} {name}" for name, count in counts.items())
     passages = " passages" if {"file", "start"} <= done.index.fields.keys() else ""  # of files, which have several each
-    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    say(f"{folder}: {would}{listed}{passages} (generation {done.index.manifest.generation})")
+    record = {"folder": str(folder), "generation": generation, "dry_run": dry_run, **counts}
+    print_result(record, f"{folder}: {listed}{passages} (generation {generation})", json=output.json)
 
 
 @app.command("delete")
@@ -285,21 +279,15 @@ def check(folder: Path = options.INDEX_FOLDER, *, output: options.Output) -> Non
 
     with progress_bar("checking", 1, enabled=output.progress):
         report = check_index(folder)
-    if output.json:
-        generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
-        whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems}
-        print_json({**whole, "generations": generations, "leftovers": _names(report.leftovers)})
-    else:
-        for each in report.generations:
-            say(f"generation {each.generation}: {'intact' if not each.problems else 'damaged'}")
-            for problem in each.problems:
-                say(f"  {problem}")
-        for problem in report.head_problems:
-            say(problem)
-        for path in report.leftovers:
-            say(f"left over from an interrupted build or commit: {path}")
-        if not report.generations and not report.head_problems:
-            say("nothing has been committed yet")
+    generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
+    whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems, "generations": generations}
+    lines = []
+    for each in report.generations:
+        lines += [f"generation {each.generation}: {'damaged' if each.problems else 'intact'}", *(f"  {one}" for one in each.problems)]
+    lines += [*report.head_problems, *(f"left over from an interrupted build or commit: {path}" for path in report.leftovers)]
+    if not report.generations and not report.head_problems:
+        lines.append("nothing has been committed yet")
+    print_result({**whole, "leftovers": list(map(str, report.leftovers))}, *lines, json=output.json)
     if report.problems:
         raise typer.Exit(1)
 
@@ -327,14 +315,11 @@ def repair(
 
     with progress_bar("repairing", 1, enabled=output.progress):
         report = repair_index(folder, model=model.model, device=model.device, encode_again=encode, dry_run=dry_run, wait=wait)
-    if output.json:
-        print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
-        return
-    for line in _repaired(folder, report):
-        say(line)
+    record = {**dataclasses.asdict(report), "quarantined": list(map(str, report.quarantined))}
+    print_result(record, *_describe_repair(folder, report), json=output.json)
 
 
-def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
+def _describe_repair(folder: Path, report: RepairReport) -> Iterator[str]:
     """Describe what a repair did or would do."""
     if not report.problems:
         yield f"{folder}: intact, nothing to repair ({report.documents:,} documents)"
@@ -394,15 +379,9 @@ def export(
     from quiver.retrieval.index.export import export_index
 
     described = export_index(open_index(folder, verify=verify), out, vectors=vectors, progress=output.progress)
-    if output.json:
-        print_json({"folder": str(out), **described})
-        return
     vectors_there = f", {described['arrays']['vectors'][0]:,} vectors" if described["arrays"] else ""
-    say(f"{out}: {described['documents']:,} documents{vectors_there} in {', '.join(described['files'])}")
-
-
-def _names(paths: tuple[Path, ...]) -> list[str]:
-    return [str(path) for path in paths]
+    line = f"{out}: {described['documents']:,} documents{vectors_there} in {', '.join(described['files'])}"
+    print_result({"folder": str(out), **described}, line, json=output.json)
 
 
 def _source_line(source: IndexSource) -> str:
@@ -420,63 +399,64 @@ def _describe(index: IndexReader, as_json: bool) -> None:
 
     manifest, sources = index.manifest, read_sources(index.path).sources
     if as_json:
-        content = {**dataclasses.asdict(manifest), "kind": manifest.codec.engine, "tokens": dataclasses.asdict(manifest.tokens)}
-        content["presets"] = index.presets()
-        content["preset_recall"] = {
-            str(k): {name: dataclasses.asdict(point) for name, point in presets.items()} for k, presets in index.preset_recall().items()
+        recalls = index.preset_recall().items()
+        content = {
+            "folder": str(index.path),
+            "verified": index.verified,
+            "documents": len(index),
+            "deleted": manifest.deleted,
+            "vectors": manifest.vectors,
+            "bytes": manifest.bytes,
+            "fields": dict(index.fields),
+            "sources": [{"source": each.source, "options": dataclasses.asdict(each.options)} for each in sources],
+            **dataclasses.asdict(manifest),
+            "kind": manifest.codec.engine,
+            "tokens": dataclasses.asdict(manifest.tokens),
+            "presets": index.presets(),
+            "preset_recall": {str(k): {name: dataclasses.asdict(each) for name, each in presets.items()} for k, presets in recalls},
         }
-        sizes = {"documents": len(index), "deleted": manifest.deleted, "vectors": manifest.vectors, "bytes": manifest.bytes}
-        print_json(
-            {
-                "folder": str(index.path),
-                "verified": index.verified,
-                **sizes,
-                "fields": dict(index.fields),
-                "sources": [{"source": each.source, "options": dataclasses.asdict(each.options)} for each in sources],
-                **content,
-            }
-        )
+        print_json(content)
         return
     tokens, words = manifest.tokens, manifest.model.kind == "bm25"
-    rows = [
+    rows: list[tuple[str, object]] = [
         ("kind", manifest.codec.engine),
-        *((name, "none" if value is None else str(value)) for name, value in index.parameters.items()),
+        *((name, "none" if value is None else value) for name, value in index.parameters.items()),
         ("documents", f"{len(index):,}"),
         ("deleted documents", f"{manifest.deleted:,}"),
         ("segments", f"{len(manifest.segments):,}"),
         ("words" if words else "vectors", f"{manifest.vectors:,}"),
-        *([] if words else [("tokens", f"{tokens.tokens:,}")]),
-        *([] if words else [("truncated documents", f"{tokens.truncated:,}")]),
+        ("tokens", None if words else f"{tokens.tokens:,}"),
+        ("truncated documents", None if words else f"{tokens.truncated:,}"),
         ("empty documents", f"{tokens.empty:,}"),
         ("fields", ", ".join(f"{name} ({kind})" for name, kind in index.fields.items()) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
         *(("source", _source_line(each)) for each in sources),
         ("model", manifest.model.source),
-        *([] if words else [("model dtype", manifest.model.dtype)]),
+        ("model dtype", None if words else manifest.model.dtype),
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("generation", f"{manifest.generation} ({manifest.operation})"),
         ("created", manifest.created),
         ("verification", "each block when it is first read" if index.verified else "off (--no-verify)"),
     ]
-    print_table(str(index.path), ("", "value"), rows)
+    print_table(str(index.path), ("", "value"), [(name, str(value)) for name, value in rows if value is not None])
     if not words:
         _print_presets(index)
 
 
 def _print_presets(index: IndexReader) -> None:
     """Print the presets with their search parameters and the measured recall and latency."""
-    ks = [10] if index.calibration is None else [table.k for table in index.calibration.tables]
-    k = 10 if 10 in ks else ks[0]
-    measured = _measured(index, k)
+    tables = () if index.calibration is None else index.calibration.tables
+    table = next((each for each in tables if each.k == 10), tables[0] if tables else None)
+    k, points = (10, ()) if table is None else (table.k, table.points)
+    measured = {_show_params(point.search_params): point for point in points}
     rows = []
     for name, params in index.presets(k).items():
-        point = measured.get(_params(params))
-        unknown = ("not measured" if params else "exact", "-")
-        rows.append((name, _params(params), *(unknown if point is None else (_recall(point), f"{point.p50_ms:.2f}"))))
+        point = measured.get(_show_params(params))
+        shown = ("not measured" if params else "exact", "-") if point is None else (_show_recall(point), f"{point.p50_ms:.2f}")
+        rows.append((name, _show_params(params), *shown))
     title = f"presets for {k} results"
-    if index.calibration is not None:
-        queries = next(table.queries for table in index.calibration.tables if table.k == k)
-        title += f", measured with {queries} queries on {index.calibration.documents:,} documents"
+    if index.calibration is not None and table is not None:
+        title += f", measured with {table.queries} queries on {index.calibration.documents:,} documents"
     print_table(title, ("preset", "search parameters", "recall", "p50 (ms)"), rows)
     if index.calibration is not None and (advice := index.calibration.advice()):
         say(f"{index.path}: {advice}")
@@ -486,24 +466,19 @@ def _print_calibration(index: IndexReader) -> None:
     """Print every measured point of the parameter grid."""
     rows = []
     for table in () if index.calibration is None else index.calibration.tables:
-        presets = {name: _params(params) for name, params in index.presets(table.k).items()}
-        for text, point in _measured(index, table.k).items():
+        presets = {name: _show_params(params) for name, params in index.presets(table.k).items()}
+        for point in table.points:
+            text = _show_params(point.search_params)
             names = ", ".join(name for name, params in presets.items() if params == text)
-            rows.append((str(table.k), names, text, _recall(point), f"{point.p50_ms:.2f}", f"{point.p95_ms:.2f}"))
+            rows.append((str(table.k), names, text, _show_recall(point), f"{point.p50_ms:.2f}", f"{point.p95_ms:.2f}"))
     print_table(str(index.path), ("k", "preset", "search parameters", "recall", "p50 (ms)", "p95 (ms)"), rows)
 
 
-def _measured(index: IndexReader, k: int) -> dict[str, GridPoint]:
-    """Search parameters -> the measured point of the grid, for k results."""
-    tables = () if index.calibration is None else index.calibration.tables
-    return {_params(point.search_params): point for table in tables if table.k == k for point in table.points}
-
-
-def _params(params: Mapping[str, Setting]) -> str:
+def _show_params(params: Mapping[str, Setting]) -> str:
     if not params or params.get("exhaustive"):
         return "exhaustive"
     return ", ".join(f"{name}={value:g}" for name, value in params.items() if isinstance(value, int | float) and value)
 
 
-def _recall(point: GridPoint) -> str:
+def _show_recall(point: GridPoint) -> str:
     return f"{point.recall:.3f} ({point.low:.3f}-{point.high:.3f})"

@@ -32,11 +32,7 @@ _LEAST_MEMORY = 16 << 20
 
 
 def parse_memory(text: str) -> int:
-    """Parse the memory for building an index, such as ``2GB``, in bytes.
-
-    Raises:
-        InputError: It is not a size, or less than 16 MB (a number whose unit was forgotten).
-    """
+    """Parse the memory for building an index, such as ``2GB``, in bytes; a small number is one whose unit was forgotten."""
     size = parse_size(text)
     if size < _LEAST_MEMORY:
         raise InputError(f"--memory {text} is {size:,} bytes; building an index needs at least 16 MB: write 500MB or 2GB")
@@ -45,9 +41,6 @@ def parse_memory(text: str) -> int:
 
 def parse_names(texts: Sequence[str]) -> dict[str, str]:
     """Read ``FIELD=NAME,FIELD=NAME``: field -> name that it is read by.
-
-    Raises:
-        InputError: A part has another form.
 
     Example:
         >>> parse_names(["search=query,sku=document", "clicks=grade"])
@@ -60,15 +53,24 @@ def parse_names(texts: Sequence[str]) -> dict[str, str]:
 
 
 def parse_weights(text: str) -> tuple[float, ...]:
-    """Read the weights of a fusion, such as ``1,0.5``.
-
-    Raises:
-        InputError: A part is not a number.
-    """
+    """Read the weights of a fusion, such as ``1,0.5``."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise InputError(f"--weights {text!r}: expected numbers separated by commas, such as 1,0.5") from error
+
+
+def parse_devices(text: str) -> list[str]:
+    """Parse ``--devices``: names of devices of this machine, separated by commas; a number is that of a GPU.
+
+    Example:
+        >>> parse_devices("cpu, cpu")
+        ['cpu', 'cpu']
+    """
+    from quiver.retrieval.models.folders import check_device
+
+    names = [name.strip() for name in text.split(",")]
+    return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]
 
 
 # Arguments.
@@ -208,11 +210,7 @@ class FieldTypes:
     )
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `build_index`, `add_documents` and `refresh_index`.
-
-        Raises:
-            InputError: A type is not FIELD=TYPE.
-        """
+        """Arguments of `build_index`, `add_documents` and `refresh_index`."""
         pairs = [each.rpartition("=") for each in self.types]
         if wrong := next((text for text, (field, _, kind) in zip(self.types, pairs, strict=True) if not (field and kind)), None):
             raise InputError(f"--type {wrong}: a type is given as FIELD=TYPE, such as created=date")
@@ -233,11 +231,7 @@ class IndexModel:
     device: str | None = DEVICE
 
     def load(self, index: IndexReader, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
-        """Load it.
-
-        Raises:
-            InputError: It cannot be loaded, or does not fit the index.
-        """
+        """Load it; it must fit the index."""
         from quiver.retrieval.models.index_model import load_index_model
 
         return load_index_model(index.manifest.model, self.model, device=self.device, batch_tokens=batch_tokens)
@@ -254,7 +248,7 @@ class Encoding:
         None,
         "Devices to encode on, with one worker process each: GPU numbers such as 0,1, or cpu,cpu for two CPU workers. Queries are encoded"
         " on the first.",
-        parse=lambda text: parse_devices(text),
+        parse=parse_devices,
     )
     batch_tokens: int | None = BATCH_TOKENS
     executor: str = option("local", "Where texts are encoded: local (this machine) or ray (a Ray cluster).")
@@ -271,23 +265,16 @@ class Encoding:
         return {"dtype": self.dtype, "device": self.first_device, "batch_tokens": self.batch_tokens}
 
     def open_executor(self) -> Executor:
-        """Make the executor.
-
-        Raises:
-            InputError: Options exclude each other, the executor is unknown, Ray is not installed, or nothing answers at the address.
-        """
+        """Make the executor; options may exclude each other."""
+        local = self.devices is None and self.workers in (None, 1)
         if self.executor not in ("local", "ray"):
             raise InputError(f"unknown executor {self.executor!r}; choose one of local, ray")
         if self.devices is not None:
-            others = {
-                "--executor ray": self.executor == "ray",
-                "--workers": self.workers,
-                "--address": self.address,
-                "--device": self.device,
-            }
+            others = {"--workers": self.workers, "--address": self.address, "--device": self.device}
+            others["--executor ray"] = self.executor == "ray"
             if given := [name for name, value in others.items() if value]:
                 raise InputError(f"--devices starts one worker per device and excludes {given[0]}; remove one of the two")
-        elif self.device is not None and (self.executor == "ray" or self.workers not in (None, 1)):
+        elif self.device is not None and (self.executor == "ray" or not local):
             raise InputError("--device is for encoding without workers; pass --devices 0,1 for workers on the GPUs 0 and 1, or remove it")
         if self.executor == "ray":
             from quiver.retrieval.cluster.ray_backend import RayCluster
@@ -295,7 +282,7 @@ class Encoding:
             return RayCluster(self.workers, self.address)
         if self.address is not None:
             raise InputError("--address is the address of a Ray cluster; add --executor ray, or remove --address")
-        if self.devices is None and self.workers in (None, 1):
+        if local:
             from quiver.retrieval.records import IN_PROCESS
 
             return IN_PROCESS
@@ -313,11 +300,7 @@ class VectorCache:
     no_cache: bool = option(False, "Do not cache vectors.")
 
     def folder(self) -> Path | None:
-        """The folder; None for no cache, or where the user's cannot be written.
-
-        Raises:
-            InputError: Both options were given.
-        """
+        """The folder; None for no cache, or where the user's cannot be written."""
         from quiver.retrieval.cache import VECTORS, folder_if_writable
 
         if self.no_cache and self.cache is not None:
@@ -348,11 +331,7 @@ class Combination:
     )
 
     def make_fusion(self, searched: Sequence[str]) -> Fusion:
-        """Check the options before anything is opened, and make the fusion of what is searched with the rankings of ``--fuse``.
-
-        Raises:
-            InputError: Options do not go together, or the number of weights is not that of the rankings.
-        """
+        """Check the options before anything is opened, and make the fusion of what is searched with the rankings of ``--fuse``."""
         from quiver.retrieval.search.search import Fusion
 
         rankings = len(searched) + len(self.fuse)
@@ -398,19 +377,3 @@ class ResumableTraining(Training):
         """What functions that train take, by name."""
         shared = {"progress": output.progress, "command": command_line(), "device": self.device}
         return {"resume": self.resume, "overwrite": self.overwrite, **shared}
-
-
-def parse_devices(text: str) -> list[str]:
-    """Parse ``--devices``: names of devices, separated by commas; a number is that of a GPU.
-
-    Raises:
-        InputError: A device has another name, or this machine does not have it.
-
-    Example:
-        >>> parse_devices("cpu, cpu")
-        ['cpu', 'cpu']
-    """
-    from quiver.retrieval.models.folders import check_device
-
-    names = [name.strip() for name in text.split(",")]
-    return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]

@@ -28,11 +28,7 @@ _NARROWEST = 16  # width of a text column
 
 
 def read_ids(path: Path) -> list[str]:
-    """Read document ids from a file, one per line.
-
-    Raises:
-        InputError: The file cannot be read, or is empty.
-    """
+    """Read document ids from a file, one per line."""
     from quiver.encoder.files import read_lines
 
     return [line.strip(" \t") for _, line in read_lines(path)]  # an id may begin or end with other white space
@@ -118,12 +114,9 @@ def print_values(title: str, values: Mapping[str, object]) -> None:
 
 
 def help_alone(context: typer.Context) -> None:
-    """Print the help of a command group that was called without a command.
+    """Print the help of a command group that was called without a command; exit status 2.
 
     A callback for ``invoke_without_command``, because ``no_args_is_help`` behaves differently in different versions of Click.
-
-    Raises:
-        typer.Exit: No command was given; exit status 2.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import re
 import shlex
 from collections import Counter
@@ -23,17 +24,18 @@ from rich.text import Text
 from quiver.cli import options
 from quiver.cli.groups import argument, command, group, option
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, check_utf8
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
-    from quiver.retrieval.index import Filter, IndexReader
-    from quiver.retrieval.records import Hits, Missing
+    from quiver.retrieval.index import IndexReader
+    from quiver.retrieval.records import Hits, Missing, Query
     from quiver.retrieval.search.bm25 import WordScore
-    from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
-    from quiver.retrieval.search.retrievers import Explained
+    from quiver.retrieval.search.explain import Explanation
+    from quiver.retrieval.search.retrievers import Explained, OpenIndexes, Retriever
+    from quiver.retrieval.search.search import Fusion
 
 logger = logging.getLogger(__name__)
 
@@ -98,34 +100,33 @@ def search(
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
-    text = _find_text(folder, words, queries, out, explain=explain)
-    _check_effort(effort, target_recall)
-    given, rerank, group_by = [str(folder), *combination.fuse], combination.rerank, combination.group_by
+    text = " ".join(words) if words else None
+    _check_options(folder, words, queries, out, explain=explain)
     if generation is not None and (sharding.shards or sharding.shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
+    _check_effort(effort, target_recall)
 
-    from quiver.cli.hits import check_run, describe_hits, queries_of
-    from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.bm25 import describe_wordless
     from quiver.retrieval.search.groups import field_of, search_groups
-    from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes, search_with
+    from quiver.retrieval.search.retrievers import OpenIndexes, search_with
+    from quiver.retrieval.search.search import describe_nothing_found
 
     condition = Filter.parse(list(conditions), ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = combination.make_fusion([str(folder)])
-    query_list = queries_of(text, queries, rename)
+    asked = _read_queries(text, queries, rename)
     sharded = context.with_resource(_sharded(folder, sharding, verify=verify))
     opened = OpenIndexes(device=model.device, verify=verify, progress=output.progress)
     index = opened.index(folder, model=model.model, generation=generation, sharded=sharded)
-    retriever = opened.fused(given, how, candidates=combination.candidates or CANDIDATES)
-    if rerank is not None:
-        retriever = opened.reranked(retriever, rerank, candidates=combination.candidates or CANDIDATES)
-    _check_device(model.device, rerank, opened.indexes)
+    retriever = _combine(opened, combination, folder, how)
+    if model.device is not None and combination.rerank is None and all(each.manifest.model.kind == "bm25" for each in opened.indexes):
+        raise InputError(f"--device {model.device}: BM25 has no model that runs on a device; remove the option")
     if out is not None:
-        check_run(out, query_list, opened.indexes)
+        _check_run(out, asked, opened.indexes)
     how_far = target_recall if target_recall is not None else parse_effort(effort or "balanced")
-    search_to = partial(search_with, retriever, query_list, filter=condition, effort=how_far)
+    search_to = partial(search_with, retriever, asked, filter=condition, effort=how_far)
+    group_by = combination.group_by
     if group_by is None:
         found = search_to(k)
     else:
@@ -133,60 +134,157 @@ def search(
         found = search_groups(search_to, min(k, keys_of.most) if set(combination.fuse) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
     by_words = "bm25" in (index.kind, *combination.fuse)
-    wordless = describe_wordless([query.text for query in query_list]) if by_words else None
+    wordless = describe_wordless([query.text for query in asked]) if by_words else None
     if wordless is not None and any(found.ids):
         logger.warning("%s", wordless)
     if out is not None:
-        names = [query.id for query in query_list]
-        ranking = found.to_run(names)
-        if found.groups is not None:
-            ranking = {query: {each.key: each.score for each in own} for query, own in zip(names, found.groups, strict=True)}
-        write_run(ranking, out, tag="quiver")
-        nothing = f"; no results for {empty} of them" if (empty := sum(not documents for documents in ranking.values())) else ""
-        say(f"{out}: {len(ranking)} queries, {sum(map(len, ranking.values()))} documents{nothing}")
+        _write_run(found, [query.id for query in asked], out)
         return
     explained = retriever.explain(text or "", found.ids[0]) if explain else {}
-    hits = describe_hits(opened, found, explained)
-    for hit, each in zip(hits, (found.groups or [[]])[0], strict=False):
-        hit |= {"group": each.key, "passages": dict(each.passages)}
-    _print_found(hits, found, index, condition, group_by, explained if explain else None, text, wordless, as_json=output.json)
+    hits = _describe_hits(opened, found, explained)
+    if output.json:
+        print_json(hits)
+    if not hits:
+        (logger.warning if output.json else say)(describe_nothing_found(index, condition, wordless=wordless))
+    elif not output.json:
+        filtered = [] if condition is None else [name for name in condition.fields if name not in ("file", group_by)]
+        passing = "" if condition is None else f"{index.count(condition):,} documents that pass the filters, "
+        among = f"{passing}{len(index):,} {'in all' if passing else 'documents'}"
+        _print_explained(text or "", hits, explained, filtered) if explain else _print_hits(hits, found, among, group_by, filtered)
 
 
-def _find_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+def _combine(opened: OpenIndexes, combination: options.Combination, folder: Path, fusion: Fusion) -> Retriever:
+    from quiver.retrieval.search.retrievers import CANDIDATES
+
+    candidates = combination.candidates or CANDIDATES
+    fused = opened.fused([str(folder), *combination.fuse], fusion, candidates=candidates)
+    return fused if combination.rerank is None else opened.reranked(fused, combination.rerank, candidates=candidates)
+
+
+def _check_options(folder: Path, words: Sequence[str], queries: Path | None, run: Path | None, *, explain: bool) -> None:
     if words and not folder.exists() and Path(words[-1]).is_dir():
         turned = ["quiver", "search", words[-1], " ".join([str(folder), *words[:-1]])]
         raise InputError(f"{folder}: no such folder; the index comes first, then the query: {shlex.join(turned)}")
-    text = " ".join(words) if words else None
-    if (text is None) == (queries is None):
+    if bool(words) == (queries is not None):
         raise InputError("pass either a query text or --queries FILE")
     if (queries is None) != (run is None):
         raise InputError("--queries FILE and --out FILE must be used together")
-    if explain and text is None:
+    if explain and not words:
         raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
-    return text
-
-
-def _check_device(device: str | None, rerank: str | None, indexes: Sequence[IndexReader]) -> None:
-    if device is not None and rerank is None and all(index.manifest.model.kind == "bm25" for index in indexes):
-        raise InputError(f"--device {device}: BM25 has no model that runs on a device; remove the option")
 
 
 def _check_effort(effort: str | None, target_recall: float | None) -> None:
-    if target_recall is None:
-        return
-    if effort is not None:
+    if target_recall is not None and effort is not None:
         raise InputError("--target-recall and --effort exclude each other; pass only one of them")
-    if not 0 < target_recall <= 1:
+    if target_recall is not None and not 0 < target_recall <= 1:
         raise InputError(f"--target-recall must be > 0 and <= 1, got {target_recall}")
+
+
+def _read_queries(text: str | None, queries: Path | None, rename: Mapping[str, str]) -> list[Query]:
+    """The query that was given as a text, or those of a file."""
+    from quiver.retrieval.data.corpus import check_names_of, read_queries
+    from quiver.retrieval.records import Query
+
+    if rename and queries is None:
+        raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
+    check_names_of(rename, [queries])
+    found = [Query("query", check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
+    if blank := next((query for query in found if not query.text.strip()), None):
+        raise InputError("the query is blank; pass a text to search for" if queries is None else f"{queries}: query '{blank.id}' is blank")
+    return found
+
+
+def _check_run(run: Path, queries: Sequence[Query], indexes: Sequence[IndexReader]) -> None:
+    """Check before the search that the run can be written."""
+    from quiver.encoder.files import check_target
+    from quiver.retrieval.data.corpus import UNFIT, fits_run
+
+    check_target(run)
+    for kind, ids in (("query", [query.id for query in queries]), *(("document", index.ids) for index in indexes)):
+        for key in ids:
+            if not fits_run(key):
+                raise InputError(f"{run}: the {kind} id {key!r} {UNFIT}")
+
+
+def _write_run(found: Hits, queries: Sequence[str], out: Path) -> None:
+    from quiver.retrieval.data.corpus import write_run
+
+    run = found.to_run(queries)
+    if found.groups is not None:
+        run = {query: {each.key: each.score for each in own} for query, own in zip(queries, found.groups, strict=True)}
+    write_run(run, out, tag="quiver")
+    nothing = f"; no results for {empty} of them" if (empty := sum(not documents for documents in run.values())) else ""
+    say(f"{out}: {len(run)} queries, {sum(map(len, run.values()))} documents{nothing}")
+
+
+def _describe_hits(opened: OpenIndexes, found: Hits, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:
+    """Describe the hits of a single query for JSON and tables."""
+    from quiver.retrieval.data.corpus import ranked
+
+    def places(hits: Hits) -> dict[str, dict[str, float]]:
+        ranking = hits.ranking(0)
+        return {document: {"rank": rank, "score": ranking[document]} for rank, document in enumerate(ranked(ranking), start=1)}
+
+    lists = {name: places(hits) for name, hits in found.lists.items()}
+    candidates = {} if found.candidates is None else places(found.candidates)
+    described = []
+    for rank, (document, score) in enumerate(found.ranking(0).items(), start=1):
+        hit: dict[str, Any] = {"rank": rank, "id": document, "score": score, "effort": found.efforts}
+        if candidates:
+            hit["candidate"] = candidates[document]
+        if lists:
+            hit["lists"] = {name: own.get(document) for name, own in lists.items()}
+        hit |= _describe_document(opened, document)
+        if explained:
+            hit["explained"] = explanation_json(explained.get(document, {}))
+        if found.missing is not None:
+            hit["partial"] = found.missing._asdict()
+        if found.groups is not None:
+            group = found.groups[0][rank - 1]
+            hit |= {"group": group.key, "passages": dict(group.passages)}
+        described.append(hit)
+    return described
+
+
+def _describe_document(opened: OpenIndexes, document: str) -> dict[str, Any]:
+    """Text and metadata of a document, or why its text cannot be read; the hit itself is valid."""
+    from quiver.retrieval.index import DamagedIndexError
+    from quiver.retrieval.search.retrievers import storing
+
+    try:
+        index = storing(opened.indexes, document)
+        if index is None:
+            return {}
+        stored = index.document(document)
+    except DamagedIndexError as error:
+        return {"text_error": str(error)}
+    # The text as it was encoded, to which the spans of explanations refer.
+    text = {"text": stored.content(use_title=index.manifest.policy.use_title)}
+    return text | {"metadata": stored.metadata} if stored.metadata else text
+
+
+def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:
+    """Convert the explanations of one document to JSON; spans are character offsets in the query and in the hit's text."""
+    from quiver.retrieval.search.explain import Explanation
+
+    content: dict[str, object] = {}
+    for source, why in explained.items():
+        if isinstance(why, Explanation):
+            matches = []
+            for match in why.matches:
+                query = {"query_token": match.query.name, "query_span": match.query.span}
+                document = {"document_token": match.document.name, "document_span": match.document.span}
+                matches.append({**query, **document, "similarity": match.similarity})
+            score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
+            content[source] = {"score": score, "matches": matches}
+        else:
+            content[source] = {"score": sum(word.score for word in why), "words": [word._asdict() for word in why]}
+    return content
 
 
 @contextmanager
 def _sharded(folder: Path, given: ShardOptions, *, verify: bool) -> Iterator[ShardedIndex | None]:
-    """Distribute the index over deployments of Ray Serve; None if no option asks for it.
-
-    Raises:
-        InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
-    """
+    """Distribute the index over deployments of Ray Serve; None if no option asks for it."""
     if given.shards is None and given.shard_memory is None:
         if given.replicas is not None or given.address is not None:
             raise InputError("--replicas and --address need --shards or --shard-memory")
@@ -203,17 +301,11 @@ def _sharded(folder: Path, given: ShardOptions, *, verify: bool) -> Iterator[Sha
 
 
 def _report_missing(missing: Missing | None, *, run: Path | None) -> None:
-    """Report shards that were lost during the search.
-
-    Raises:
-        typer.Exit: A run was to be written, which would be incomplete.
-    """
+    """Report shards that were lost during the search; a run, which would be incomplete, is not written."""
     if missing is None:
         return
-    lost = (
-        f"partial results: {missing.documents:,} documents in {len(missing.segments)} segments were not searched,"
-        " because their shards were lost"
-    )
+    where = f"{missing.documents:,} documents in {len(missing.segments)} segments"
+    lost = f"partial results: {where} were not searched, because their shards were lost"
     if run is None:
         logger.warning("%s", lost)
         return
@@ -225,38 +317,6 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     """Rank and score of a hit in each ranking; a dash where the ranking does not contain it."""
     ranked = [*hit.get("lists", {}).values(), *([hit["candidate"]] if "candidate" in hit else [])]
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
-
-
-def _print_found(
-    hits: Sequence[Mapping[str, Any]],
-    found: Hits,
-    index: IndexReader,
-    condition: Filter | None,
-    group_by: str | None,
-    explained: Mapping[str, Mapping[str, Explained]] | None,
-    text: str | None,
-    wordless: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print hits as JSON, as explanations where some were asked for, or as a table."""
-    from quiver.retrieval.search.search import describe_nothing_found
-
-    if as_json:
-        print_json(hits)
-    if not hits:
-        (logger.warning if as_json else say)(describe_nothing_found(index, condition, wordless=wordless))
-    elif not as_json:
-        filtered = [] if condition is None else [name for name in condition.fields if name not in ("file", group_by)]
-        if explained is not None:
-            _print_explained(text or "", hits, explained, filtered)
-        else:
-            among = (
-                f"{index.count(condition):,} documents that pass the filters, {len(index):,} in all"
-                if condition is not None
-                else f"{len(index):,} documents"
-            )
-            _print_hits(hits, found, among, group_by, filtered)
 
 
 def _print_hits(hits: Sequence[Mapping[str, Any]], found: Hits, among: str, group_by: str | None, filtered: Sequence[str]) -> None:
@@ -344,44 +404,31 @@ def explanation_view(query: str, explained: Mapping[str, Explained], text: str |
             shown.append(Text(f"{source}: similarity {why.score:.4f}"))
             text = text or why.text
         else:
-            shown += [Padding(_passage(why.text or "", _met_tokens(why.matches)), (0, 2)), _matches_table(source, query, why)]
+            spans: dict[tuple[int, int], list[float]] = {}
+            for match in why.matches:  # those of special and expansion tokens would colour nearly everything
+                if match.query.span is not None and match.document.span is not None:
+                    spans.setdefault(match.document.span, []).append(match.similarity)
+            shown += [Padding(_passage(why.text or "", spans), (0, 2)), _matches_table(source, query, why)]
     if tokens or text is None:
         return shown
     met = {found.span(): [1.0] for found in re.finditer(r"\w+", text) if found.group().lower() in words}
     return [Padding(_passage(text, met), (0, 2)), *shown]
 
 
-def _met_tokens(matches: Sequence[QueryTokenMatch]) -> dict[tuple[int, int], list[float]]:
-    """Span in the text -> similarities of the query tokens that matched it."""
-    # Matches of special and expansion tokens are in the table only; in the text they would colour nearly everything.
-    met: dict[tuple[int, int], list[float]] = {}
-    for match in matches:
-        if match.query.span is not None and match.document.span is not None:
-            met.setdefault(match.document.span, []).append(match.similarity)
-    return met
-
-
 def _passage(text: str, met: Mapping[tuple[int, int], Sequence[float]]) -> Text:
-    """The part of a text with the most matches, with matched spans in colour."""
-    first = _window(met, len(text))
+    """The part of a text whose matches are the most similar, with matched spans in colour."""
+
+    def gain(start: int) -> float:
+        return sum(sum(similarities) for (begin, end), similarities in met.items() if start <= begin and end <= start + _PASSAGE)
+
+    starts = (min(max(0, begin - _CONTEXT), len(text) - _PASSAGE) for begin, _ in sorted(met))
+    first = max(starts, key=gain, default=0) if len(text) > _PASSAGE else 0
     last = min(first + _PASSAGE, len(text))
     shown = Text(NOT_SHOWN.sub(" ", text[first:last]))
     for (begin, end), similarities in met.items():
         if first <= begin and end <= last:
             shown.stylize(_shade(max(similarities)), begin - first, end - first)
     return Text.assemble("…" if first else "", shown, "…" if last < len(text) else "")
-
-
-def _window(met: Mapping[tuple[int, int], Sequence[float]], length: int) -> int:
-    """First character of the part that is shown: the part whose matches are the most similar."""
-    if length <= _PASSAGE:
-        return 0
-
-    def gain(start: int) -> float:
-        return sum(sum(similarities) for (begin, end), similarities in met.items() if start <= begin and end <= start + _PASSAGE)
-
-    starts = [min(max(0, begin - _CONTEXT), length - _PASSAGE) for begin, _ in sorted(met)]
-    return max(starts, key=gain, default=0)
 
 
 def _matches_table(source: str, query: str, why: Explanation) -> Table:

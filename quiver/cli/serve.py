@@ -185,9 +185,6 @@ def _check_extra(extra: str, modules: Sequence[str]) -> None:
 def named_folders(given: Sequence[str]) -> dict[str, Path]:
     """Parse indexes given as FOLDER or NAME=FOLDER. The default name is the last part of the path.
 
-    Raises:
-        InputError: Two indexes have the same name, or a name or a folder is missing, or a name has a + or >.
-
     Example:
         >>> named_folders(["indexes/a", "second=indexes/b"])
         {'a': PosixPath('indexes/a'), 'second': PosixPath('indexes/b')}

@@ -15,8 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quiver.cli.hits import explanation_json
-from quiver.cli.search import explanation_view
+from quiver.cli.search import explanation_json, explanation_view
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
