@@ -51,15 +51,7 @@ _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 @contextmanager
 def writable(folder: Path, remedy: str = "") -> Iterator[None]:
-    """Turn an error of the disk, which may be full or read-only, into one line.
-
-    Args:
-        folder: Folder named in the error.
-        remedy: What to do, if not obvious.
-
-    Raises:
-        InputError: The block raised OSError.
-    """
+    """Turn an OSError in the block, as of a full or read-only disk, into an `InputError` of one line that names a folder and a remedy."""
     try:
         yield
     except OSError as error:
@@ -93,8 +85,10 @@ def exclusive_lock(file: Path, doing: str, *, remedy: str, wait: float = 0.0, ke
                 raise Timeout(lock.lock_file)
             lock.acquire(timeout=-1 if wait == math.inf else max(0.0, until - time.monotonic()))
     except Timeout as error:
-        after = f" still {doing} after {wait:g} s" if wait else f" {doing}"
-        raise InputError(f"{folder}: {_lock_holder(file)} is{after}; {remedy}") from error
+        holder, after = "", f" still {doing} after {wait:g} s" if wait else f" {doing}"
+        with suppress(OSError, UnicodeDecodeError):
+            holder = file.read_text(encoding="utf-8").strip()
+        raise InputError(f"{folder}: {holder or 'another process'} is{after}; {remedy}") from error
     except (OSError, NotImplementedError) as error:  # filelock raises the latter where the file system has no locks
         raise InputError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
     try:
@@ -110,28 +104,18 @@ def exclusive_lock(file: Path, doing: str, *, remedy: str, wait: float = 0.0, ke
             folder.rmdir()
 
 
-def _lock_holder(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip() or "another process"
-    except (OSError, UnicodeDecodeError):
-        return "another process"
-
-
 def remove_temporary(folder: Path, disk: Disk = REAL) -> None:
     """Remove the temporary files of `quiver.encoder.files.replacing` that killed processes have left; only while no other process works."""
     for path in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
-            disk.unlink(path)
+            remove(path, disk)
 
 
 # Settings of a resumed job.
 
 
 def setting_changes(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Compare two JSON values.
-
-    Yields:
-        For each setting that differs, its dotted path and both values. Lists of equally many mappings are compared item by item.
+    """Yield the dotted path and both values of each setting that differs; lists of equally many mappings are compared item by item.
 
     Example:
         >>> list(setting_changes({"rules": {"seed": 1, "negatives": 7}}, {"rules": {"seed": 2, "negatives": 7}}))
@@ -165,36 +149,21 @@ class OtherVersionError(InputError):
 
 @dataclass
 class SealedFolder:
-    """A folder of files that is being written, or is complete.
+    """A folder of files that is being written, or is complete."""
 
-    Attributes:
-        folder: Path of the folder; while it is written, a hidden one.
-        about: What is stored in the seal beside the files, as JSON.
-        files: Path of each file inside the folder -> its size in bytes and its checksum; empty while the folder is written.
-    """
-
-    folder: Path
-    about: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    folder: Path  # a hidden one while it is written
+    about: dict[str, Any] = field(default_factory=dict)  # what is stored in the seal beside the files, as JSON
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)  # path inside the folder -> bytes and sha256, once it is complete
 
 
 @dataclass(frozen=True)
 class SealedFolders:
-    """Folders of files, each written whole or not at all and verified before it is used.
+    """Folders of files, each written whole or not at all and verified before it is used."""
 
-    Attributes:
-        folder: Folder that contains them; need not exist yet.
-        schema: Schema of the seals, ``family/version``; empty for seals without one.
-        seal: Name of the seal in each folder.
-        digest: Checksum of a file.
-        disk: Performs all writes.
-    """
-
-    folder: Path
-    schema: str
-    seal: str = SEAL
-    digest: Callable[[Path], str] = file_sha256
-    disk: Disk = REAL
+    folder: Path  # contains them; need not exist yet
+    schema: str  # of the seals, ``family/version``; empty for seals without one
+    seal: str = SEAL  # name of the seal in each folder
+    disk: Disk = REAL  # performs all writes
 
     def path(self, name: str) -> Path:
         """Path of a folder, which need not exist."""
@@ -205,16 +174,14 @@ class SealedFolders:
         return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{self.seal}"))
 
     def read(self, name: str) -> SealedFolder | None:
-        """Read a seal without comparing the files; None if it is missing or malformed.
+        """Read a seal without comparing the files; None if it is missing or damaged.
 
-        Raises:
-            OtherVersionError: Another version has written the seal.
-            InputError: It cannot be read for a reason other than damage.
+        An `OtherVersionError` if another version has written it, an `InputError` if it cannot be read for a reason other than damage.
         """
         path = self.path(name) / self.seal
         try:
             content = json.loads(path.read_bytes())
-            schema, files = str(content.pop("schema", "")), content.pop("files")
+            schema, digest, files = str(content.pop("schema", "")), content.pop("sha256", None), content.pop("files")
             sizes = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
         except OSError as error:
             if error.errno not in _SPOILT:
@@ -224,109 +191,85 @@ class SealedFolders:
             return None
         if schema != self.schema and schema.partition("/")[0] == self.schema.partition("/")[0]:
             raise OtherVersionError(f"{path.parent}: its schema is {schema}, this version reads {self.schema}")
-        return SealedFolder(path.parent, content, sizes) if schema == self.schema else None
+        if schema != self.schema or digest not in (None, _sha256_of_json([content, files])):
+            return None
+        return SealedFolder(path.parent, content, sizes)
 
     def flaw(self, name: str) -> str | None:
-        """Read a folder in full; return what is wrong with it, None if nothing is.
-
-        Raises:
-            InputError: As `read`.
-        """
+        """Read a folder in full; return what is wrong with it, None if nothing is. Errors are those of `read`."""
         sealed = self.read(name)
         if sealed is None:
             return f"{self.seal} is missing or damaged"
-        flaws = ((file, self._file_flaw(sealed.folder / file, *expected)) for file, expected in sealed.files.items())
-        return next((f"{file} is {flaw}" for file, flaw in flaws if flaw), None)
-
-    def _file_flaw(self, path: Path, size: int, digest: str) -> str | None:
-        try:
-            if not path.is_file():
-                return "missing"
-            same = path.stat().st_size == size and self.digest(path) == digest
-        except OSError as error:
-            if error.errno not in _SPOILT:
-                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-            return f"unreadable ({error.strerror})"
-        return None if same else "damaged"
+        for file, (size, digest) in sealed.files.items():
+            path = sealed.folder / file
+            try:
+                if not path.is_file():
+                    return f"{file} is missing"
+                if path.stat().st_size != size or file_sha256(path) != digest:
+                    return f"{file} is damaged"
+            except OSError as error:
+                if error.errno not in _SPOILT:
+                    raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+                return f"{file} is unreadable ({error.strerror})"
+        return None
 
     def finished(self, name: str, redo: str) -> SealedFolder | None:
-        """Return a folder that is complete and intact; None if there is none, with a warning if it is damaged or of another version.
+        """Return a folder that is complete and intact; None if it is missing, or damaged or of another version (with a warning).
 
-        Args:
-            name: Name of the folder.
-            redo: What happens to a damaged one, for the warning: "preparing the rows again".
-
-        Raises:
-            InputError: A file cannot be read for a reason other than damage.
+        ``redo`` is what happens to a damaged one, for the warning, such as "preparing the rows again". Errors are those of `read`, but for
+        another version.
         """
         if not (self.path(name) / self.seal).exists():
             return None
         try:
             flaw = self.flaw(name)
+            problem = flaw and f"{self.path(name)}: {flaw}"
         except OtherVersionError as error:
-            logger.warning("%s; %s", error, redo)
-            return None
-        if flaw is not None:
-            logger.warning("%s: %s; %s", self.path(name), flaw, redo)
-            return None
-        return self.read(name)
+            problem = str(error)
+        if problem:
+            logger.warning("%s; %s", problem, redo)
+        return None if problem else self.read(name)
 
     @contextmanager
-    def writing(self, name: str, *, resume: bool = False) -> Iterator[SealedFolder]:
+    def writing(self, name: str, *, resume: bool = False, worker: str = "") -> Iterator[SealedFolder]:
         """Yield a hidden folder to write into; it is sealed and takes its name when the block ends without an error.
 
         Args:
             name: Name of the folder; one that exists is replaced at the end.
             resume: Yield what an earlier process or a failed block has left; otherwise the folder is empty, and removed if the block fails.
+            worker: Unique name of one of several processes that may write the same folder; the first one to finish counts.
 
         Yields:
             The folder; set its ``about`` in the block. After the block it has its final path and files.
         """
-        part = self.begin(name, resume=resume)
-        hidden = part.folder
-        try:
-            yield part
-            self.finish(name, part)
-        finally:
-            if hidden.exists() and not resume:
-                remove_tree(hidden, self.disk)
-
-    def begin(self, name: str, *, resume: bool = False, worker: str = "") -> SealedFolder:
-        """Make the hidden folder of a name, see `writing`; ``worker`` tells apart processes that may write the same one."""
         hidden = self._hidden_path(name, worker)
         if hidden.exists() and not resume:
             remove_tree(hidden, self.disk)
         if not hidden.exists():
             make_folders(hidden, self.disk)
-        return SealedFolder(hidden)
-
-    def finish(self, name: str, part: SealedFolder, *, worker: str = "") -> None:
-        """Seal a folder of `begin` and give it its name; if another worker was first, ``part`` becomes that worker's folder."""
-        hidden = part.folder
-        self._seal_files(part)
-        if not worker and self.path(name).exists():  # damaged, or without a seal
-            self.remove(name)
+        part = SealedFolder(hidden)
         try:
-            self.disk.rename(hidden, self.path(name))
-        except OSError:
-            if not worker or (other := self.finished(name, "making it again")) is None:
-                raise
-            remove_tree(hidden, self.disk)
-            part.about, part.files = other.about, other.files
-        self.disk.sync_folder(hidden.parent)
-        part.folder = self.path(name)
+            yield part
+            self._write_seal(part)
+            if not worker and self.path(name).exists():  # damaged, or without a seal
+                self.remove(name)
+            try:
+                self.disk.rename(hidden, self.path(name))
+            except OSError:
+                if not worker or (first := self.finished(name, "making it again")) is None:
+                    raise
+                part.about, part.files = first.about, first.files
+            self.disk.sync_folder(hidden.parent)
+            part.folder = self.path(name)
+        finally:
+            if hidden.exists() and not resume:
+                remove_tree(hidden, self.disk)
 
     def make(self, name: str, build: Callable[[SealedFolder], None], *, doing: str, redo: str) -> SealedFolder:
         """Return the intact folder of a name; build it if it is missing or damaged, while other processes that want it wait.
 
-        Args:
-            name: Name of the folder.
-            build: Writes the files into the folder that it gets, and sets its ``about``.
-            doing: What the holder of the lock does, see `exclusive_lock`.
-            redo: See `finished`.
-
-        Raises:
-            InputError: The folder cannot be written.
+        ``build`` writes the files into the folder that it gets, and sets its ``about``. For ``doing`` see `exclusive_lock`, for ``redo``
+        `finished`. An `InputError` if the folder cannot be written.
         """
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -352,46 +295,41 @@ class SealedFolders:
         for path in self.folder.glob(".*.unfinished"):
             remove(path, self.disk)
 
-    def _hidden_path(self, name: str, worker: str = "") -> Path:
+    def _hidden_path(self, name: str, worker: str) -> Path:
         target = self.path(name)
         return target.with_name(f".{target.name}{worker and f'.{worker}'}.unfinished")
 
-    def _seal_files(self, part: SealedFolder) -> None:
+    def _write_seal(self, part: SealedFolder) -> None:
         (part.folder / f"{self.seal}.tmp").unlink(missing_ok=True)  # left where a killed process is resumed
         inside = sorted(path for path in part.folder.rglob("*") if path != part.folder / self.seal)
         for path in inside:
             if path.is_file():
                 self.disk.sync_file(path)
-                part.files[path.relative_to(part.folder).as_posix()] = (path.stat().st_size, self.digest(path))
+                part.files[path.relative_to(part.folder).as_posix()] = (path.stat().st_size, file_sha256(path))
         for folder in (*(path for path in inside if path.is_dir()), part.folder):
             self.disk.sync_folder(folder)
         files = {file: {"bytes": size, "sha256": digest} for file, (size, digest) in part.files.items()}
         schema = {"schema": self.schema} if self.schema else {}
-        content = json.dumps({**schema, **part.about, "files": files}, indent=2, allow_nan=False)
-        put_file(part.folder / self.seal, content.encode() + b"\n", self.disk)
+        content = {**schema, **part.about, "files": files, "sha256": _sha256_of_json([part.about, files])}
+        put_file(part.folder / self.seal, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n", self.disk)
+
+
+def _sha256_of_json(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 # Unfinished jobs.
 
 
 class WorkFolder:
-    """The folder of an unfinished job inside its output folder, see `open_work`.
-
-    Attributes:
-        path: The folder.
-    """
+    """The folder ``path`` of an unfinished job inside its output folder, see `open_work`."""
 
     def __init__(self, path: Path, disk: Disk = REAL) -> None:
-        self.path = path
-        self._disk = disk
+        self.path, self._disk = path, disk
         self._doomed = path.with_name(f"{path.name}-removed")
 
     def agree(self, settings: Mapping[str, object]) -> None:
-        """Record settings of the job, or compare them with the recorded ones.
-
-        Raises:
-            InputError: A setting differs (names it with both values), or another version of Quiver began the job.
-        """
+        """Record settings of the job; an `InputError` if a recorded one differs, or another version of Quiver began the job."""
         file, now = self.path / SETTINGS, json.loads(json.dumps(settings))  # tuples become lists, as in the file
         was = read_json(file) if file.is_file() else {}
         start_over = "or --overwrite to start over"
@@ -406,11 +344,7 @@ class WorkFolder:
             put_file(file, json.dumps({"schema": _SCHEMA, **was, **now}, indent=2).encode() + b"\n", self._disk)
 
     def save(self, name: str, content: bytes) -> None:
-        """Save the result of a part, whole or not at all.
-
-        Raises:
-            InputError: It cannot be written.
-        """
+        """Save the result of a part, whole or not at all; an `InputError` if it cannot be written."""
         with writable(self.path, "free space and run the command again"):
             put_file(self.path / f"{name}{_PART}", hashlib.sha256(content).digest() + content, self._disk)
 
@@ -426,11 +360,7 @@ class WorkFolder:
         return None
 
     def read(self, name: str) -> bytes:
-        """Return the result of a part.
-
-        Raises:
-            InputError: It is missing or damaged.
-        """
+        """Return the result of a part; an `InputError` if it is missing or damaged."""
         content = self.find(name)
         if content is None:
             raise InputError(f"{self.path}: the part {name} is missing or damaged; run the command again")
@@ -461,30 +391,27 @@ class WorkFolder:
             remove_tree(self._doomed, self._disk)
         remove_temporary(self.path.parent, self._disk)
 
-    def is_resumable(self) -> bool:
-        """Whether a job made the folder: it has the settings of one, or nothing because the job was killed before it wrote them."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return False
-        try:
-            found = read_json(self.path / SETTINGS).get("schema") if (self.path / SETTINGS).is_file() else None
-        except InputError:
-            return False
-        return str(found).partition("/")[0] == _SCHEMA.partition("/")[0] or all(
-            path.name == f"{SETTINGS}.tmp" for path in self.path.iterdir()
-        )
+
+def _is_job_folder(path: Path) -> bool:
+    """Whether a job made a folder: it has the settings of one, or nothing because the job was killed before it wrote them."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    if not (path / SETTINGS).is_file():
+        return all(file.name == f"{SETTINGS}.tmp" for file in path.iterdir())
+    with suppress(InputError):
+        return str(read_json(path / SETTINGS).get("schema")).partition("/")[0] == _SCHEMA.partition("/")[0]
+    return False
 
 
 @contextmanager
 def open_work(
     out: Path, name: str, settings: Mapping[str, object], *, doing: str, overwrite: bool = False, disk: Disk = REAL
 ) -> Iterator[WorkFolder]:
-    """Begin a job in a folder, or resume the unfinished one there.
-
-    The work folder stays after an error if a part of the job is finished; the job removes it at its end.
+    """Begin a job in a folder, or resume the unfinished one there; the work folder stays after an error if a part of the job is finished.
 
     Args:
         out: Output folder of the job; created if missing, and removed if nothing is in it at the end.
-        name: Name of the work folder inside it.
+        name: Name of the work folder inside it, which the job removes at its end.
         settings: Settings that must be equal to resume a job, as JSON values.
         doing: What the job does, see `exclusive_lock`.
         overwrite: Discard an unfinished job.
@@ -497,7 +424,7 @@ def open_work(
     work = WorkFolder(out / name, disk)
     remedy = "wait for it, or choose another --out"
     with exclusive_lock(out / f"{name}.lock", doing, remedy=remedy):
-        if (work.path.exists() or work.path.is_symlink()) and not work.is_resumable():
+        if (work.path.exists() or work.path.is_symlink()) and not _is_job_folder(work.path):
             raise InputError(f"{out}: holds {name}, which is not from an unfinished run; choose another --out")
         with writable(out):
             work.remove_leftovers()

@@ -107,10 +107,10 @@ def mark_used(path: Path) -> None:
 
 
 def cache_entries(name: str) -> list[CacheEntry]:
-    """List the entries of one part of the cache: shards (including damaged ones) of vectors, folders of the other parts."""
+    """List the entries of one part of the cache: folders of shards of vectors, folders of the other parts."""
     folder, entries = cache_folder(name), []
-    for path in folder.glob("*/*.*" if name == VECTORS else "*"):
-        if path.suffix == ".tmp" or path.name == "manifest.json":
+    for path in folder.glob("*/[0-9]*" if name == VECTORS else "[!.]*"):
+        if path.suffix == ".tmp":
             continue
         with suppress(FileNotFoundError):  # deleted by another process
             entries.append(CacheEntry(path, _size(path), path.stat().st_mtime))
@@ -142,5 +142,5 @@ def _remove(path: Path) -> None:
             path.unlink()
             return
         # Renamed first, so that readers never see an incomplete folder.
-        doomed = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp"))
+        doomed = path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"))
         shutil.rmtree(doomed, ignore_errors=True)

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -25,7 +25,12 @@ from quiver.encoder.work_folder import SealedFolders, WorkFolder, exclusive_lock
 from quiver.eval import evaluate
 from quiver.eval.datasets.cache import Cache
 from quiver.eval.results import FileReference, Results, read_results, results_folder, write_results
-from quiver.retrieval.index import build_index
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits
+from quiver.retrieval.index import BuildOptions, build_index, open_index
+from quiver.retrieval.index.pieces import PieceSizes
+from quiver.retrieval.index.store.reading import Layout
+from quiver.retrieval.index.store.writing import writing
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens
 from quiver.retrieval.training.data.prepare import prepare_rows
 from quiver.retrieval.training.mining import negatives, teacher_scores
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
@@ -194,7 +199,35 @@ def evaluation(out: Path) -> None:
     assert len(read_results(out).collections) == 2
 
 
+class WordModel:
+    """The vector of a text is its length."""
+
+    card = ModelCard("words", "dense", "a" * 64, 1, "dot", 99, 99)
+
+    def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
+        lengths = np.array([len(text) for text in texts], np.int32)
+        return DenseEncoding(lengths[:, None].astype(np.float32), TextTokens(lengths, lengths > 99, lengths == 0))
+
+
+def vectors(out: Path) -> None:
+    texts = [f"{'x' * number}" for number in range(12)]
+    stored = EmbeddingStore(out, limits=StoreLimits(chunk_texts=4, shard_texts=4)).encode(WordModel(), texts, "document")
+    assert stored.rows.span(0, 12)[:, 0].tolist() == list(range(12))
+
+
+def index(out: Path) -> None:
+    documents = [Document(f"d{number:02d}", "x" * number) for number in range(12)]
+    if not Layout(out).generations():
+        options = BuildOptions(calibrate=False, pieces=PieceSizes(chunk_documents=2, documents=4, count=1))
+        build_index(documents, WordModel(), out, options=options)
+    with writing(out) as writer:
+        writer.collect_garbage()
+    assert list(open_index(out).documents) == documents
+
+
 USERS = {
+    "index": User(index),
+    "vectors": User(vectors),
     "downloads": User(downloads),
     "evaluation": User(evaluation, ".unfinished.lock"),
     "parts": User(parts, ".work.lock"),
@@ -215,14 +248,17 @@ def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """Files of a folder; records without what differs from run to run."""
+    """Files of a folder; records without what differs from run to run.
+
+    Manifests of an index have the time of the commit, and the work folder of a build that was killed right after its commit is removed
+    after a week only, as that of one that was never finished.
+    """
     changing = ('"date"', '"seconds"', '"platform"')
     return {
-        path.relative_to(out).as_posix(): b"\n".join(
-            line for line in path.read_bytes().splitlines() if not line.strip().startswith(tuple(map(str.encode, changing)))
-        )
+        name: b"\n".join(line for line in path.read_bytes().splitlines() if not line.strip().startswith(tuple(map(str.encode, changing))))
         for path in sorted(out.rglob("*"))
-        if path.is_file() and not path.name.endswith(".lock")
+        if path.is_file() and not (name := path.relative_to(out).as_posix()).endswith(".lock")
+        if not name.startswith(("manifests/", "HEAD", "LOCK", "tmp/b-"))
     }
 
 

@@ -1,24 +1,24 @@
 """The embedding store: vectors of texts on disk, by model and text, so that no text is encoded twice by the same model.
 
-    FOLDER/<fingerprint>-<role>-v2/manifest.json        the model that the vectors come from
-    FOLDER/<fingerprint>-<role>-v2/000000-1a2b3c.arrow  a few thousand texts
+    FOLDER/<fingerprint>-<role>-v3/manifest.json       the model that the vectors come from
+    FOLDER/<fingerprint>-<role>-v3/000000/texts.arrow  a shard: a few thousand texts and their vectors
+    FOLDER/<fingerprint>-<role>-v3/000000/seal.json    its size and checksum
 
 `VERSION` of the format is part of the name: vectors of another version are ignored, and the texts are encoded again.
 
-A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each by one rename: a killed
-process loses what it encoded since the last shard, and may leave a temporary file, which a later process removes. Several processes may
-write at the same time; a text that two of them encode is stored twice, and the older shard is used. A damaged shard is renamed with a
-warning, and its texts are encoded again. Vectors are stored scaled to length 1 if the model compares by cosine.
+A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each whole or not at all
+(`quiver.encoder.work_folder`): a killed process loses what it encoded since the last shard. Several processes may encode at the same time
+and wait for each other to write; a text that two of them encode is stored twice, and the older shard is used. A shard is compared with its
+checksum before the first of its vectors is used; a damaged one is removed with a warning, and its texts are encoded again. Vectors are
+stored scaled to length 1 if the model compares by cosine.
 
-A shard is an Arrow IPC file with one record batch, one row per text:
+A shard is an Arrow IPC file with one record batch, one row per text; any Arrow reader opens it, such as ``pyarrow.ipc.open_file`` or
+DuckDB:
 
     key                  fixed_size_binary[16]    first half of the sha256 of the text
     tokens               int32                    number of tokens after truncation
     truncated, empty     bool
     vectors              fixed_size_list<float>[d], or a large_list of them for a ColBERT model
-
-Its schema has two checksums: of the records (all columns but the vectors), compared when the shard is opened, and of the vectors, compared
-before the first vector is used. Any Arrow reader opens it, such as ``pyarrow.ipc.open_file`` or DuckDB.
 
 Shapes: B texts of a chunk, P texts in all, T rows of all texts, d vector width.
 """
@@ -26,27 +26,28 @@ Shapes: B texts of a chunk, P texts in all, T rows of all texts, d vector width.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
+import math
 import re
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, replacing, write_json
+from quiver.encoder.files import read_json, write_json
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.encoder.work_folder import SealedFolders, exclusive_lock, remove_temporary
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -78,43 +79,27 @@ KEY = np.dtype("S16")
 """Dtype of a text's key: 16 bytes, ordered as bytes."""
 
 FORMAT = "quiver-vectors"
-VERSION = 2
+VERSION = 3
 """Version of the format of shards and manifests; part of the folder's name."""
 
-MANIFEST = "manifest.json"
-SUFFIX = ".arrow"
-RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "?"), ("empty", "?")])
-"""What is in memory for each stored text."""
+TEXTS = "texts.arrow"
+"""Name of the file of a shard."""
 
 Keys: TypeAlias = NDArray[np.bytes_]
 
 Encoding: TypeAlias = DenseEncoding | TokenEncoding
 """What `encode` of a dense or a token model returns."""
 
-_BLOCK = 1 << 20
-_FLOAT = np.dtype("<f4")
-# Writing a shard takes seconds: a temporary file of this age belongs to a process that has ended.
-_STALE_SECONDS = 3600.0
-
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Sizes of encoding calls and shards.
+    """Sizes of encoding calls and shards."""
 
-    Attributes:
-        chunk_texts: Texts per encoding call: enough to fill a batch, few enough for the progress bar to move every few seconds.
-        chunk_characters: Characters per encoding call (about 250,000 tokens), so that a kill does not lose an hour of long texts.
-        shard_texts: Texts after which a shard is written.
-        shard_bytes: Bytes of vectors after which a shard is written.
-        shard_seconds: Seconds after which a shard is written.
-        clock: Clock in seconds.
-    """
-
-    chunk_texts: int = 512
-    chunk_characters: int = 1 << 20
-    shard_texts: int = 8192
-    shard_bytes: int = 64 << 20
-    shard_seconds: float = 30.0
+    chunk_texts: int = 512  # texts per encoding call: enough to fill a batch, few enough for the progress bar to move every few seconds
+    chunk_characters: int = 1 << 20  # per encoding call, about 250,000 tokens, so that a kill does not lose an hour of long texts
+    shard_texts: int = 8192  # a shard is written when it has this many texts,
+    shard_bytes: int = 64 << 20  # or this many bytes of vectors,
+    shard_seconds: float = 30.0  # or after this many seconds
     clock: Callable[[], float] = time.monotonic
 
 
@@ -140,30 +125,13 @@ class StoredVectors:
         return rows if self.lengths is None else np.split(rows, np.cumsum(self.lengths)[:-1])
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Texts of one encoding call.
-
-    Attributes:
-        number: Position among the chunks, from 0.
-        texts: B texts.
-    """
-
-    number: int
-    texts: tuple[str, ...]
-
-
-class DamagedError(Exception):
-    """A shard differs from what was written. Its texts have to be encoded again."""
-
-
 # Keys of texts.
 
 
 def text_keys(texts: Sequence[str]) -> Keys:
     """Hash texts to keys, (B,): the first 128 bits of the sha256 of each."""
     # "surrogatepass": the tokenizer refuses invalid text with a better message than an encoding error.
-    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[: KEY.itemsize] for text in texts]
+    digests = [sha256(text.encode("utf-8", "surrogatepass")).digest()[: KEY.itemsize] for text in texts]
     return np.frombuffer(b"".join(digests), KEY)
 
 
@@ -176,11 +144,6 @@ class KeyTable:
 
     def __init__(self) -> None:
         self._runs: list[tuple[Keys, NDArray[np.int64]]] = []
-
-    @property
-    def runs(self) -> int:
-        """Number of sorted runs; logarithmic in the number of calls to `add`."""
-        return len(self._runs)
 
     def add(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Add B keys with their numbers."""
@@ -218,261 +181,148 @@ class KeyTable:
 # Shards.
 
 
-@dataclass(frozen=True)
-class VectorShard:
-    """An open shard: records in memory, vectors in the file.
+class Shard(NamedTuple):
+    """An open shard of B texts. Its vectors are mapped only while they are read, so that they do not count as memory of the process."""
 
-    Rows are read by plain reads or through a mapping that is closed at once, so that neither the memory of the process nor the number of
-    its open files grows with the number of shards.
+    folder: Path
+    texts: pyarrow.RecordBatch  # all columns, memory-mapped
+    lengths: NDArray[np.int32]  # rows of each text, (B,)
+    shape: tuple[int, int]  # number of rows and vector width d
+    start: int  # position of the vectors in the file, in bytes
 
-    Attributes:
-        path: The file.
-        records: Records of dtype `RECORD`, (B,).
-        dim: Vector width d.
-        vectors_start: Position of the vectors in the file, in bytes.
-        vectors_sha256: Checksum of the vectors' bytes, see `verify`.
-    """
-
-    path: Path
-    records: NDArray[np.void]
-    dim: int
-    vectors_start: int
-    vectors_sha256: str
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows T."""
-        return int(self.records["rows"].sum(dtype=np.int64))
-
-    def verify(self) -> None:
-        """Read the vectors and compare their checksum.
-
-        Raises:
-            DamagedError: The vectors changed or cannot be read.
-            InputError: Too many files are open.
-        """
-        digest, left = hashlib.sha256(), self.rows * self.dim * _FLOAT.itemsize
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.vectors_start)
-                while left and (block := file.read(min(left, _BLOCK))):
-                    digest.update(block)
-                    left -= len(block)
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
-        if digest.hexdigest() != self.vectors_sha256:
-            raise DamagedError("its vectors have changed since they were written")
-
-    def read(self, rows: NDArray[np.intp], out: DenseVectors) -> None:
+    def read(self, rows: NDArray[np.intp]) -> DenseVectors:
         """Copy rows out of the file.
-
-        Args:
-            rows: Row numbers in this shard, (n,).
-            out: Filled with the rows in the order given, (n, d), contiguous.
 
         Raises:
             InputError: The file was removed, truncated, or cannot be read.
         """
-        first, row_bytes = int(rows[0]), self.dim * _FLOAT.itemsize
+        path = self.folder / TEXTS
         try:
-            if rows[-1] - first == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
-                with self.path.open("rb") as file:
-                    file.seek(self.vectors_start + first * row_bytes)
-                    complete = file.readinto(out.data.cast("B")) == out.nbytes
-            else:
-                complete = self.path.stat().st_size >= self.vectors_start + self.rows * row_bytes
-                if complete:
-                    out[:] = np.memmap(self.path, _FLOAT, "r", self.vectors_start, (self.rows, self.dim))[rows]
-            mark_used(self.path)  # keeps the shards of a run that takes days in the cache
+            vectors: DenseVectors = np.memmap(path, "<f4", "r", self.start, self.shape)[rows]
+        except (OSError, ValueError) as error:  # the latter for a file that is too short
+            raise InputError(f"{path}: can no longer be read ({getattr(error, 'strerror', error)}); run the command again") from error
+        mark_used(self.folder)  # keeps the shards of a run that takes days in the cache
+        return vectors
+
+
+class VectorFolder:
+    """The shards of a model's vectors for one role.
+
+    Attributes:
+        shards: The open shards, oldest first.
+
+    Raises:
+        InputError: The folder cannot be created, or is of another model.
+    """
+
+    def __init__(self, store: Path, card: ModelCard, role: Role) -> None:
+        if not re.fullmatch(r"[0-9a-f]{16,}", card.fingerprint):
+            raise ValueError(f"a fingerprint must be a hexadecimal number, got {card.fingerprint!r}")
+        self.path, self._card = store / f"{card.fingerprint}-{role}-v{VERSION}", card
+        self._sealed = SealedFolders(self.path, f"{FORMAT}/{VERSION}")
+        manifest, known = self.path / "manifest.json", asdict(card)
+        wanted = {"format": FORMAT, "version": VERSION, "role": role}
+        wanted |= {name: known[name] for name in ("fingerprint", "kind", "dim", "similarity")}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.path}: can no longer be read ({error.strerror}); run the command again") from error
-        if not complete:
-            raise InputError(f"{self.path}: was truncated while in use; run the command again")
+            raise InputError(f"{self.path}: cannot be created ({error.strerror}); choose another folder for vectors") from error
+        if not manifest.is_file():
+            write_json(manifest, wanted | {"source": card.source})
+        found = read_json(manifest)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise InputError(f"{manifest}: {name} is {found.get(name)!r}, expected {value!r}; delete the folder to encode again")
+        opened = {name: self._open_shard(name) for name in self._sealed.names()}
+        self.shards = [shard for shard in opened.values() if shard is not None]
 
+    def write(self, keys: Keys, lengths: Sequence[int], tokens: Sequence[TextTokens], vectors: Sequence[DenseVectors]) -> None:
+        """Add a shard of B texts with the rows of each, chunk after chunk, while other processes that want to write one wait.
 
-def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDArray[np.void]:
-    """Make the records of B texts from their keys, rows per text and token counts."""
-    records = np.zeros(len(keys), RECORD)
-    records["key"], records["rows"], records["tokens"] = keys, lengths, tokens.tokens
-    records["truncated"], records["empty"] = tokens.truncated, tokens.empty
-    return records
+        An `InputError` if it cannot be written.
+        """
+        import pyarrow as pa
 
-
-def write_shard(path: Path, records: NDArray[np.void], vectors: DenseVectors, card: ModelCard) -> None:
-    """Write a shard atomically, by one rename, and sync it to disk.
-
-    Args:
-        path: The file.
-        records: Records of dtype `RECORD`.
-        vectors: The rows of all texts in order, (T, d).
-        card: Model of the vectors.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
-    import pyarrow as pa
-
-    rows = np.ascontiguousarray(vectors, _FLOAT)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), card.dim)
-    if card.kind == "colbert":
-        column = pa.LargeListArray.from_arrays(pa.array(np.append(0, np.cumsum(records["rows"], dtype=np.int64))), column)
-    keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY.itemsize), len(records), [None, pa.py_buffer(records["key"].tobytes())])
-    others = [pa.array(np.ascontiguousarray(records[name])) for name in ("tokens", "truncated", "empty")]
-    schema = _schema(card).with_metadata(
-        {
-            "format": FORMAT,
-            "records_sha256": hashlib.sha256(records.tobytes()).hexdigest(),
-            "vectors_sha256": hashlib.sha256(rows.data).hexdigest(),
-        }
-    )
-    try:
-        with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays([keys, *others, column], schema=schema))
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another folder for vectors") from error
-
-
-def open_shard(path: Path, card: ModelCard) -> VectorShard:
-    """Open a shard: read its records, and compare their checksum.
-
-    Args:
-        path: The file.
-        card: Model of the vectors.
-
-    Raises:
-        DamagedError: The file is not a shard, or differs from what was written.
-        InputError: Too many files are open.
-    """
-    import pyarrow as pa
-
-    try:
-        # Not pyarrow.memory_map: it would keep a file open per shard.
-        mapped = _mapped(path)
-        batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
-        batch.validate()
-        metadata = {name.decode(): value.decode() for name, value in (batch.schema.metadata or {}).items()}
-        if metadata["format"] != FORMAT or not batch.schema.equals(_schema(card)):
-            raise ValueError(f"not a shard of {card.kind} vectors of width {card.dim}")
-        records, vectors = _records(batch), batch.column("vectors").buffers()[-1]
-        expected, vectors_sha256 = metadata["records_sha256"], metadata["vectors_sha256"]
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"not readable as a shard ({' '.join(str(error).split())})") from error
-    if hashlib.sha256(records.tobytes()).hexdigest() != expected:
-        raise DamagedError("its records have changed since they were written")
-    # A batch without vectors may have no buffer for them.
-    start, size = (vectors.address - mapped.ctypes.data, vectors.size) if vectors else (0, 0)
-    shard = VectorShard(path, records, card.dim, start, vectors_sha256)
-    if size < shard.rows * card.dim * _FLOAT.itemsize:
-        raise DamagedError(f"{size} bytes are too few for {shard.rows} vectors of width {card.dim}")
-    return shard
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file: memory-mapped, or read on a file system that cannot map files."""
-    try:
-        return np.memmap(path, np.uint8, "r")
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
-        return np.fromfile(path, np.uint8)
-
-
-def _schema(card: ModelCard) -> pyarrow.Schema:
-    import pyarrow as pa
-
-    vector = pa.list_(pa.float32(), card.dim)
-    return pa.schema(
-        {
-            "key": pa.binary(KEY.itemsize),
-            "tokens": pa.int32(),
-            "truncated": pa.bool_(),
-            "empty": pa.bool_(),
-            "vectors": vector if card.kind == "dense" else pa.large_list(vector),
-        }
-    )
-
-
-def _records(batch: pyarrow.RecordBatch) -> NDArray[np.void]:
-    """The records of a shard, copied out of the mapped file."""
-    records = np.zeros(len(batch), RECORD)
-    records["key"] = np.frombuffer(batch.column("key").buffers()[1] or b"", KEY, len(batch))
-    column = batch.column("vectors")
-    records["rows"] = np.diff(column.offsets.to_numpy()) if hasattr(column, "offsets") else 1
-    for name in ("tokens", "truncated", "empty"):
-        records[name] = batch.column(name).to_numpy(zero_copy_only=False)
-    return records
-
-
-def _unreadable(path: Path, error: OSError) -> Exception:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit on open files, for example with ulimit -n 4096")
-    # Arrow raises an OSError without a number for content that is not its format. A shard that is gone was renamed by another process.
-    if error.errno in (None, errno.EIO, errno.ENOENT):
-        return DamagedError(str(error.strerror or error))
-    return InputError(f"{path}: cannot be read ({error.strerror or error})")
-
-
-def _open_shards(folder: Path, card: ModelCard) -> list[VectorShard]:
-    """Open the sound shards of a folder, oldest first; rename damaged ones and remove stale temporary files."""
-    shards = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        rows = np.concatenate(vectors, dtype=np.float32)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), self._card.dim)
+        if self._card.kind == "colbert":
+            column = pa.LargeListArray.from_arrays(pa.array(np.append(0, np.cumsum(lengths, dtype=np.int64))), column)
+        keys_column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY.itemsize), len(keys), [None, pa.py_buffer(keys.tobytes())])
+        counts = [pa.array(np.concatenate([getattr(each, name) for each in tokens])) for name in ("tokens", "truncated", "empty")]
+        batch = pa.RecordBatch.from_arrays([keys_column, *counts, column], schema=self._schema())
         try:
-            shards.append(open_shard(path, card))
-        except DamagedError as error:
-            _set_aside(path, error)
-    for path in folder.glob(".*.tmp"):
+            with self._locked():
+                self._sealed.remove_unfinished()
+                remove_temporary(self.path)
+                # Numbered, so that the older one of two shards with the same text is always used.
+                name = f"{int(max(self._sealed.names(), default='-1')) + 1:06d}"
+                with (
+                    self._sealed.writing(name) as part,
+                    self._sealed.disk.create(part.folder / TEXTS) as file,
+                    pa.ipc.new_file(file, batch.schema) as writer,
+                ):
+                    writer.write_batch(batch)
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"{self.path}: cannot be written ({reason}); free space, or choose another folder for vectors") from error
+        shard = self._open_shard(name)
+        if shard is None:
+            raise InputError(f"{self.path / name}: was written but cannot be read back; choose another folder for vectors")
+        self.shards.append(shard)
+
+    def is_sound(self, shard: Shard) -> bool:
+        """Compare a shard with its checksum, and remove it if it is damaged."""
+        flaw = self._sealed.flaw(shard.folder.name)
+        if flaw is not None:
+            self._remove_damaged(shard.folder.name, flaw)
+            return False
+        mark_used(shard.folder)
+        return True
+
+    def _open_shard(self, name: str) -> Shard | None:
+        import pyarrow as pa
+
+        folder = self._sealed.path(name)
         try:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # removed by another process
-    return shards
+            # Not pyarrow.memory_map: it would keep a file open per shard.
+            mapped = np.memmap(folder / TEXTS, np.uint8, "r")
+            batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
+            batch.validate()
+            if not batch.schema.equals(self._schema()):
+                raise ValueError(f"not a shard of {self._card.kind} vectors of width {self._card.dim}")
+        except (OSError, pa.ArrowException, ValueError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise InputError(
+                    f"{folder}: cannot be read ({error}); raise the limit on open files, for example with ulimit -n 4096"
+                ) from error
+            self._remove_damaged(name, " ".join(str(error).split()))
+            return None
+        column = batch.column("vectors")
+        lists = hasattr(column, "offsets")
+        lengths = np.diff(column.offsets.to_numpy()).astype(np.int32) if lists else np.ones(len(batch), np.int32)
+        vectors = column.buffers()[-1]  # a batch without vectors may have no buffer for them
+        start = vectors.address - mapped.ctypes.data if vectors else 0
+        return Shard(folder, batch, lengths, (len(column.values) if lists else len(batch), self._card.dim), start)
 
+    def _schema(self) -> pyarrow.Schema:
+        import pyarrow as pa
 
-def _is_sound(shard: VectorShard) -> bool:
-    try:
-        shard.verify()
-    except DamagedError as error:
-        _set_aside(shard.path, error)
-        return False
-    mark_used(shard.path)
-    return True
+        vector = pa.list_(pa.float32(), self._card.dim)
+        vectors = vector if self._card.kind == "dense" else pa.large_list(vector)
+        return pa.schema(
+            {"key": pa.binary(KEY.itemsize), "tokens": pa.int32(), "truncated": pa.bool_(), "empty": pa.bool_(), "vectors": vectors}
+        )
 
+    def _locked(self) -> AbstractContextManager[None]:
+        return exclusive_lock(self.path / ".lock", "writing there", remedy="wait for it", wait=math.inf, keep=True)
 
-def _set_aside(path: Path, error: DamagedError) -> None:
-    aside = path.with_suffix(".damaged")
-    try:
-        path.replace(aside)
-    except OSError:  # another process has renamed it, or the folder is read-only; it is not used in either case
-        aside = path
-    logger.warning("%s: damaged (%s); its texts are encoded again and the file can be deleted", aside, error)
+    def _remove_damaged(self, name: str, flaw: str) -> None:
+        logger.warning("%s: damaged (%s); its texts are encoded again", self._sealed.path(name), flaw)
+        with suppress(InputError, OSError), self._locked():  # a read-only folder keeps it, and it is not used
+            self._sealed.remove(name)
 
 
 # Encoding in chunks, here or in workers.
-
-
-def _texts_of(chunk: Chunk) -> Sequence[str]:
-    return chunk.texts
-
-
-@dataclass(frozen=True)
-class _EncodeInWorker:
-    """Encode successive chunks with a model that the worker loads."""
-
-    model: WorkerModel
-    role: Role
-    threads: int
-
-    def open(self, advance: Advance) -> Callable[[tuple[Chunk, ...]], list[Encoding]]:
-        torch.set_num_threads(self.threads)
-        model = self.model.load()
-        return lambda chunks: [encoding for _, encoding in encode_here(model, chunks, _texts_of, self.role, advance=advance)]
 
 
 def encode_here(
@@ -484,11 +334,11 @@ def encode_here(
     show: bool = False,
     advance: Advance = lambda texts: None,
 ) -> Generator[tuple[Item, Encoding], None, None]:
-    """Encode chunks in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
+    """Encode chunks of any type in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
 
     Args:
         model: The model.
-        chunks: Chunks, of any type; consumed as needed.
+        chunks: Consumed as needed.
         texts: The texts of a chunk.
         role: Queries or documents; decides the prompt.
         show: Show the model's own progress bar for every chunk.
@@ -502,14 +352,36 @@ def encode_here(
         return
     taken = deque[Item]()
 
-    def taking() -> Iterator[Sequence[str]]:
+    def take_texts() -> Iterator[Sequence[str]]:
         for chunk in chunks:
             taken.append(chunk)
             yield texts(chunk)
 
-    with closing(model.encode_chunks(taking(), role, advance=advance)) as encodings:
+    with closing(model.encode_chunks(take_texts(), role, advance=advance)) as encodings:
         for encoding in encodings:
             yield taken.popleft(), encoding
+
+
+def _texts_of_chunk(chunk: Sequence[str]) -> Sequence[str]:
+    return chunk
+
+
+NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
+"""Successive chunks that a worker encodes, and the number of the first."""
+
+
+@dataclass(frozen=True)
+class _EncodeInWorker:
+    """Encode successive chunks with a model that the worker loads."""
+
+    model: WorkerModel
+    role: Role
+    threads: int
+
+    def open(self, advance: Advance) -> Callable[[NumberedChunks], list[Encoding]]:
+        torch.set_num_threads(self.threads)
+        model = self.model.load()
+        return lambda item: [encoding for _, encoding in encode_here(model, item[1], _texts_of_chunk, self.role, advance=advance)]
 
 
 _TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one
@@ -517,46 +389,34 @@ _TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but n
 
 def encode_chunks(
     model: DenseModel | TokenModel,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[Sequence[str]],
     role: Role,
     *,
     executor: Executor,
     show: bool = False,
-    together: int | None = None,
     advance: Advance = lambda texts: None,
-) -> Generator[tuple[Chunk, Encoding], None, None]:
-    """Encode chunks and yield the results in the order of the chunks.
+) -> Generator[tuple[Sequence[str], Encoding], None, None]:
+    """Encode chunks of texts, here or in workers, and yield the results in the order of the chunks; see `encode_here`.
 
-    Args:
-        model: The model; workers load it by its card.
-        chunks: Numbered from 0; consumed as needed.
-        role: Queries or documents; decides the prompt.
-        executor: Where documents are encoded. Queries take seconds and are always encoded in this process.
-        show: Show the model's own progress bar for every chunk that is encoded in this process.
-        together: Chunks that are sent to a worker at a time; None for 4 on a GPU, and 1 on a CPU.
-        advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
+    Workers load the model by its card. Queries take seconds and are always encoded in this process.
 
     Raises:
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
     if role == "query" or not executor.remote:
-        with closing(encode_here(model, chunks, _texts_of, role, show=show, advance=advance)) as encoded:
+        with closing(encode_here(model, chunks, _texts_of_chunk, role, show=show, advance=advance)) as encoded:
             yield from encoded
         return
-    threads = executor.threads(torch.get_num_threads())
-    if together is None:
-        together = _TOGETHER if isinstance(model, BiEncoder | ColBERT) and model.encoder.device.type == "cuda" else 1
-    source = iter(chunks)
-    items = iter(lambda: tuple(islice(source, together)), ())
-    early: dict[int, tuple[Chunk, Encoding]] = {}
-    following = 0
-    task = _EncodeInWorker(WorkerModel.of(model), role, threads)
-    with closing(executor.run(task, items, threads=threads, advance=advance)) as results:
-        for item, encodings in results:
-            early.update((chunk.number, (chunk, encoding)) for chunk, encoding in zip(item, encodings, strict=True))
+    threads, source = executor.threads(torch.get_num_threads()), iter(chunks)
+    together = _TOGETHER if isinstance(model, BiEncoder | ColBERT) and model.encoder.device.type == "cuda" else 1
+    items = enumerate(iter(lambda: tuple(islice(source, together)), ()))
+    early, following = dict[int, list[tuple[Sequence[str], Encoding]]](), 0
+    with closing(executor.run(_EncodeInWorker(WorkerModel.of(model), role, threads), items, threads=threads, advance=advance)) as results:
+        for (number, item), encodings in results:
+            early[number] = list(zip(item, encodings, strict=True))
             while following in early:
-                yield early.pop(following)
+                yield from early.pop(following)
                 following += 1
 
 
@@ -588,9 +448,7 @@ class EmbeddingStore:
     """
 
     def __init__(self, folder: Path, executor: Executor = IN_PROCESS, *, limits: StoreLimits | None = None) -> None:
-        self._folder = folder
-        self._executor = executor
-        self._limits = limits or StoreLimits()
+        self._folder, self._executor, self._limits = folder, executor, limits or StoreLimits()
 
     def encode(
         self,
@@ -619,21 +477,19 @@ class EmbeddingStore:
             ValueError: The vectors contradict the model card.
         """
         limit = limit_of(self._folder)
-        folder = _model_folder(self._folder, model.card, role)
-        label = description or PLURALS[role]
-        with progress_bar(label, total or 0, enabled=progress) as advance:
+        folder = VectorFolder(self._folder, model.card, role)
+        with progress_bar(description or PLURALS[role], total or 0, enabled=progress) as advance:
             request = _EncodeRequest(folder, model.card, role, advance, self._limits)
             shown = progress and total is None
-            encodings = encode_chunks(model, request.chunks(texts), role, executor=self._executor, show=shown, advance=advance)
             try:
-                with closing(encodings):
+                chunks = request.chunks(texts)
+                with closing(encode_chunks(model, chunks, role, executor=self._executor, show=shown, advance=advance)) as encodings:
                     for chunk, encoding in encodings:
                         request.add(chunk, encoding)
             finally:
-                # Vectors that were encoded before an error are kept.
-                request.commit()
+                request.commit()  # vectors that were encoded before an error are kept
         stored = request.stored()
-        logger.info("%d texts, %d of them with stored vectors in %s", stored.counts.texts, stored.reused, folder)
+        logger.info("%d texts, %d of them with stored vectors in %s", stored.counts.texts, stored.reused, folder.path)
         if limit is not None and stored.reused < stored.counts.texts:
             prune_cache(limit)
         return stored
@@ -641,12 +497,7 @@ class EmbeddingStore:
 
 @contextmanager
 def open_embedding_store(folder: Path | None, executor: Executor = IN_PROCESS) -> Iterator[EmbeddingStore]:
-    """Open the store in a folder, or in a temporary folder that is deleted at the end of the block.
-
-    Args:
-        folder: The folder; None for a temporary one.
-        executor: Where documents are encoded.
-    """
+    """Open the store in a folder; None for a temporary folder that is deleted at the end of the block."""
     if folder is not None:
         yield EmbeddingStore(folder, executor)
         return
@@ -657,49 +508,43 @@ def open_embedding_store(folder: Path | None, executor: Executor = IN_PROCESS) -
 class _EncodeRequest:
     """One call of `EmbeddingStore.encode`. New texts are numbered in the order in which they are encoded and stored."""
 
-    def __init__(self, folder: Path, card: ModelCard, role: Role, advance: Advance, limits: StoreLimits) -> None:
+    def __init__(self, folder: VectorFolder, card: ModelCard, role: Role, advance: Advance, limits: StoreLimits) -> None:
         self._folder, self._card, self._role, self._advance, self._limits = folder, card, role, advance, limits
-        self._shards = _open_shards(folder, card)
-        self._first = np.cumsum([0, *map(len, self._shards)]).tolist()  # number of each shard's first text
+        self._first = np.cumsum([0, *(len(shard.lengths) for shard in folder.shards)]).tolist()  # number of each shard's first text
         self._verified: set[int] = set()
         self._keys = KeyTable()
-        if self._shards:
-            self._keys.add(np.concatenate([shard.records["key"] for shard in self._shards]), np.arange(self._first[-1]))
         self._known = self._next = int(self._first[-1])
+        if self._known:
+            stored = [np.frombuffer(shard.texts.column("key").buffers()[1], KEY, len(shard.lengths)) for shard in folder.shards]
+            self._keys.add(np.concatenate(stored), np.arange(self._known))
         self._reused = 0
         self._numbers: list[NDArray[np.int64]] = []
         self._pending: list[str] = []
-        self._pending_keys: list[Keys] = []
+        self._pending_keys = text_keys([])
         self._in_progress: deque[Keys] = deque()
-        self._chunks = 0
-        self._encoded: list[tuple[NDArray[np.void], DenseVectors]] = []
+        self._encoded: list[tuple[Keys, list[int], TextTokens, DenseVectors]] = []
         self._committed = limits.clock()
 
-    def chunks(self, texts: Iterable[str]) -> Iterator[Chunk]:
+    def chunks(self, texts: Iterable[str]) -> Iterator[Sequence[str]]:
         """Yield the texts that have no vectors, in chunks; texts that do not fill a chunk wait for more."""
         stream = iter(texts)
         while read := list(islice(stream, self._limits.chunk_texts)):
-            self._look_up(read)
+            keys = text_keys(read)
+            numbers = self._find(keys)
+            self._reused += int(((numbers >= 0) & (numbers < self._known)).sum())
+            unknown = np.flatnonzero(numbers < 0)
+            _, first, same = np.unique(keys[unknown], return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            numbers[unknown] = self._next + np.argsort(order)[same]
+            new = unknown[first[order]]
+            self._keys.add(keys[new], np.arange(self._next, self._next + len(new)))
+            self._next += len(new)
+            self._numbers.append(numbers)
+            self._pending += [read[row] for row in new.tolist()]
+            self._pending_keys = np.concatenate([self._pending_keys, keys[new]])
+            self._advance(len(read) - len(new))
             yield from self._full_chunks(everything=False)
         yield from self._full_chunks(everything=True)
-
-    def _look_up(self, texts: list[str]) -> None:
-        """Number texts; those that have no vectors become pending."""
-        keys = text_keys(texts)
-        numbers = self._find(keys)
-        known = numbers >= 0
-        unknown = np.flatnonzero(~known)
-        _, first, same = np.unique(keys[unknown], return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        numbers[unknown] = self._next + np.argsort(order)[same]
-        new = unknown[first[order]]
-        self._keys.add(keys[new], np.arange(self._next, self._next + len(new)))
-        self._next += len(new)
-        self._reused += int((known & (numbers < self._known)).sum())
-        self._numbers.append(numbers)
-        self._pending += [texts[row] for row in new.tolist()]
-        self._pending_keys.append(keys[new])
-        self._advance(len(texts) - len(new))
 
     def _find(self, keys: Keys) -> NDArray[np.int64]:
         """Numbers of the texts that are stored in a sound shard or pending; -1 for the others."""
@@ -707,14 +552,14 @@ class _EncodeRequest:
             numbers = self._keys.find(keys)
             stored = numbers[(numbers >= 0) & (numbers < self._known)]
             shards = set(np.unique(np.searchsorted(self._first, stored, side="right") - 1).tolist()) - self._verified
-            damaged = [number for number in sorted(shards) if not _is_sound(self._shards[number])]
+            damaged = [number for number in sorted(shards) if not self._folder.is_sound(self._folder.shards[number])]
             self._verified |= shards - set(damaged)
             if not damaged:
                 return numbers
             for number in damaged:
                 self._keys.drop(self._first[number], self._first[number + 1])
 
-    def _full_chunks(self, *, everything: bool) -> Iterator[Chunk]:
+    def _full_chunks(self, *, everything: bool) -> Iterator[Sequence[str]]:
         limits = self._limits
         while self._pending and (
             everything or len(self._pending) >= limits.chunk_texts or sum(map(len, self._pending)) >= limits.chunk_characters
@@ -722,15 +567,13 @@ class _EncodeRequest:
             ends = np.cumsum([len(text) for text in self._pending[: limits.chunk_texts]])
             size = max(1, int(np.searchsorted(ends, limits.chunk_characters, side="right")))
             texts, self._pending = self._pending[:size], self._pending[size:]
-            waiting = np.concatenate(self._pending_keys)
-            self._in_progress.append(waiting[:size])
-            self._pending_keys = [waiting[size:]]
-            self._chunks += 1
-            yield Chunk(self._chunks - 1, tuple(texts))
+            self._in_progress.append(self._pending_keys[:size])
+            self._pending_keys = self._pending_keys[size:]
+            yield tuple(texts)
 
-    def add(self, chunk: Chunk, encoding: Encoding) -> None:
+    def add(self, texts: Sequence[str], encoding: Encoding) -> None:
         """Take the vectors of the next chunk; write a shard if one is due."""
-        keys, texts = self._in_progress.popleft(), chunk.texts
+        keys, limits = self._in_progress.popleft(), self._limits
         vectors, lengths = stack_vectors(encoding, self._card)
         if len(lengths) != len(texts):
             raise ValueError(f"{self._card.source} returned vectors for {len(lengths)} texts, expected {len(texts)}")
@@ -738,125 +581,63 @@ class _EncodeRequest:
         if not finite.all():
             text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
             raise InputError(f"{self._card.source}: the vector of the {self._role} {text[:60]!r} is not finite")
-        self._encoded.append((make_records(keys, lengths, encoding.tokens), comparable(vectors, self._card)))
-        if self._is_due():
+        self._encoded.append((keys, lengths, encoding.tokens, comparable(vectors, self._card)))
+        count, size = sum(len(keys) for keys, *_ in self._encoded), sum(vectors.nbytes for *_, vectors in self._encoded)
+        if count >= limits.shard_texts or size >= limits.shard_bytes or limits.clock() - self._committed >= limits.shard_seconds:
             self.commit()
 
-    def _is_due(self) -> bool:
-        limits = self._limits
-        texts, size = sum(len(records) for records, _ in self._encoded), sum(vectors.nbytes for _, vectors in self._encoded)
-        return texts >= limits.shard_texts or size >= limits.shard_bytes or limits.clock() - self._committed >= limits.shard_seconds
-
     def commit(self) -> None:
-        """Write a shard of the vectors encoded since the last one."""
+        """Write a shard of the vectors encoded since the last one. They are kept until then, so that a second attempt writes them."""
         if self._encoded:
-            records = np.concatenate([records for records, _ in self._encoded])
-            # Numbered, so that the older one of two shards with the same text is always used.
-            path = self._folder / f"{len(self._shards):06d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
-            parts, self._encoded = deque(vectors for _, vectors in self._encoded), []
-            self._encoded = [(records, _join_parts(parts))]  # kept until it is written: a second attempt then writes it
-            write_shard(path, *self._encoded[0], self._card)
-            try:
-                self._shards.append(open_shard(path, self._card))
-            except DamagedError as error:
-                raise InputError(f"{path}: was written but cannot be read back ({error}); choose another folder for vectors") from error
+            keys, lengths, tokens, vectors = zip(*self._encoded, strict=True)
+            self._folder.write(np.concatenate(keys), [*chain.from_iterable(lengths)], tokens, vectors)
             self._encoded = []
-            self._first.append(self._first[-1] + len(records))
+            self._first.append(self._first[-1] + len(self._folder.shards[-1].lengths))
         self._committed = self._limits.clock()
 
     def stored(self) -> StoredVectors:
         """Look up the rows of all texts, after everything is committed."""
-        numbers = np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)
+        numbers, shards = np.concatenate([np.empty(0, np.int64), *self._numbers]), self._folder.shards
         del self._keys, self._numbers
-        stored_rows = np.concatenate([np.empty(0, np.int32), *(shard.records["rows"] for shard in self._shards)])
-        first_row = np.cumsum(stored_rows, dtype=np.int64) - stored_rows
-        lengths = stored_rows[numbers].astype(np.int64)
-        rows = _ShardRows(self._shards, self._card.dim, first_row[numbers], lengths)
+        # The lengths of a shard that is not used may be wrong, because it is not compared with its checksum; its number of rows is not.
+        begins = np.cumsum([0, *(shard.shape[0] for shard in shards)], dtype=np.int64)
+        first = [begin + np.cumsum(shard.lengths, dtype=np.int64) - shard.lengths for begin, shard in zip(begins, shards, strict=False)]
 
-        def total(field: str) -> int:
-            values = np.concatenate([np.empty(0, np.int32), *(shard.records[field] for shard in self._shards)])
-            return int(values[numbers].sum(dtype=np.int64))
+        def take_of_texts(columns: Iterable[NDArray[Any]]) -> NDArray[np.int64]:
+            taken: NDArray[np.int64] = np.concatenate([np.empty(0, np.int32), *columns])[numbers].astype(np.int64)
+            return taken
 
-        counts = TokenCounts(len(numbers), total("tokens"), total("truncated"), total("empty"))
+        names = ("tokens", "truncated", "empty")
+        totals = [take_of_texts(shard.texts.column(name).to_numpy(zero_copy_only=False) for shard in shards).sum() for name in names]
+        lengths = take_of_texts(shard.lengths for shard in shards)
+        rows = _ShardRows(shards, begins, self._card.dim, take_of_texts(first), lengths)
+        counts = TokenCounts(len(numbers), *map(int, totals))
         return StoredVectors(counts, self._reused, rows, None if self._card.kind == "dense" else lengths)
 
 
-def _join_parts(parts: deque[DenseVectors]) -> DenseVectors:
-    """Join parts of (n, d) to one matrix, (T, d). Each part is freed after it is copied, so that memory does not double."""
-    if len(parts) == 1:
-        return parts.popleft()
-    joined = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.float32)
-    start = 0
-    while parts:
-        part = parts.popleft()
-        joined[start : start + len(part)] = part
-        start += len(part)
-    return joined
-
-
 class _ShardRows:
-    """Rows of texts, read from shards (`quiver.retrieval.records.Rows`).
+    """Rows of texts, read from shards (`quiver.retrieval.records.Rows`)."""
 
-    Texts whose rows are adjacent in the shards form one run, so that the table is small if texts are read in the order of encoding, and
-    never larger than two numbers per text.
-    """
-
-    def __init__(self, shards: list[VectorShard], dim: int, first: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        filled = lengths > 0
-        first, lengths = first[filled], lengths[filled]
-        heads = np.flatnonzero(np.append(True, first[1:] != first[:-1] + lengths[:-1])[: len(first)])
-        ends = np.cumsum(lengths)
-        self._shape = (int(ends[-1]) if len(ends) else 0, dim)
-        self._stored = first[heads]  # first row of each run in the shards
-        self._begins = (ends - lengths)[heads]  # first row of each run in the order of the texts
-        self._shards = shards
-        self._first_rows = np.cumsum([0, *(shard.rows for shard in shards)], dtype=np.int64)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._shape
+    def __init__(
+        self, shards: Sequence[Shard], begins: NDArray[np.int64], dim: int, first: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
+        self._shards, self._first_rows = shards, begins  # the number of the first row of each shard
+        self._ends = np.cumsum(lengths)  # of the rows of each text, in the order of the texts
+        self._shift = first - self._ends + lengths  # from a row in the order of the texts to that in the shards
+        self.shape = (int(lengths.sum()), dim)
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        for start in range(0, self._shape[0], size):
+        for start in range(0, self.shape[0], size):
             yield start, self.span(start, start + size)
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        return self.take(np.arange(start, min(stop, self._shape[0])))
+        return self.take(np.arange(start, min(stop, self.shape[0])))
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        out = np.empty((len(indices), self._shape[1]), np.float32)
-        runs = np.searchsorted(self._begins, indices, side="right") - 1
-        stored = self._stored[runs] + (indices - self._begins[runs])
+        out = np.empty((len(indices), self.shape[1]), np.float32)
+        stored = indices + self._shift[np.searchsorted(self._ends, indices, side="right")]
         shards = np.searchsorted(self._first_rows, stored, side="right") - 1
         for shard in np.unique(shards).tolist():
             positions = np.flatnonzero(shards == shard)
-            local = stored[positions] - self._first_rows[shard]
-            if positions[-1] - positions[0] == len(positions) - 1:
-                self._shards[shard].read(local, out[positions[0] : positions[-1] + 1])
-            else:
-                part = np.empty((len(positions), self._shape[1]), np.float32)
-                self._shards[shard].read(local, part)
-                out[positions] = part
+            out[positions] = self._shards[shard].read(stored[positions] - self._first_rows[shard])
         return out
-
-
-def _model_folder(store: Path, card: ModelCard, role: Role) -> Path:
-    """Create or check the folder of a model's vectors."""
-    if not re.fullmatch(r"[0-9a-f]{16,}", card.fingerprint):
-        raise ValueError(f"a fingerprint must be a hexadecimal number, got {card.fingerprint!r}")
-    folder = store / f"{card.fingerprint}-{role}-v{VERSION}"
-    wanted = {"format": FORMAT, "version": VERSION, "role": role} | {
-        name: value for name, value in asdict(card).items() if name in ("fingerprint", "kind", "dim", "similarity")
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be created ({error.strerror}); choose another folder for vectors") from error
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        write_json(manifest, wanted | {"source": card.source})
-    found = read_json(manifest)
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise InputError(f"{manifest}: {name} is {found.get(name)!r}, expected {value!r}; delete the folder to encode again")
-    return folder

@@ -1,25 +1,28 @@
 """Build and change an index: build, add, delete, compact and calibrate.
 
-An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again.
+An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again: its
+work folder (`quiver.encoder.work_folder`) is named after everything that decides the result, and holds the plan, the codec and the finished
+pieces.
 
-`Pieces` makes the segments of a build. If a codec has to be trained, documents chosen at random are encoded first, and their vectors wait
-on disk until their piece is written. Then all pieces are encoded (`quiver.retrieval.index.pieces`), in this process or by workers, and
-merged into segments. Merging copies bytes and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on which
-worker made them. Training, merging and the commit happen in the building process.
+A build reads the corpus once (`quiver.retrieval.index.pieces.survey`), trains a codec if the engine has one, encodes the documents piece by
+piece in this process or by workers, and merges the pieces into segments. Merging copies bytes and encodes nothing; the resulting bytes do
+not depend on the borders of the pieces or on which worker made them. Training, merging and the commit happen in this process.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -28,15 +31,23 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.schema import RECORD, Field, with_config
+from quiver.encoder.progress import progress_bar
+from quiver.encoder.work_folder import SealedFolder, WorkFolder
 from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
-from quiver.retrieval.index.documents import FieldCheck, is_described, keeps_field, rows_by_value, widened_types
+from quiver.retrieval.index.documents import (
+    DESCRIBED_COPIES,
+    DOCUMENT_BYTES,
+    FieldCheck,
+    is_described,
+    keeps_field,
+    rows_by_value,
+    widened_types,
+)
 from quiver.retrieval.index.engines import (
     WORDS,
     AnyCodec,
@@ -54,29 +65,19 @@ from quiver.retrieval.index.memory import build_in_memory
 from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
-    BuildFolder,
     BuildOptions,
-    Encoded,
-    Extent,
-    Finished,
-    MakeAnywhere,
-    MakeHere,
+    MakePieces,
     Model,
     Piece,
-    PieceLimits,
-    PieceMaker,
-    PiecePlan,
     PieceSizes,
-    Reading,
-    Sampled,
     SamplePiece,
+    SegmentPiece,
     Source,
-    chunk_ends,
+    StoredSample,
     computing_with,
     concatenate_encoded,
     contents_of,
-    memory_needed,
-    plan_pieces,
+    sealed_pieces,
     survey,
 )
 from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segments, open_segment
@@ -92,15 +93,8 @@ from quiver.retrieval.index.sources import (
     tell_apart,
     write_sources,
 )
-from quiver.retrieval.index.store.reading import (
-    NOTHING_COMMITTED,
-    CodecEntry,
-    Manifest,
-    Policy,
-    SegmentEntry,
-    verify_files,
-)
-from quiver.retrieval.index.store.writing import StoreWriter, writing
+from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, CodecEntry, Manifest, SegmentEntry, entries, is_resumable, verify_files
+from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, StoreWriter, writing
 from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.models.pretrained import with_absolute_source
@@ -114,291 +108,14 @@ FAN = 4
 FLOOR = 1 << 20
 """Bytes below which the cost of writing a segment does not depend on its size: it has a dozen files, each of which is synced."""
 
-
-def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
-    """Group successive segments so that each group can be merged within the memory limit.
-
-    Args:
-        codec: Codec of the segments; it estimates the memory of a merge.
-        extents: Size of each segment.
-        memory: Memory limit of a merge in bytes; a segment that exceeds it stays alone.
-    """
-    runs: list[range] = []
-    begin, whole = 0, Extent(0, 0)
-    for number, extent in enumerate(extents):
-        whole = whole.with_more(extent)
-        if number > begin and memory_needed(codec, whole) > memory:
-            runs.append(range(begin, number))
-            begin, whole = number, extent
-    return [*runs, range(begin, len(extents))]
-
-
-def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
-    """Choose the segments that an addition is merged with, so that small segments stay few and none is rewritten often.
-
-    This is a size-tiered merge policy, as in Lucene and log-structured stores: going back from the addition, a segment joins the merge if
-    it is no larger than all newer segments together, and the merge takes place if it has at least `FAN` segments. A merged segment at least
-    doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
-    Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
-
-    Args:
-        extents: Size of each segment without its deleted documents; the last one is the addition.
-        fits: Whether a merge that results in a segment of a given size is allowed.
-
-    Returns:
-        Number of the first segment to merge; the number of the addition if no merge is due.
-
-    Example:
-        >>> def first(*sizes):
-        ...     return first_merged([Extent(1, 1, 0, size << 20) for size in sizes], lambda extent: True)
-        >>> first(90, 1, 1), first(90, 1, 1, 1), first(90, 1, 1, 1, 1), first(90, 8, 4, 1, 1, 1, 1), first(90, 64, 9, 9, 9, 9)
-        (2, 3, 1, 1, 2)
-    """
-    begin, whole = len(extents) - 1, extents[-1]
-    while begin and extents[begin - 1].size <= max(whole.size, FLOOR) and fits(extents[begin - 1].with_more(whole)):
-        begin -= 1
-        whole = whole.with_more(extents[begin])
-    return begin if len(extents) - begin >= FAN else len(extents) - 1
-
-
-CODEC = "codec"
-"""Name of the piece that holds the codec."""
-
-_PLAN, _THREADS = "plan", "threads"
-
-ENCODES_NOTHING = frozenset({CODEC, _PLAN, _THREADS})
-"""Names of the pieces whose creation encodes nothing; all others are worth keeping for a resumed build."""
-
-
-@with_config(RECORD)
-@dataclass(frozen=True)
-class AgreedThreads:
-    """Number of threads that each worker of a build encodes with, as stored with the build."""
-
-    threads: Annotated[int, Field(ge=1)]
-
-
-@dataclass(frozen=True)
-class CodecFolder:
-    """A codec on disk.
-
-    Attributes:
-        engine: Name of its engine.
-        folder: Folder with its files.
-        holds: Description of each file, by name.
-    """
-
-    engine: str
-    folder: Path
-    holds: Mapping[str, str]
-
-
-class Pieces:
-    """Makes the codec, the pieces and the segments of one build.
-
-    Args:
-        model: Encodes the documents.
-        source: The documents.
-        options: Options of the build.
-        work: Working folder.
-        executor: Runs the tasks that make pieces.
-        progress: Show progress bars.
-    """
-
-    def __init__(
-        self, model: Model, source: Source, options: BuildOptions, work: BuildFolder, *, executor: Executor = IN_PROCESS, progress: bool
-    ) -> None:
-        self._model = model
-        self._card: ModelCard = model.card
-        self._source = source
-        self._options = options
-        self._work = work
-        self._executor = executor
-        self._progress = progress
-        self._sampled = Sampled((), self._card.dim)
-        self._threads = self._agreed_threads()
-
-    def codec(self, name: str) -> tuple[AnyCodec, CodecFolder]:
-        """Return the codec of an engine, trained now or before an interruption."""
-        wanted = engine(name, self._card).sample
-        if wanted(self._source.count):
-            self._sampled = self._encode_sample(self._choose_sample(wanted), "sample")
-        done = self._work.pieces.finished(CODEC)
-        if done is None:
-            folder = self._work.pieces.begin(CODEC)
-            done = self._work.pieces.finish(
-                CODEC, folder, self._train(name, self._sampled.encoded()).save(folder, self._work.pieces.disk), {}
-            )
-        # Open the codec from its files even if it was just trained, as a resumed build does.
-        return open_codec(name, done.folder), CodecFolder(name, done.folder, done.holds)
-
-    def pieces(self, codec: AnyCodec, place: CodecFolder) -> list[tuple[Path, Contents]]:
-        """Encode all documents and return the finished pieces, each with its folder.
-
-        Args:
-            codec: Codec of the index.
-            place: The same codec on disk.
-
-        Raises:
-            InputError: A vector is not finite (names the document).
-        """
-        plan = self._agreed_plan(codec)
-        made = self._make(plan.pieces, "documents", codec=codec, place=place)
-        return [(each.folder, contents_of(each)) for each in made]
-
-    def merged(
-        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
-    ) -> list[tuple[Path, Contents]]:
-        """Merge pieces into as few segments as the memory allows; each is returned with its folder.
-
-        Args:
-            codec: Codec of the pieces.
-            pieces: The finished pieces.
-            before: Segments of the index to merge with all pieces into one segment, as chosen by `first_merged`.
-        """
-        extents = [piece_extent(folder, each) for folder, each in pieces]
-        runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
-        segments: list[tuple[Path, Contents]] = []
-        with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self._progress) as advance:
-            for run in runs:
-                chosen = pieces[run.start : run.stop]
-                if len(chosen) == 1 and not before:
-                    segments.append(chosen[0])
-                else:
-                    opened = [*before, *(self._open(codec, *each) for each in chosen)]
-                    folder = self._work.scratch(f"segment-{len(segments):04d}")
-                    segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
-                advance(len(chosen))
-        return segments
-
-    def _agreed_threads(self) -> int:
-        """The number of threads stored with the build; a new build stores its own."""
-        wanted = self._options.threads or self._executor.threads(torch.get_num_threads())
-        done = self._work.pieces.finished(_THREADS)
-        if done is None:
-            folder = self._work.pieces.begin(_THREADS)
-            done = self._work.pieces.finish(_THREADS, folder, {}, asdict(AgreedThreads(wanted)))
-        threads = done.record(AgreedThreads).threads
-        if threads != wanted:
-            logger.info("resuming with %d threads per worker, the number that the build was started with", threads)
-        return threads
-
-    def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:
-        """The plan stored with the build; a new build makes and stores one."""
-        done = self._work.pieces.finished(_PLAN)
-        if done is not None:
-            return done.record(PiecePlan)
-        lengths, sizes = self._source.lengths, self._options.pieces
-        ends = chunk_ends(lengths, documents=sizes.chunk_documents, characters=sizes.chunk_characters)
-        share = max(sizes.chunk_characters, int(lengths.sum(dtype=np.int64)) // sizes.count)
-        limits = PieceLimits(
-            documents=min(sizes.documents, max(sizes.least_documents, len(lengths) // sizes.count)),
-            characters=min(sizes.characters, share),
-            vectors=sizes.vector_bytes // (4 * self._card.dim),
-            memory=self._options.memory,
-        )
-        plan = plan_pieces(lengths, ends, limits, self._card, codec)
-        self._work.pieces.finish(_PLAN, self._work.pieces.begin(_PLAN), {}, asdict(plan))
-        return plan
-
-    def _make(
-        self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, place: CodecFolder | None = None
-    ) -> list[Finished]:
-        """Return pieces in the order given; those that are not finished are made."""
-        made: dict[str, Finished] = {}
-        for piece in pieces:
-            if (done := self._work.pieces.finished(piece.name)) is not None:
-                made[piece.name] = done
-            else:
-                self._work.pieces.discard(piece.name)
-        missing = [piece for piece in pieces if piece.name not in made]
-        if made:
-            logger.info("%s: %d of %d pieces were finished before the interruption", description, len(made), len(pieces))
-        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
-            if made:
-                advance(sum(piece.documents for piece in pieces if piece.name in made))
-            if missing:
-                with self._running(missing, codec, place, advance) as finished:
-                    made.update((piece.name, done) for piece, done in finished)
-        return [made[piece.name] for piece in pieces]
-
-    @contextmanager
-    def _running(
-        self, pieces: Sequence[Piece], codec: AnyCodec | None, place: CodecFolder | None, advance: Advance
-    ) -> Iterator[Iterator[tuple[Piece, Finished]]]:
-        """Yield pieces as they are finished; the workers are stopped when the block ends."""
-        if not self._executor.remote:
-            reading = Reading(self._source.read_from, self._source.count)
-            vectors = self._sampled.vectors()
-            maker = PieceMaker(self._model, reading, self._options, self._work.pieces, codec=codec, sample=vectors, advance=advance)
-            with computing_with(self._threads), closing(self._executor.run(MakeHere(maker), pieces, threads=self._threads)) as finished:
-                yield finished
-            return
-        task = MakeAnywhere(
-            folder=self._work.folder,
-            spool=self._source.spool,
-            count=self._source.count,
-            options=self._options,
-            model=WorkerModel.of(self._model),
-            threads=self._threads,
-            codec=None if place is None else (place.engine, place.folder),
-            sampled=self._sampled,
-        )
-        with closing(self._executor.run(task, pieces, threads=self._threads, advance=advance)) as finished:
-            yield finished
-
-    def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
-        return open_segment(Files(folder), codec, contents.documents, self._options.policy)
-
-    def _choose_sample(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
-        """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
-        count, mean = self._source.count, 1.0
-        order = np.random.default_rng(self._options.seed).permutation(count)
-        if self._card.kind != "dense":
-            probe = self._encode_sample([np.sort(order[: self._options.pieces.probe_documents])], "probe")
-            mean = max(float(probe.encoded()[0].lengths.mean()), 1.0)
-        # The sample may use half of the memory, training the other half.
-        best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
-        if fits < best:
-            logger.warning(
-                "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
-            )
-        vectors = min(best, fits)
-        numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
-        sizes = self._options.pieces
-        size = max(1, min(sizes.sample_documents, int(sizes.vector_bytes / (4 * self._card.dim * mean))))
-        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
-
-    def _encode_sample(self, parts: Sequence[NDArray[np.int64]], name: str) -> Sampled:
-        """Encode chosen documents, or reuse the result of an interrupted build."""
-        pieces = [SamplePiece(f"{name}-{number:04d}", part, self._options.pieces.chunk_documents) for number, part in enumerate(parts)]
-        made = self._make(pieces, name)
-        return Sampled(tuple((piece, each.folder) for piece, each in zip(pieces, made, strict=True)), self._card.dim)
-
-    def _train(self, name: str, pieces: Sequence[Encoded]) -> AnyCodec:
-        count, dense = self._source.count, self._card.kind == "dense"
-        sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
-        if pieces:
-            encoded = concatenate_encoded(pieces)
-            sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
-            mean = len(encoded.vectors) / len(encoded.lengths)
-        if pieces and not len(sample.vectors):
-            raise InputError("none of the documents has a vector; there is nothing to index")
-        vectors = count if dense else round(mean * count)
-        settings, seed = self._options.settings, self._options.seed
-        with clustering_on(device_of(self._model)), progress_bar("training", int(bool(pieces)), enabled=self._progress):
-            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
-
-
-def piece_extent(folder: Path, contents: Contents) -> Extent:
-    """Size of a finished piece."""
-    sizes = {file: (folder / file).stat().st_size for file in contents.holds}
-    described = sum(size for file, size in sizes.items() if is_described(file))
-    return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))
-
-
+# English has about four characters per token, code and other scripts two or three; special tokens are added.
+_CHARACTERS_A_VECTOR = 2
+_SPECIAL = 3
 # Peak memory of preparing an index for searching, as a multiple of the memory that searching needs: the preparation makes sorted copies.
-_MAKING = 3
+_PREPARATION_COPIES = 3
+
+
+# The operations.
 
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
@@ -423,15 +140,14 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     if not isinstance(options, BuildOptions):
         raise InputError(f"options must be BuildOptions, got {type(options).__name__}; how documents are read is said by open_corpus")
     model = load_index_model(str(model)) if isinstance(model, str | Path) else model
-    corpus = _opened_corpus(corpus, model)
+    corpus = _corpus_for_model(corpus, model)
     spec = parse_engine(options.engine)
     options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings}, types={**options.types, **(types or {})})
     options = replace(options, on_type_error=on_type_error or options.on_type_error)
-    fields = FieldCheck(options.types, options.on_type_error)
     engine(engine_name(options.engine, model.card, 0), model.card)
     if out is None:
-        return _warn_of_truncation(_build_in_memory(corpus, model, options, executor, begun, progress=progress))
-    out = Path(out)
+        return _build_without_folder(corpus, model, options, executor, begun, progress=progress)
+    out, fields = Path(out), FieldCheck(options.types, options.on_type_error)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
         _survey_corpus(writer, corpus, fields, spooled=executor.remote, progress=progress) as source,
@@ -439,26 +155,23 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         options = replace(options, types=options.field_types(source.types))
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
-        plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
-        with _open_pieces(writer, source, model.card, {**plan, **_describe_storage(options)}) as work:
-            build = Pieces(model, source, options, work, executor=executor, progress=progress)
-            codec, place = build.codec(name)
-            segments = build.merged(codec, build.pieces(codec, place))
+        settings = {"engine": name, "settings": dict(options.settings), "seed": options.seed}
+        with _open_work_folder(writer, source, model.card, options, settings) as work:
+            build = _SegmentBuild(model, source, options, work, disk, executor=executor, progress=progress)
+            codec, codec_folder = build.codec(name)
+            segments = build.merged(codec, build.pieces(codec, (name, codec_folder.folder)))
             if not sum(contents.vectors for _, contents in segments):
                 work.remove()  # the same build would fail again, so there is nothing to resume
                 raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
-            policy = options.policy
-            draft = new_manifest(
-                "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _draft_entries(segments)
-            )
+            entry = CodecEntry(name, "", codec.parameters, {})
+            card, uncommitted = with_absolute_source(model.card), _uncommitted_entries(segments)
+            draft = Manifest(0, "", "build", versions(), card, options.policy, entry, uncommitted)
             if options.calibrate and is_approximate(codec):
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
-                index = IndexReader(out, draft, codec, _open_segments(segments, codec, policy))
-                draft = replace(
-                    draft, calibration=measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
-                )
+                index = IndexReader(out, draft, codec, [build.open_segment(codec, *segment) for segment in segments])
+                draft = replace(draft, calibration=_measure_recall(index, begun, options.memory, options.seed, progress=progress))
             forget_sources(out, disk)
-            entry = writer.add_codec(place.folder, name, codec.parameters, place.holds)
+            entry = writer.add_codec(codec_folder.folder, name, codec.parameters, codec_folder.about["holds"])
             writer.commit(replace(draft, codec=entry, segments=tuple(_add_segments(writer, segments))))
             work.remove()
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
@@ -469,54 +182,17 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     return built
 
 
-def _warn_of_truncation(changed: IndexReader, before: int = 0) -> IndexReader:
-    """Warn if the model did not read all of the documents that were added.
-
-    Args:
-        changed: The index.
-        before: Number of documents that the model had not read completely before.
-    """
-    tokens = changed.manifest.tokens
-    if tokens.truncated > before:
-        logger.warning(
-            "the model reads %d tokens; %s of %s documents are longer, and their ends are not searched. Cut them into passages: --passages"
-            " headings, which cuts texts without headings, too; in Python open_corpus([{'text': ...}, ...],"
-            " SourceOptions(passages='headings'))",
-            changed.manifest.model.document_length,
-            f"{tokens.truncated:,}",
-            f"{tokens.texts:,}",
-        )
-    return changed
-
-
-def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
-    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames.
-
-    A source to add to an index is read as its others.
-    """
-    if isinstance(corpus, str | Path):
-        options = DEFAULT_SOURCE if extended is None else options_like(extended, str(corpus))
-        return open_corpus(corpus, options, tokens_of(model), taken_over=extended is not None)
-    if isinstance(corpus, Iterator):  # it can be read only once
-        return documents_among(corpus)
-    if isinstance(corpus, Corpus):
-        return corpus if corpus.measured is None else corpus.measured(tokens_of(model))
-    return GivenDocuments(corpus)
-
-
-def _build_in_memory(
-    corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, executor: Executor, begun: float, *, progress: bool
+def _build_without_folder(
+    corpus: Iterable[Document], model: Model, options: BuildOptions, executor: Executor, begun: float, *, progress: bool
 ) -> IndexReader:
     if executor.remote:
         raise InputError("workers write to the folder of an index; name a folder to build with them, or build without workers")
     index = build_in_memory(corpus, model, options, progress=progress)
+    if options.calibrate and is_approximate(index.codec):
+        calibration = _measure_recall(index, begun, options.memory, options.seed, progress=progress)
+        index = IndexReader(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
     index.model = model
-    if not options.calibrate or not is_approximate(index.codec):
-        return index
-    calibration = measure_recall(index, begun, memory=options.memory, seed=options.seed, progress=progress)
-    calibrated = IndexReader(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
-    calibrated.model = model
-    return calibrated
+    return _warn_of_truncation(index)
 
 
 def add_documents(  # noqa: PLR0913 - the public entry: one option for each choice
@@ -565,7 +241,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     path, begun = Path(path), time.monotonic()
     if isinstance(model, str | Path):
         model = load_index_model(open_index(path).manifest.model, str(model))
-    corpus = _opened_corpus(corpus, model, path)
+    corpus = _corpus_for_model(corpus, model, path)
     with writing(path, wait=wait, disk=disk) as writer:
         before = last_committed(writer)
         check_model(path, before, model.card)
@@ -580,230 +256,32 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 replaced += _other_passages(index, corpus, replaced)
             else:
                 replaced += delete()
-            policy = before.policy
+            stored = before.policy
+            kept_types = {name: kind for name, kind in source.types.items() if keeps_field(stored.fields, name)}
             options = BuildOptions(
-                memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields, pieces=pieces
+                memory=memory,
+                use_title=stored.use_title,
+                store_text=stored.store_text,
+                fields=stored.fields,
+                types=kept_types,
+                pieces=pieces,
             )
-            options = replace(options, types={name: kind for name, kind in source.types.items() if keeps_field(policy.fields, name)})
             index = open_manifest(writer.layout, replace(before, policy=options.policy))
-            policy = options.policy
-            plan = {"codec": before.codec.name, "use_title": policy.use_title, **_describe_storage(options)}
-            with _open_pieces(writer, source, model.card, plan) as work:
-                place = CodecFolder(before.codec.name, writer.layout.codecs / before.codec.name, {})
-                build = Pieces(model, source, options, work, progress=progress)
-                made = build.pieces(index.codec, place)
-                stay, join = _divide_segments(
-                    writer, index, without_documents(index, replaced), [piece_extent(*each) for each in made], memory
-                )
+            with _open_work_folder(writer, source, model.card, options, {"codec": before.codec.name}) as work:
+                build = _SegmentBuild(model, source, options, work, disk, progress=progress)
+                made = build.pieces(index.codec)
+                stay, join = _divide_segments(writer, index, _without_documents(index, replaced), made, memory)
                 segments = build.merged(index.codec, made, before=join)
-                entries = [entry for _, entry in stay]
-                draft = replace(before, operation="add", versions=versions(), policy=policy, segments=(*entries, *_draft_entries(segments)))
-                opened = [*(segment for segment, _ in stay), *_open_segments(segments, index.codec, policy)]
-                draft = measure_recall_again(draft, index, opened, begun, memory=memory, progress=progress)
-                writer.commit(replace(draft, segments=(*entries, *_add_segments(writer, segments))))
+                staying = [entry for _, entry in stay]
+                drafted = (*staying, *_uncommitted_entries(segments))
+                draft = replace(before, operation="add", versions=versions(), policy=options.policy, segments=drafted)
+                opened = [*(segment for segment, _ in stay), *(build.open_segment(index.codec, *segment) for segment in segments)]
+                draft = _measure_recall_again(draft, index, opened, begun, memory, progress=progress)
+                writer.commit(replace(draft, segments=(*staying, *_add_segments(writer, segments))))
                 work.remove()
         remember_source(path, last_committed(writer).generation, corpus, source.count, disk)
         writer.collect_garbage()
     return _warn_of_truncation(open_index(path), before.tokens.truncated)
-
-
-def _other_passages(index: IndexReader, corpus: object, replaced: Sequence[str]) -> list[str]:
-    """Ids of all passages of the files, or of the rows, of which a source replaces passages."""
-    field = FILE if isinstance(getattr(corpus, "read", None), FolderFiles) else "document"
-    if not replaced or not isinstance(corpus, Corpus) or not (field == FILE or corpus.options.passages):
-        return []
-    masks = [np.zeros(len(segment.documents), bool) for segment in index.segments]
-    for place in index.locate(replaced):
-        if place is not None:
-            masks[place.segment][place.row] = True
-    return [
-        key
-        for places in rows_by_value([segment.documents for segment in index.segments], field).values()
-        if any(masks[segment][rows].any() for segment, rows in places)
-        for segment, rows in places
-        for key in index.segments[segment].documents.ids.strings.take(rows[index.segments[segment].kept[rows]].astype(np.intp))
-    ]
-
-
-def measure_recall(
-    index: IndexReader, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS
-) -> dict[str, Any] | None:
-    """Calibrate an index after a change, in the form of the manifest; None if searching it needs more memory than allowed.
-
-    Args:
-        index: The index; it need not be committed yet.
-        begun: Time at which the change began, as ``time.monotonic()`` returns it; it determines the time limit of the calibration.
-        memory: Memory limit of the change in bytes.
-        seed: Random seed of the pseudo queries.
-        progress: Show a progress bar.
-        ks: Numbers of hits to measure.
-    """
-    if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
-        logger.warning(
-            "%s: recall is not measured because that needs more memory than allowed; run quiver index calibrate later", index.path
-        )
-        return None
-    found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
-    return found.to_json()
-
-
-def measure_recall_again(
-    draft: Manifest, index: IndexReader, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool
-) -> Manifest:
-    """Return the manifest of a changed index with a valid calibration: the existing one if it still holds, otherwise a new one.
-
-    An index without calibration stays without.
-
-    Args:
-        draft: Manifest to be committed.
-        index: The index before the change.
-        segments: Segments of the draft, opened.
-        begun: Time at which the change began, as ``time.monotonic()`` returns it.
-        memory: Memory limit of the change in bytes.
-        progress: Show a progress bar.
-    """
-    former = index.calibration
-    if former is None or former.holds_for(segment.documents for segment in draft.segments):
-        return draft
-    ks = sorted({max(LEAST_HITS, table.k) for table in former.tables})
-    changed = IndexReader(index.path, draft, index.codec, segments)
-    return replace(draft, calibration=measure_recall(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
-
-
-def without_documents(index: IndexReader, ids: Sequence[str]) -> list[OpenSegment]:
-    """Return the segments of an index with some documents marked as deleted; unknown ids are ignored, unaffected segments are reused."""
-    segments = []
-    for segment in index.segments:
-        rows = segment.rows_of(ids)
-        rows = rows[rows >= 0]
-        if len(rows):
-            alive = segment.kept.copy()
-            alive[rows] = False
-            segment = replace(segment, alive=alive)
-        segments.append(segment)
-    return segments
-
-
-def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
-    """Size of a segment without its deleted documents, except that ids and metadata count in full because a merge reads all of them."""
-    kept = segment.kept
-    count = int(kept.sum())
-    described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
-    size = sum(file.bytes for file in entry.files.values()) * count // max(entry.documents, 1)
-    return Extent(count, int(segment.vectors.lengths[kept].sum()), described, size)
-
-
-def _divide_segments(
-    writer: StoreWriter, index: IndexReader, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
-) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
-    """Split the segments of an index into those to keep, with their manifest entries, and those to merge with an addition."""
-    there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
-    extents = [live_extent(segment, entry) for segment, _, entry in there]
-    whole = reduce(Extent.with_more, added)
-    first = first_merged([*extents, whole], lambda extent: memory_needed(index.codec, extent) <= memory)
-    for number in range(len(there) - 1, first - 1, -1):
-        entry = there[number][2]
-        try:
-            verify_files(writer.layout.segments / entry.name, entry.files, full=True)
-        except DamagedIndexError as error:  # keep the damaged segment, so that it can be repaired
-            logger.warning("%s; the addition is not merged with it", error)
-            first = number + 1
-            break
-    stay = [(segment, entry if segment is former else writer.delete(entry, segment.kept)) for segment, former, entry in there[:first]]
-    return stay, [segment for segment, _, _ in there[first:]]
-
-
-def new_manifest(operation: str, card: ModelCard, policy: Policy, codec: CodecEntry, segments: Sequence[SegmentEntry]) -> Manifest:
-    """A manifest that has not been committed."""
-    return Manifest(0, "", operation, versions(), card, policy, codec, tuple(segments))
-
-
-def versions() -> dict[str, str]:
-    """Package -> version, for the manifest."""
-    return {
-        "quiver": installed_version("quiver-retrieval") or "not installed",
-        "torch": str(torch.__version__),
-        "faiss": faiss.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def last_committed(writer: StoreWriter) -> Manifest:
-    """The last committed state.
-
-    Raises:
-        InputError: Nothing has been committed yet.
-    """
-    if writer.manifest is None:
-        raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
-    return writer.manifest
-
-
-def _describe_storage(options: BuildOptions) -> dict[str, Any]:
-    fields = None if options.fields is None else sorted(options.fields)
-    return {"store_text": options.store_text, "fields": fields, "types": dict(options.types)}
-
-
-@contextmanager
-def _survey_corpus(
-    writer: StoreWriter,
-    corpus: str | Path | Iterable[Document],
-    fields: FieldCheck,
-    *,
-    spooled: bool = False,
-    index: IndexReader | None = None,
-    replaced: list[str] | None = None,
-    progress: bool,
-) -> Iterator[Source]:
-    """Read the corpus once and collect the ids that the index already has.
-
-    The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
-    """
-
-    def look(chunk: list[Document]) -> None:
-        advance(len(chunk))
-        if index is not None and replaced is not None:
-            ids = [document.id for document in chunk]
-            replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
-
-    spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
-    try:
-        with progress_bar("reading", None, enabled=progress) as advance:
-            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look, fields=fields)
-        fields.tell_nulls()
-        logger.info("%d documents to index", source.count)
-        yield source
-    finally:
-        if spool.exists():
-            writer.disk.unlink(spool)
-
-
-@contextmanager
-def _open_pieces(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[BuildFolder]:
-    """The working folder of the build; after an error it is kept if it holds encoded pieces."""
-    whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
-    work = BuildFolder(writer.layout, whole, disk=writer.disk)
-    try:
-        yield work
-    finally:
-        if work.folder.is_dir() and not set(work.names) - ENCODES_NOTHING:
-            work.remove()
-
-
-def _draft_entries(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
-    """Manifest entries of segments in the working folder; the commit moves their files to the folder of segments."""
-    return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}, None) for folder, each in segments)
-
-
-def _open_segments(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
-    return [open_segment(Files(folder), codec, each.documents, policy) for folder, each in segments]
-
-
-def _add_segments(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
-    entries = []
-    for folder, each in segments:
-        entries.append(writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens))
-    return entries
 
 
 def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> IndexReader:
@@ -829,14 +307,12 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
         missing = [key for key, place in zip(wanted, index.locate(wanted), strict=True) if place is None]
         if missing:
             others = f" (nor are {len(missing) - 1} others)" if len(missing) > 1 else ""
-            first = f"{missing[0]}#1"
-            known = index.locate([first])[0] is not None
-            passages = (
-                f"; its passages are {first} and so on, and quiver index refresh drops files that are gone or excluded" if known else ""
-            )
-            raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted{passages}")
+            message = f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted"
+            if index.locate([first := f"{missing[0]}#1"])[0] is not None:
+                message += f"; its passages are {first} and so on, and quiver index refresh drops files that are gone or excluded"
+            raise InputError(message)
         if wanted:
-            changed = zip(index.segments, without_documents(index, wanted), before.segments, strict=True)
+            changed = zip(index.segments, _without_documents(index, wanted), before.segments, strict=True)
             segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]
             writer.commit(replace(before, operation="delete", versions=versions(), segments=tuple(segments)))
         writer.collect_garbage()
@@ -864,16 +340,21 @@ def compact_index(
     with writing(path, wait=wait, disk=disk) as writer:
         before = last_committed(writer)
         index = open_manifest(writer.layout, before)
-        extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
+        extents = [_live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
         segments: list[SegmentEntry] = []
         with progress_bar("merging", len(extents), enabled=progress) as advance:
             for run in groups(index.codec, extents, memory) if extents else ():
-                segments += _compact_run(writer, index, run)
+                chosen = [index.segments[number] for number in run]
+                if len(chosen) == 1 and chosen[0].alive is None:
+                    segments.append(before.segments[run[0]])
+                elif any(segment.kept.any() for segment in chosen):  # otherwise all of their documents are deleted
+                    folder = writer.scratch("compact")
+                    segments += _add_segments(writer, [(folder, merge_segments(chosen, index.codec, folder, disk))])
                 advance(len(run))
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft).segments
-            writer.commit(measure_recall_again(draft, index, opened, begun, memory=memory, progress=progress))
+            writer.commit(_measure_recall_again(draft, index, opened, begun, memory, progress=progress))
         writer.collect_garbage()
     return open_index(path)
 
@@ -914,28 +395,487 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     with writing(path, wait=wait, disk=disk) as writer:
         before = last_committed(writer)
         index = open_manifest(writer.layout, before)
-        vectors = None if queries is None else _encode_real_queries(index, model, queries, progress=progress)
+        vectors = None
+        if queries is not None:
+            if model is None:
+                raise ValueError("model is required to encode queries")
+            index.check_model(model.card)
+            vectors = encoded_queries(model.encode_texts(queries, "query", progress=progress), model.card)
         found = calibrate(index, queries=vectors, count=count, ks=ks, seed=seed, progress=progress)
         writer.commit(replace(before, operation="calibrate", versions=versions(), calibration=found.to_json()))
         writer.collect_garbage()
     return open_index(path)
 
 
-def _encode_real_queries(index: IndexReader, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
-    """Encode queries for ``Index.search``."""
-    if model is None:
-        raise ValueError("model is required to encode queries")
-    index.check_model(model.card)
-    return encoded_queries(model.encode_texts(queries, "query", progress=progress), model.card)
+# The corpus.
 
 
-def _compact_run(writer: StoreWriter, index: IndexReader, run: range) -> list[SegmentEntry]:
-    """Merge a run of successive segments into one, or into none if all their documents are deleted."""
-    chosen = [index.segments[number] for number in run]
-    if not any(segment.kept.any() for segment in chosen):
+def _corpus_for_model(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
+    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames.
+
+    A source to add to an index is read as its others.
+    """
+    if isinstance(corpus, str | Path):
+        options = DEFAULT_SOURCE if extended is None else options_like(extended, str(corpus))
+        return open_corpus(corpus, options, tokens_of(model), taken_over=extended is not None)
+    if isinstance(corpus, Iterator):  # it can be read only once
+        return documents_among(corpus)
+    if isinstance(corpus, Corpus):
+        return corpus if corpus.measured is None else corpus.measured(tokens_of(model))
+    return GivenDocuments(corpus)
+
+
+@contextmanager
+def _survey_corpus(
+    writer: StoreWriter,
+    corpus: str | Path | Iterable[Document],
+    fields: FieldCheck,
+    *,
+    spooled: bool = False,
+    index: IndexReader | None = None,
+    replaced: list[str] | None = None,
+    progress: bool,
+) -> Iterator[Source]:
+    """Read the corpus once and collect the ids that the index already has.
+
+    The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
+    """
+
+    def look(chunk: list[Document]) -> None:
+        advance(len(chunk))
+        if index is not None and replaced is not None:
+            ids = [document.id for document in chunk]
+            replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
+
+    spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
+    try:
+        with progress_bar("reading", None, enabled=progress) as advance:
+            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look, fields=fields)
+        fields.tell_nulls()
+        logger.info("%d documents to index", source.count)
+        yield source
+    finally:
+        if spool.exists():
+            writer.disk.unlink(spool)
+
+
+def _other_passages(index: IndexReader, corpus: object, replaced: Sequence[str]) -> list[str]:
+    """Ids of all passages of the files, or of the rows, of which a source replaces passages."""
+    field = FILE if isinstance(getattr(corpus, "read", None), FolderFiles) else "document"
+    if not replaced or not isinstance(corpus, Corpus) or not (field == FILE or corpus.options.passages):
         return []
-    if len(chosen) == 1 and chosen[0].alive is None:
-        return [index.manifest.segments[run[0]]]
-    folder = writer.scratch("compact")
-    merged = merge_segments(chosen, index.codec, folder, writer.disk)
-    return [writer.add_segment(folder, merged.holds, documents=merged.documents, vectors=merged.vectors, tokens=merged.tokens)]
+    masks = [np.zeros(len(segment.documents), bool) for segment in index.segments]
+    for place in index.locate(replaced):
+        if place is not None:
+            masks[place.segment][place.row] = True
+    return [
+        key
+        for places in rows_by_value([segment.documents for segment in index.segments], field).values()
+        if any(masks[segment][rows].any() for segment, rows in places)
+        for segment, rows in places
+        for key in index.segments[segment].documents.ids.strings.take(rows[index.segments[segment].kept[rows]].astype(np.intp))
+    ]
+
+
+def _warn_of_truncation(changed: IndexReader, before: int = 0) -> IndexReader:
+    """Warn if the model did not read all of the documents that were added; ``before`` counts those it had not read completely before."""
+    tokens = changed.manifest.tokens
+    if tokens.truncated > before:
+        logger.warning(
+            "the model reads %d tokens; %s of %s documents are longer, and their ends are not searched. Cut them into passages: --passages"
+            " headings, which cuts texts without headings, too; in Python open_corpus([{'text': ...}, ...],"
+            " SourceOptions(passages='headings'))",
+            changed.manifest.model.document_length,
+            f"{tokens.truncated:,}",
+            f"{tokens.texts:,}",
+        )
+    return changed
+
+
+@contextmanager
+def _open_work_folder(
+    writer: StoreWriter, source: Source, card: ModelCard, options: BuildOptions, settings: Mapping[str, Any]
+) -> Iterator[WorkFolder]:
+    """The work folder of a build or addition, named after all that decides the result; after an error it stays if pieces are encoded."""
+    policy, layout = options.policy, writer.layout
+    stored = {"use_title": policy.use_title, "store_text": policy.store_text, "fields": policy.fields, "types": policy.types}
+    whole = {**settings, **stored, "documents": source.sha256, "model": card.fingerprint}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    work = WorkFolder(layout.pieces(digest[:24]), writer.disk)
+    if work.path.is_dir():
+        logger.info("%s: resuming the interrupted build", layout.root)
+    else:
+        if any(is_resumable(path.name) for path in entries(layout.temporary)):
+            logger.warning(
+                "%s: an earlier change with other data or options was not finished; repeat its command to go on with it within %g days",
+                layout.root,
+                UNFINISHED_SECONDS / 86_400,
+            )
+        writer.disk.mkdir(work.path)
+        writer.disk.sync_folder(layout.temporary)
+    try:
+        yield work
+    finally:
+        if work.path.is_dir() and set(sealed_pieces(work.path, writer.disk).names()) <= {_CODEC}:
+            work.remove()
+
+
+# Segments.
+
+
+class Extent(NamedTuple):
+    """Size of a segment."""
+
+    documents: int
+    vectors: int
+    described: int = 0  # size of the files of ids and metadata, in bytes
+    size: int = 0  # size of all files, in bytes
+
+    def with_more(self, other: Extent) -> Extent:
+        """The sum of two sizes."""
+        return Extent(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def memory_needed(codec: AnyCodec, extent: Extent) -> int:
+    """Maximum memory in bytes for writing or merging a segment."""
+    return codec.memory(extent.documents, extent.vectors) + DOCUMENT_BYTES * extent.documents + DESCRIBED_COPIES * extent.described
+
+
+def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
+    """Group successive segments so that each group can be merged within a memory limit in bytes; one that exceeds it stays alone."""
+    runs: list[range] = []
+    begin, whole = 0, Extent(0, 0)
+    for number, extent in enumerate(extents):
+        whole = whole.with_more(extent)
+        if number > begin and memory_needed(codec, whole) > memory:
+            runs.append(range(begin, number))
+            begin, whole = number, extent
+    return [*runs, range(begin, len(extents))]
+
+
+def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
+    """Choose the segments that an addition is merged with, so that small segments stay few and none is rewritten often.
+
+    This is a size-tiered merge policy, as in Lucene and log-structured stores: going back from the addition, a segment joins the merge if
+    it is no larger than all newer segments together, and the merge takes place if it has at least `FAN` segments. A merged segment at least
+    doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
+    Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
+
+    Args:
+        extents: Size of each segment without its deleted documents; the last one is the addition.
+        fits: Whether a merge that results in a segment of a given size is allowed.
+
+    Returns:
+        Number of the first segment to merge; the number of the addition if no merge is due.
+
+    Example:
+        >>> def first(*sizes):
+        ...     return first_merged([Extent(1, 1, 0, size << 20) for size in sizes], lambda extent: True)
+        >>> first(90, 1, 1), first(90, 1, 1, 1), first(90, 1, 1, 1, 1), first(90, 8, 4, 1, 1, 1, 1), first(90, 64, 9, 9, 9, 9)
+        (2, 3, 1, 1, 2)
+    """
+    begin, whole = len(extents) - 1, extents[-1]
+    while begin and extents[begin - 1].size <= max(whole.size, FLOOR) and fits(extents[begin - 1].with_more(whole)):
+        begin -= 1
+        whole = whole.with_more(extents[begin])
+    return begin if len(extents) - begin >= FAN else len(extents) - 1
+
+
+def plan_pieces(lengths: NDArray[np.uint32], options: BuildOptions, card: ModelCard, codec: AnyCodec) -> list[list[int]]:
+    """Divide documents into pieces of chunks, which depend on the lengths of all texts and the options only.
+
+    Args:
+        lengths: Characters of each document, (P,).
+        options: Sizes of chunks and pieces, and the memory limit, of which writing a piece may use half.
+        card: Card of the model that encodes.
+        codec: Codec of the index; it estimates the memory of writing a piece.
+
+    Returns:
+        For each piece the end of each of its chunks as a document number, exclusive.
+    """
+    sizes, count = options.pieces, len(lengths)
+    most_documents = min(sizes.documents, max(sizes.least_documents, count // sizes.count))
+    most_characters = min(sizes.characters, max(sizes.chunk_characters, int(lengths.sum(dtype=np.int64)) // sizes.count))
+    most_vectors = sizes.vector_bytes // (4 * card.dim)
+    estimated = np.minimum(lengths // _CHARACTERS_A_VECTOR + _SPECIAL, card.document_length) if card.kind != "dense" else lengths * 0 + 1
+    characters, vectors = (np.append(0, np.cumsum(each, dtype=np.int64)) for each in (lengths, estimated))
+    pieces, first, stop = [list[int]()], 0, 0
+    while stop < count:
+        if pieces[-1]:
+            many = int(vectors[stop] - vectors[first])
+            if (
+                stop - first >= most_documents
+                or characters[stop] - characters[first] >= most_characters
+                or many >= most_vectors
+                or 2 * memory_needed(codec, Extent(stop - first, many)) >= options.memory
+            ):
+                pieces.append([])
+                first = stop
+        full = int(np.searchsorted(characters, characters[stop] + sizes.chunk_characters))
+        stop = min(stop + sizes.chunk_documents, full, count)
+        pieces[-1].append(stop)
+    return pieces
+
+
+_CODEC, _PLAN, _THREADS = "codec", "plan", "threads"
+
+
+class _SegmentBuild:
+    """Makes the codec, the pieces and the segments of a build or addition in its work folder."""
+
+    def __init__(
+        self,
+        model: Model,
+        source: Source,
+        options: BuildOptions,
+        work: WorkFolder,
+        disk: Disk,
+        *,
+        executor: Executor = IN_PROCESS,
+        progress: bool,
+    ) -> None:
+        self._model, self._card, self._source, self._options = model, model.card, source, options
+        self._work, self._disk, self._executor, self._progress = work, disk, executor, progress
+        self._sealed = sealed_pieces(work.path, disk)
+        self._sample: tuple[tuple[NDArray[np.int64], Path], ...] = ()
+        wanted = options.threads or executor.threads(torch.get_num_threads())
+        self._threads = self._agree(_THREADS, lambda: wanted)
+        if self._threads != wanted:
+            logger.info("resuming with %d threads per worker, the number that the build was started with", self._threads)
+
+    def _agree(self, name: str, choose: Callable[[], Any]) -> Any:
+        """What a build was started with, as JSON; a new build chooses."""
+        found = self._work.find(name)
+        if found is None:
+            self._work.save(name, found := json.dumps(choose()).encode())
+        return json.loads(found)
+
+    def codec(self, name: str) -> tuple[AnyCodec, SealedFolder]:
+        """Return the codec of an engine and its folder, trained now or before an interruption."""
+        wanted = engine(name, self._card).sample
+        if wanted(self._source.count):
+            self._sample = self._encode_sample("sample", self._choose_sample(wanted))
+        folder = self._finished(_CODEC)
+        if folder is None:
+            with self._sealed.writing(_CODEC) as folder:
+                folder.about["holds"] = dict(self._train_codec(name).save(folder.folder, self._disk))
+        # Open the codec from its files even if it was just trained, as a resumed build does.
+        return open_codec(name, folder.folder), folder
+
+    def _choose_sample(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
+        """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
+        count, mean, sizes, width = self._source.count, 1.0, self._options.pieces, 4 * self._card.dim
+        order = np.random.default_rng(self._options.seed).permutation(count)
+        if self._card.kind != "dense":
+            probe = StoredSample(self._encode_sample("probe", [np.sort(order[: sizes.probe_documents])]), self._card.dim)
+            mean = max(float(probe.pieces[0][1].lengths.mean()), 1.0)
+        # The sample may use half of the memory, training the other half.
+        best, fits = wanted(round(mean * count)), self._options.memory // (2 * width)
+        if fits < best:
+            logger.warning(
+                "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
+            )
+        numbers = np.sort(order[: max(1, math.ceil(min(best, fits) / mean))])
+        size = max(1, min(sizes.sample_documents, int(sizes.vector_bytes / (width * mean))))
+        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+    def _encode_sample(self, name: str, parts: Sequence[NDArray[np.int64]]) -> tuple[tuple[NDArray[np.int64], Path], ...]:
+        made = self._make([SamplePiece(f"{name}-{number:04d}", part) for number, part in enumerate(parts)], name)
+        return tuple((part, piece.folder) for part, piece in zip(parts, made, strict=True))
+
+    def _train_codec(self, name: str) -> AnyCodec:
+        count, dense = self._source.count, self._card.kind == "dense"
+        sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
+        if self._sample:
+            encoded = concatenate_encoded([encoded for _, encoded in StoredSample(self._sample, self._card.dim).pieces])
+            sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
+            mean = len(encoded.vectors) / len(encoded.lengths)
+            if not len(sample.vectors):
+                raise InputError("none of the documents has a vector; there is nothing to index")
+        vectors, options = count if dense else round(mean * count), self._options
+        with clustering_on(device_of(self._model)), progress_bar("training", int(bool(self._sample)), enabled=self._progress):
+            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=options.settings, seed=options.seed)
+
+    def pieces(self, codec: AnyCodec, stored: tuple[str, Path] | None = None) -> list[tuple[Path, Contents]]:
+        """Encode all documents and return the finished pieces, each with its folder; workers open the codec as ``stored``.
+
+        An `InputError` if a vector is not finite (names the document).
+        """
+        plan = self._agree(_PLAN, lambda: plan_pieces(self._source.lengths, self._options, self._card, codec))
+        firsts = [0, *(ends[-1] for ends in plan)]
+        pieces = [SegmentPiece(f"piece-{number:06d}", firsts[number], tuple(ends)) for number, ends in enumerate(plan)]
+        return [(piece.folder, contents_of(piece)) for piece in self._make(pieces, "documents", codec=codec, stored=stored)]
+
+    def _make(
+        self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, stored: tuple[str, Path] | None = None
+    ) -> list[SealedFolder]:
+        """Return pieces in the order given; those that are not finished are made."""
+        found = {piece.name: self._finished(piece.name) for piece in pieces}
+        missing = [piece for piece in pieces if found[piece.name] is None]
+        if len(missing) < len(pieces):
+            logger.info("%s: %d of %d pieces were finished before the interruption", description, len(pieces) - len(missing), len(pieces))
+        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
+            if len(missing) < len(pieces):
+                advance(sum(piece.documents for piece in pieces if found[piece.name] is not None))
+            if missing:
+                remote, threads = self._executor.remote, self._threads
+                for piece in missing:
+                    self._sealed.remove(piece.name)  # a damaged one
+                task = MakePieces(
+                    folder=self._work.path,
+                    read_from=self._source.read_from,
+                    count=self._source.count,
+                    options=self._options,
+                    model=WorkerModel.of(self._model) if remote else self._model,
+                    threads=threads,
+                    codec=stored if remote else codec,
+                    sample=self._sample,
+                    disk=REAL if remote else self._disk,
+                )
+                with (
+                    computing_with(torch.get_num_threads() if remote else threads),
+                    closing(self._executor.run(task, missing, threads=threads, advance=advance)) as finished,
+                ):
+                    found.update((piece.name, folder) for piece, folder in finished)
+        return [folder for folder in found.values() if folder is not None]
+
+    def _finished(self, name: str) -> SealedFolder | None:
+        return self._sealed.finished(name, "this piece of the build is made again")
+
+    def merged(
+        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
+    ) -> list[tuple[Path, Contents]]:
+        """Merge pieces into as few segments as the memory allows, or with some segments of the index, ``before``, into one."""
+        runs = [range(len(pieces))] if before else groups(codec, [_piece_extent(*piece) for piece in pieces], self._options.memory)
+        segments: list[tuple[Path, Contents]] = []
+        with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self._progress) as advance:
+            for run in runs:
+                chosen = pieces[run.start : run.stop]
+                if len(chosen) == 1 and not before:
+                    segments.append(chosen[0])
+                else:
+                    opened = [*before, *(self.open_segment(codec, *piece) for piece in chosen)]
+                    folder = self._work.scratch(f"segment-{len(segments):04d}")
+                    segments.append((folder, merge_segments(opened, codec, folder, self._disk)))
+                advance(len(chosen))
+        return segments
+
+    def open_segment(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
+        """Open a segment in the work folder."""
+        return open_segment(Files(folder), codec, contents.documents, self._options.policy)
+
+
+def _piece_extent(folder: Path, contents: Contents) -> Extent:
+    sizes = {file: (folder / file).stat().st_size for file in contents.holds}
+    described = sum(size for file, size in sizes.items() if is_described(file))
+    return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))
+
+
+def _live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
+    """Size of a segment without its deleted documents, except that ids and metadata count in full because a merge reads all of them."""
+    kept = segment.kept
+    count = int(kept.sum())
+    described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
+    size = sum(file.bytes for file in entry.files.values()) * count // max(entry.documents, 1)
+    return Extent(count, int(segment.vectors.lengths[kept].sum()), described, size)
+
+
+def _without_documents(index: IndexReader, ids: Sequence[str]) -> list[OpenSegment]:
+    """Return the segments of an index with some documents marked as deleted; unknown ids are ignored, unaffected segments are reused."""
+    segments = []
+    for segment in index.segments:
+        rows = segment.rows_of(ids)
+        rows = rows[rows >= 0]
+        if len(rows):
+            alive = segment.kept.copy()
+            alive[rows] = False
+            segment = replace(segment, alive=alive)
+        segments.append(segment)
+    return segments
+
+
+def _divide_segments(
+    writer: StoreWriter, index: IndexReader, segments: Sequence[OpenSegment], added: Sequence[tuple[Path, Contents]], memory: int
+) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
+    """Split the segments of an index into those to keep, with their manifest entries, and those to merge with an addition."""
+    there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
+    extents = [_live_extent(segment, entry) for segment, _, entry in there]
+    whole = reduce(Extent.with_more, [_piece_extent(*piece) for piece in added])
+    first = first_merged([*extents, whole], lambda extent: memory_needed(index.codec, extent) <= memory)
+    for number in range(len(there) - 1, first - 1, -1):
+        entry = there[number][2]
+        try:
+            verify_files(writer.layout.segments / entry.name, entry.files, full=True)
+        except DamagedIndexError as error:  # keep the damaged segment, so that it can be repaired
+            logger.warning("%s; the addition is not merged with it", error)
+            first = number + 1
+            break
+    stay = [(segment, entry if segment is former else writer.delete(entry, segment.kept)) for segment, former, entry in there[:first]]
+    return stay, [segment for segment, _, _ in there[first:]]
+
+
+def versions() -> dict[str, str]:
+    """Package -> version, for the manifest."""
+    return {
+        "quiver": installed_version("quiver-retrieval") or "not installed",
+        "torch": str(torch.__version__),
+        "faiss": faiss.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def last_committed(writer: StoreWriter) -> Manifest:
+    """The last committed state.
+
+    Raises:
+        InputError: Nothing has been committed yet.
+    """
+    if writer.manifest is None:
+        raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
+    return writer.manifest
+
+
+def _uncommitted_entries(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
+    """Manifest entries of segments in the work folder; the commit moves their files to the folder of segments."""
+    return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}, None) for folder, each in segments)
+
+
+def _add_segments(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
+    return [
+        writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens)
+        for folder, each in segments
+    ]
+
+
+# Calibration after a change.
+
+
+def _measure_recall(
+    index: IndexReader, begun: float, memory: int, seed: int, *, progress: bool, ks: Sequence[int] = HITS
+) -> dict[str, Any] | None:
+    """Calibrate an index, which need not be committed, in the form of the manifest; None if that needs more memory than allowed.
+
+    ``begun`` is the time at which the change began, as ``time.monotonic()`` returns it; it determines the time limit of the calibration.
+    """
+    if _PREPARATION_COPIES * sum(segment.vectors.size.resident for segment in index.segments) > memory:
+        logger.warning(
+            "%s: recall is not measured because that needs more memory than allowed; run quiver index calibrate later", index.path
+        )
+        return None
+    found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
+    return found.to_json()
+
+
+def _measure_recall_again(
+    draft: Manifest, index: IndexReader, segments: Sequence[OpenSegment], begun: float, memory: int, *, progress: bool
+) -> Manifest:
+    """Give the manifest of a changed index a valid calibration: the existing one if it still holds, otherwise a new one.
+
+    An index without calibration stays without. ``index`` is the one before the change, ``segments`` are those of the draft.
+    """
+    former = index.calibration
+    if former is None or former.holds_for(segment.documents for segment in draft.segments):
+        return draft
+    ks = sorted({max(LEAST_HITS, table.k) for table in former.tables})
+    changed = IndexReader(index.path, draft, index.codec, segments)
+    return replace(draft, calibration=_measure_recall(changed, begun, memory, former.seed, progress=progress, ks=ks))

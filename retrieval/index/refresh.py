@@ -34,7 +34,7 @@ from quiver.retrieval.data.source import (
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.documents import rows_by_value
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk
-from quiver.retrieval.index.index import IndexReader, Place, open_index
+from quiver.retrieval.index.index import IndexReader, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
 from quiver.retrieval.index.sources import FILE, IndexSource, begins_of, describe_source, read_sources, write_sources
@@ -49,19 +49,11 @@ _REFUSED = "without --dry-run this would be refused: %s"
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Result of a refresh.
-
-    Attributes:
-        index: The index, unchanged after a dry run.
-        added: Number of new documents.
-        changed: Number of documents that were encoded again.
-        deleted: Number of documents that were deleted.
-        unchanged: Number of documents that stayed.
-    """
+    """Result of a refresh: the index, unchanged after a dry run, and numbers of documents."""
 
     index: IndexReader
     added: int
-    changed: int
+    changed: int  # encoded again
     deleted: int
     unchanged: int
 
@@ -167,11 +159,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
 def _choose_sources(
     path: Path, known: Sequence[IndexSource], source: str | Path | None, options: SourceOptions | None, *, force: bool
 ) -> Sequence[IndexSource]:
-    """The sources to read.
-
-    Raises:
-        InputError: None is known, or the given one is not among those that are.
-    """
+    """The sources to read; an `InputError` if none is known, or the given one is not among those that are."""
     if source is None:
         if not known:
             raise InputError(f"{path}: the sources of this index are not known; pass the source: quiver index refresh {path} SOURCE")
@@ -198,11 +186,7 @@ def _choose_sources(
 
 
 def _open_source(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpus:
-    """Open a source of an index, even if nothing is left in it.
-
-    Raises:
-        InputError: It is no longer there, or as `open_corpus`.
-    """
+    """Open a source of an index, even if nothing is left in it; an `InputError` if it is no longer there, or as `open_corpus`."""
     if not has_no_path(known.source) and not Path(known.source).exists():
         raise InputError(
             f"{path}: the source {known.source} is no longer there; if it was moved, pass its new path: quiver index refresh {path} SOURCE;"
@@ -221,23 +205,14 @@ def _open_source(path: Path, known: IndexSource, tokens: PassageTokens) -> Corpu
 
 @dataclass
 class _Comparison:
-    """Compares documents with those of an index, and remembers which of the index have been seen.
-
-    Attributes:
-        index: The index.
-        added: Number of new documents.
-        changed: Number of changed documents.
-        deleted: Ids of documents that are gone, see `gone`.
-        counts: Number of documents of each source that was read.
-        emptied: Sources that had documents and have none.
-    """
+    """Compares documents with those of an index, and remembers which of the index have been seen."""
 
     index: IndexReader
     added: int = 0
     changed: int = 0
-    deleted: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    emptied: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)  # ids of documents that are gone, see `gone`
+    counts: dict[str, int] = field(default_factory=dict)  # number of documents of each source that was read
+    emptied: list[str] = field(default_factory=list)  # sources that had documents and have none
 
     def __post_init__(self) -> None:
         self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
@@ -247,10 +222,7 @@ class _Comparison:
     def changes(self, corpus: Corpus, known: IndexSource, *, trusted: bool) -> Iterator[Document]:
         """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.
 
-        Args:
-            corpus: The corpus.
-            known: What is known of it.
-            trusted: Whether the files with the known checksums are in the index.
+        With ``trusted``, the files with the known checksums are in the index.
         """
         files, source = known.files if trusted else {}, corpus.source
         self.counts[source] = 0
@@ -301,19 +273,17 @@ class _Comparison:
                 self._shadowed.append(document.id)
                 continue
             self._seen[place.segment][place.row] = True
-            if not self._is_stored(document, place):
+            try:
+                stored = self.index.documents.at(place)  # located with its chunk; one by one takes several times as long
+                same = stored[:3] == document[:3] and _metadata_as_json(stored) == _metadata_as_json(document)
+            except DamagedIndexError:
+                same = False
+            if not same:
                 self.changed += 1
                 yield document
 
-    def _is_stored(self, document: Document, place: Place) -> bool:
-        try:
-            stored = self.index.documents.at(place)  # located with its chunk; one by one takes several times as long
-        except DamagedIndexError:
-            return False
-        return stored[:3] == document[:3] and _listed(stored) == _listed(document)
-
     def gone(self, *, is_theirs: Callable[[str], bool], limit: float | None, remedy: str = "add --force") -> list[str]:
-        """Ids of the documents that were not seen.
+        """Ids of the documents that were not seen, of those that ``is_theirs`` says came from the sources.
 
         Args:
             is_theirs: Whether a document with an id came from the sources.
@@ -355,6 +325,6 @@ def _owner_test(index: IndexReader, corpora: Sequence[Corpus], replaced: Sequenc
     return is_theirs
 
 
-def _listed(document: Document) -> dict[str, object] | None:
+def _metadata_as_json(document: Document) -> dict[str, object] | None:
     """Metadata as JSON gives them back: lists instead of tuples, None instead of nothing."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in (document.metadata or {}).items()} or None

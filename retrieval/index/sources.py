@@ -25,7 +25,6 @@ from quiver.retrieval.data.source import IN_MEMORY, STANDARD_INPUT, Corpus, has_
 from quiver.retrieval.data.tables import GivenDocuments
 from quiver.retrieval.index.files import Disk, put_file
 from quiver.retrieval.index.index import IndexReader
-from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import SourceOptions
 
 logger = logging.getLogger(__name__)
@@ -39,21 +38,13 @@ _ROW = re.compile(r"[0-9]+(?:#[0-9]+)?")  # id of a row without an id, or of a p
 @with_config(RECORD)
 @dataclass(frozen=True)
 class IndexSource:
-    """A source of an index.
+    """A source of an index."""
 
-    Attributes:
-        source: Its name, with an absolute path.
-        options: How documents are made of it.
-        files: Path -> checksum of each file of a folder, as it is in the index.
-        ids: What gives the ids: the data, or else the paths of files or the numbers of rows.
-        documents: Number of documents at the last pass; None if it was not counted.
-    """
-
-    source: str
-    options: SourceOptions
-    files: Mapping[str, str]
-    ids: Literal["data", "files", "rows"]
-    documents: int | None
+    source: str  # its name, with an absolute path
+    options: SourceOptions  # how documents are made of it
+    files: Mapping[str, str]  # path -> checksum of each file of a folder, as it is in the index
+    ids: Literal["data", "files", "rows"]  # what gives the ids: the data, or else the paths of files or the numbers of rows
+    documents: int | None  # number of documents at the last pass; None if it was not counted
 
     @property
     def is_files(self) -> bool:
@@ -64,14 +55,9 @@ class IndexSource:
 @with_config(RECORD)
 @dataclass(frozen=True)
 class IndexSources:
-    """The sources of an index.
+    """The sources of an index, in the order in which they were added."""
 
-    Attributes:
-        generation: Generation whose documents have these checksums.
-        sources: In the order in which they were added.
-    """
-
-    generation: int
+    generation: int  # whose documents have these checksums
     sources: tuple[IndexSource, ...]
 
 
@@ -85,44 +71,25 @@ def read_sources(root: Path) -> IndexSources:
     path = sources_file(root)
     if path.is_file():
         try:
-            return parse_record(IndexSources, _with_new_fields(read_json(path)), source=str(path))
+            return parse_record(IndexSources, read_json(path), source=str(path))
         except InputError as error:
             logger.warning("%s; the sources of this index are not known", error)
     return IndexSources(-1, ())
 
 
-def _with_new_fields(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file that was written before sources had labels: with the fields that it lacks."""
-    for source in content.get("sources", ()):
-        source.setdefault("ids", "files" if source.get("files") else "data")
-        source.setdefault("documents", None)
-        source.get("options", {}).setdefault("label", "")
-    return content
-
-
 def options_like(root: Path, source: str) -> SourceOptions:
     """Options for a source that is added to an index: its own if the index has it, otherwise those of the latest source of the same kind.
 
-    The kinds are rows and files; patterns of files are not taken over.
-
-    Args:
-        root: Folder of the index.
-        source: The source, as `open_corpus` takes it.
-
-    Raises:
-        InputError: The source does not exist or is of no known type.
+    The kinds are rows and files; patterns of files are not taken over. An `InputError` if the source does not exist or is of no known type.
     """
     known = read_sources(root).sources
     name = source if has_no_path(source) else str(expand_home(source).absolute())
     if own := [each.options for each in known if _is_same(each.source, name)]:
         return own[-1]
     files = holds_files(source)
-    alike = [each.options for each in known if each.is_files == files]
-    if not alike:
-        return SourceOptions()
+    latest = next((each.options for each in reversed(known) if each.is_files == files), SourceOptions())
     if files:
-        return SourceOptions(passages=alike[-1].passages)
-    latest = alike[-1]
+        return SourceOptions(passages=latest.passages)
     columns = latest.columns if latest.columns and holds_delimited(source) else ()
     return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages, lists=latest.lists)
 
@@ -172,11 +139,6 @@ def tell_apart(corpus: Corpus, known: Sequence[IndexSource], index: IndexReader)
 
     A source that the index has keeps its label, or has none if the index was built from it. The label is the shortest end of the path
     that no other source has and no id begins with: ``docs``, or ``y/docs`` beside another ``docs``.
-
-    Args:
-        corpus: The source.
-        known: The sources of the index.
-        index: The index.
     """
     own = next((each for each in known if _is_same(each.source, corpus.source)), None)
     if own is not None:
@@ -201,18 +163,17 @@ def _free_label(corpus: Corpus, known: Sequence[IndexSource], index: IndexReader
     path = Path(corpus.source)
     parts = path.parts[1:] if path.anchor else path.parts
     shortest = 2 if isinstance(corpus.read, FolderFiles) and path.is_file() else 1  # the name of a file says little
-    labels = ["/".join(parts[-count:]) for count in range(min(shortest, len(parts)), len(parts) + 1)]
     taken = [f"{each.options.label}/" for each in known if each.options.label]
-    for label in labels:
-        begins = any(f"{label}/".startswith(other) or other.startswith(f"{label}/") for other in taken)
-        if not begins and not any(_has_ids_beginning(segment, begin) for segment in index.segments for begin in begins_of(label)):
+    for count in range(min(shortest, len(parts)), len(parts) + 1):
+        label = "/".join(parts[-count:])
+        is_part = any(f"{label}/".startswith(other) or other.startswith(f"{label}/") for other in taken)
+        if not is_part and not any(
+            (segment.kept & pc.starts_with(segment.documents.ids.array, begin).to_numpy(zero_copy_only=False)).any()
+            for segment in index.segments
+            for begin in begins_of(label)
+        ):
             return label
     raise InputError(f"{index.path}: has ids that begin as those of {corpus.source} would; give its rows ids, or rename it")
-
-
-def _has_ids_beginning(segment: OpenSegment, begin: str) -> bool:
-    begins = pc.starts_with(segment.documents.ids.array, begin).to_numpy(zero_copy_only=False)
-    return bool((segment.kept & begins).any())
 
 
 def begins_of(label: str) -> tuple[str, ...]:
@@ -221,14 +182,7 @@ def begins_of(label: str) -> tuple[str, ...]:
 
 
 def check_replaced(path: Path, corpus: object, known: Sequence[IndexSource], ids: Sequence[str], *, replace_existing: bool) -> None:
-    """Check that an addition replaces no document of the index that it should not.
-
-    Args:
-        path: Folder of the index.
-        corpus: What is added.
-        known: The sources of the index.
-        ids: Ids of added documents that the index already has.
-        replace_existing: Whether documents are to be replaced.
+    """Check that an addition replaces no document of the index that it should not; ``ids`` are those that the index already has.
 
     Raises:
         InputError: One would be replaced although that was not asked for, or its id is the number of a row of another source.

@@ -281,6 +281,13 @@ def test_damage_of_a_seal_is_detected(folders: SealedFolders, seal: str, caplog:
     assert caplog.messages == [f"{folders.path('a')}: {SEAL} is missing or damaged; making it again"]
 
 
+def test_a_changed_note_in_a_seal_is_detected(folders: SealedFolders, caplog: pytest.LogCaptureFixture) -> None:
+    seal = folders.path("a") / SEAL
+    seal.write_text(seal.read_text().replace('"name": "a"', '"name": "b"'))
+    assert folders.finished("a", "making it again") is None
+    assert caplog.messages == [f"{folders.path('a')}: {SEAL} is missing or damaged; making it again"]
+
+
 def test_a_seal_of_another_version_is_named(folders: SealedFolders) -> None:
     newer = SealedFolders(folders.folder, "test-part/3")
     with pytest.raises(InputError, match="its schema is test-part/2, this version reads test-part/3"):
@@ -288,13 +295,12 @@ def test_a_seal_of_another_version_is_named(folders: SealedFolders) -> None:
     assert newer.finished("a", "making it again") is None
 
 
-def test_a_file_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_now_is_not_damaged(folders: SealedFolders, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(path: Path) -> str:
         raise OSError(number, os.strerror(number), str(path))
 
     number = errno.EIO
-    write(SealedFolders(tmp_path, "test-part/2"), "a")
-    folders = SealedFolders(tmp_path, "test-part/2", digest=failing)
+    monkeypatch.setattr("quiver.encoder.work_folder.file_sha256", failing)
     assert folders.flaw("a") == "inner/file is unreadable (Input/output error)"
     number = errno.EMFILE
     with pytest.raises(InputError, match="inner/file: cannot be read"):
@@ -302,16 +308,17 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_workers_counts(folders: SealedFolders) -> None:
-    one, two = (folders.begin("b", worker=worker) for worker in ("one", "two"))
-    (one.folder / "file").write_text("first")
-    (two.folder / "file").write_text("second")
-    two.about["worker"] = 2
-    folders.finish("b", two, worker="two")
-    folders.finish("b", one, worker="one")
+    """Each writes to its own name, whatever the second does, and however far a third came."""
+    (folders.folder / ".b.dead.unfinished").mkdir()
+    with folders.writing("b", worker="one") as one:
+        (one.folder / "file").write_text("first")
+        with folders.writing("b", worker="two") as two:
+            (two.folder / "file").write_text("second")
+            two.about["worker"] = 2
     assert one == two
     assert one.about == {"worker": 2}
     assert (folders.path("b") / "file").read_text() == "second"
-    assert entries(folders.folder) == ["a", "b"]
+    assert entries(folders.folder) == [".b.dead.unfinished", "a", "b"]
 
 
 def test_others_wait_while_a_folder_is_made_and_use_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

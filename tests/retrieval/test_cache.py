@@ -37,7 +37,7 @@ def used(path: Path, days: float) -> Path:
 
 
 def shards(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.arrow"))
+    return sorted(path.parent for path in folder.rglob("*.arrow"))
 
 
 def texts(prefix: str) -> list[str]:

@@ -56,7 +56,7 @@ from quiver.retrieval.records import ModelCard, TokenCounts
 FORMAT = "quiver-index"
 VERSION = 6
 
-_RESUMABLE = "b-"
+_RESUMABLE = re.compile(r"b-[0-9a-f]+")
 _DOOMED = "removed-"
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 
@@ -86,7 +86,7 @@ class Layout:
 
     def pieces(self, fingerprint: str) -> Path:
         """Folder of the pieces of a build."""
-        return self.temporary / f"{_RESUMABLE}{fingerprint}"
+        return self.temporary / f"b-{fingerprint}"
 
     def doomed(self, name: str) -> Path:
         """Path to which a folder is renamed before it is removed."""
@@ -121,7 +121,7 @@ def tombstones_name(segment: str, generation: int) -> str:
 
 def is_resumable(name: str) -> bool:
     """Whether an entry of the temporary folder is a build that can be resumed."""
-    return name.startswith(_RESUMABLE)
+    return _RESUMABLE.fullmatch(name) is not None
 
 
 # Row numbers have 32 bits.

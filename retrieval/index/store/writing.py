@@ -13,8 +13,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,11 +21,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.work_folder import SEAL
+from quiver.encoder.work_folder import SEAL, exclusive_lock
 from quiver.retrieval.index.files import (
     CHECKSUMS,
     COPY,
@@ -307,7 +304,10 @@ def writing(
             raise InputError(f"{layout.root}: cannot be written ({error.strerror})") from error
     elif not damaged or not layout.generations():
         check_format(layout)
-    with _hold_lock(layout, wait):
+    if not 0 <= wait < math.inf:  # a negative timeout would wait for ever
+        raise ValueError(f"wait must be a finite number of seconds >= 0, got {wait}")
+    remedy = "try again later, or wait longer" if wait else "try again later, or wait for it: --wait 30s (wait=30 in Python)"
+    with exclusive_lock(layout.lock, "writing to this index", remedy=remedy, wait=wait, keep=True):
         try:
             if create:
                 check_place(layout.root, overwrite=overwrite)  # check again, now that the lock is held
@@ -362,36 +362,6 @@ def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEn
     write_file(checksums, bytes(stored), disk)
     disk.sync_folder(folder)
     return files
-
-
-@contextmanager
-def _hold_lock(layout: Layout, wait: float) -> Iterator[None]:
-    if not 0 <= wait < math.inf:  # a negative timeout would wait for ever
-        raise ValueError(f"wait must be a finite number of seconds >= 0, got {wait}")
-    lock = FileLock(layout.lock)
-    try:
-        lock.acquire(timeout=wait)
-    except Timeout as error:
-        if wait:
-            message = f"{_owner(layout.lock)} is still writing to this index after {wait:g} s; try again later, or wait longer"
-        else:
-            message = f"{_owner(layout.lock)} is writing to this index; try again later, or wait for it: --wait 30s (wait=30 in Python)"
-        raise InputError(f"{layout.root}: {message}") from error
-    except (OSError, NotImplementedError) as error:
-        raise InputError(f"{layout.root}: cannot be written, its lock cannot be taken ({error})") from error
-    try:
-        with suppress(OSError):  # no more than a note for whoever has to wait; there may be no room for it
-            layout.lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        yield
-    finally:
-        lock.release()
-
-
-def _owner(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
-    except OSError:
-        return "another process"
 
 
 def _prepare(layout: Layout, disk: Disk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import threading
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import rich.progress
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.embedding_store import VERSION, EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
+from quiver.retrieval.data.embedding_store import VERSION, EmbeddingStore, StoredVectors, StoreLimits, text_keys
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
-from tests.processes import imported_python
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
 DISTINCT = 9
@@ -89,9 +89,9 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.arrow"))
 
 
-def damage_vectors(shard: Path) -> None:
+def damage_vectors(shard: Path, word: str) -> None:
     content = bytearray(shard.read_bytes())
-    content[open_shard(shard, Counting().card).vectors_start] ^= 1
+    content[content.index(vector(word).astype(np.float32).tobytes()) + 7] ^= 1
     shard.write_bytes(content)
 
 
@@ -138,12 +138,11 @@ def test_vectors_of_another_format_version_are_ignored(tmp_path: Path) -> None:
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     [folder] = tmp_path.iterdir()
     older = folder.rename(folder.with_name(folder.name.replace(f"-v{VERSION}", "-v1")))
-    before = sorted(path.read_bytes() for path in older.iterdir())
     model = Counting()
     stored = small_store(tmp_path).encode(model, TEXTS, "document")
     check(stored, model, TEXTS)
     assert (stored.reused, len(model.texts)) == (0, DISTINCT)
-    assert sorted(path.read_bytes() for path in older.iterdir()) == before
+    assert len(shards(older)) == 2
 
 
 def test_vectors_of_a_cosine_model_are_stored_at_unit_length(tmp_path: Path) -> None:
@@ -163,65 +162,34 @@ def test_no_texts_give_no_vectors(tmp_path: Path) -> None:
     assert (words.rows.shape, words.lengths is not None and words.lengths.tolist()) == ((0, 4), [0, 0])
 
 
-CHILD = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import test_embedding_store as t
-from pathlib import Path
-from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits
-calls = 0
-def killing(function):
-    def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == {at}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-model = t.Counting({kind!r})
-if {where!r} == "encode":
-    model.encode_texts = killing(model.encode_texts)
-else:
-    os.{where} = killing(os.{where})
-EmbeddingStore(Path({folder!r}), limits=StoreLimits(chunk_texts=10, shard_texts=40)).encode(model, t.many(), "document")
-"""
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str) -> None:
+    """Kills at each write are those of tests/test_work_folders.py."""
 
+    class Killed(Counting):
+        def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+            if len(self.asked) == 24:
+                os._exit(137)
+            return super().encode_texts(texts, role)
 
-def many() -> list[str]:
-    return [f"word{number} {'x ' * (number % 5)}" for number in range(400)]
-
-
-# A shard is written with two calls of os.fsync, its own and its folder's; the first two are the manifest's.
-@pytest.mark.parametrize(
-    ("kind", "where", "at", "committed"),
-    [
-        ("dense", "encode", 25, 240),
-        pytest.param("colbert", "encode", 25, 240, marks=pytest.mark.slow),
-        pytest.param("dense", "fsync", 7, 80, marks=pytest.mark.slow),
-        pytest.param("dense", "fsync", 8, 120, marks=pytest.mark.slow),
-        pytest.param("dense", "fsync", 1, 0, marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:
-    code = CHILD.format(tests=str(Path(__file__).parent), kind=kind, folder=str(tmp_path), where=where, at=at)
-    done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    texts, limits = [f"word{number} {'x ' * (number % 5)}" for number in range(400)], StoreLimits(chunk_texts=10, shard_texts=40)
+    if not (child := os.fork()):
+        EmbeddingStore(tmp_path, limits=limits).encode(Killed(kind), texts, "document")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 137
     model = Counting(kind)
-    stored = small_store(tmp_path).encode(model, many(), "document")
-    assert model.texts == many()[committed:]
-    assert stored.reused == committed
-    check(stored, model, many())
+    stored = EmbeddingStore(tmp_path, limits=limits).encode(model, texts, "document")
+    assert (model.texts, stored.reused) == (texts[240:], 240)
+    check(stored, model, texts)
 
 
-def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_one_that_writes(tmp_path: Path) -> None:
     store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS, "document")
-    old, fresh = (shards(tmp_path)[0].parent / f".{name}.arrow.00.tmp" for name in ("old", "fresh"))
-    for path in (old, fresh):
-        path.write_bytes(b"half")
-    os.utime(old, (0, 0))
-    assert store.encode(model, TEXTS, "document").reused == len(TEXTS)
-    assert (old.exists(), fresh.exists()) == (False, True)
+    folder = shards(tmp_path)[0].parent.parent
+    (folder / ".000002.unfinished").mkdir()
+    (folder / ".000002.unfinished" / "texts.arrow").write_bytes(b"half")
+    store.encode(model, ["new"], "document")
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "000000", "000001", "000002", "manifest.json"]
 
 
 def test_vectors_are_kept_when_the_first_attempt_to_write_them_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,38 +228,62 @@ def test_vectors_encoded_before_an_error_are_kept(tmp_path: Path, failing: str) 
     assert model.texts == ["d e f", "g", "h", "i j", "k", "l m n o"]
 
 
-@pytest.mark.parametrize("damaged", ["keys", "vectors", "footer"])
-def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("damaged", ["keys", "vectors", "footer", "cut", "another", "missing"])
+def test_a_damaged_shard_is_removed_and_its_texts_are_encoded_again(tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture) -> None:
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     victim = shards(tmp_path)[0]
     content = bytearray(victim.read_bytes())
-    place = {
-        "keys": content.index(bytes(text_keys(["c"])[0])),
-        "vectors": open_shard(victim, Counting().card).vectors_start + 7,
-        "footer": len(content) - 1,
-    }[damaged]
-    content[place] ^= 1
-    victim.write_bytes(content)
+    if damaged == "missing":
+        victim.unlink()
+    elif damaged == "cut":
+        victim.write_bytes(content[:-200])
+    elif damaged == "another":
+        table = pa.table({"key": [b"0" * 16]})
+        with pa.OSFile(str(victim), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        key, vectors = bytes(text_keys(["c"])[0]), vector("c").astype(np.float32).tobytes()
+        content[{"keys": content.index(key), "vectors": content.index(vectors) + 7, "footer": len(content) - 1}[damaged]] ^= 1
+        victim.write_bytes(content)
     model = Counting()
     stored = small_store(tmp_path).encode(model, TEXTS, "document")
     check(stored, model, TEXTS)
-    assert len(model.texts) == 6
-    assert stored.reused == 3
+    assert (len(model.texts), stored.reused) == (6, 3)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    message = caplog.records[0].getMessage()
-    assert message.startswith(f"{victim.with_suffix('.damaged')}: damaged (")
-    assert message.endswith("its texts are encoded again and the file can be deleted")
-    assert victim.with_suffix(".damaged").read_bytes() == bytes(content)
+    assert re.fullmatch(rf"{victim.parent}: damaged \(.*\); its texts are encoded again", caplog.records[0].getMessage())
     again = Counting()
     check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
     assert again.asked == []
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_any_arrow_reader_opens_a_shard(tmp_path: Path, kind: str) -> None:
+    model = Counting(kind)
+    EmbeddingStore(tmp_path).encode(model, ["a", "b c", "", "d e f g"], "document")
+    table = pa.ipc.open_file(shards(tmp_path)[0]).read_all()
+    assert table["key"].to_pylist() == [bytes(key) for key in text_keys(["a", "b c", "", "d e f g"])]
+    assert table.drop_columns(["key", "vectors"]).to_pylist() == [
+        {"tokens": tokens, "truncated": tokens == 3, "empty": tokens == 0} for tokens in (1, 2, 0, 3)
+    ]
+    expected = model.encode_texts(["a", "b c", "", "d e f g"], "document").vectors
+    assert table["vectors"].to_pylist() == [matrix.tolist() for matrix in expected]
+
+
+def test_a_shard_that_vanishes_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
+    stored = small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    shards(tmp_path)[0].write_bytes(b"short")
+    with pytest.raises(InputError, match=r"texts\.arrow: can no longer be read \(mmap length.*\); run the command again"):
+        stored.rows.take(np.array([0]))
+    shards(tmp_path)[0].unlink()
+    with pytest.raises(InputError, match=r"texts\.arrow: can no longer be read \(No such file.*\); run the command again"):
+        stored.rows.span(0, 1)
 
 
 def test_only_requested_shards_are_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Checksums of shards that hold none of the requested texts are not compared."""
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
-    damage_vectors(last)
+    damage_vectors(last, "k")
     model = Counting()
     assert small_store(tmp_path).encode(model, ["a b", "c"], "document").reused == 2
     assert caplog.records == []
@@ -313,7 +305,7 @@ def test_the_undamaged_copy_of_a_text_stored_twice_is_found(tmp_path: Path) -> N
     assert [len(model.texts) for model in models] == [DISTINCT, DISTINCT]
     assert len(shards(tmp_path)) == 4
     for victim in shards(tmp_path)[:1]:
-        damage_vectors(victim)
+        damage_vectors(victim, "c")
     again = Counting()
     check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
     assert again.asked == []

@@ -49,11 +49,3 @@ def test_keys_that_end_in_zero_bytes_are_distinguished() -> None:
     table = KeyTable()
     table.add(keys[:3], np.arange(3))
     assert table.find(keys).tolist() == [0, 1, 2, -1]
-
-
-def test_the_number_of_sorted_runs_is_logarithmic() -> None:
-    table = KeyTable()
-    for start in range(0, 20_000, 10):
-        table.add(text_keys([str(number) for number in range(start, start + 10)]), np.arange(start, start + 10))
-    assert table.runs <= 11  # the logarithm of 2,000 chunks
-    assert table.find(text_keys(["0", "19999", "20000"])).tolist() == [0, 19_999, -1]

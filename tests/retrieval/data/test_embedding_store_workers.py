@@ -14,7 +14,7 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
-from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelFolder
@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def shards(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.glob("*/*.arrow"))]
+    return [path.read_bytes() for path in sorted(folder.glob("*/*/*.arrow"))]
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ class Backwards:
     name, remote = "local", True
 
     def __init__(self) -> None:
-        self.done: list[list[int]] = []
+        self.done: list[int] = []
 
     def threads(self, here: int) -> int:
         return here
@@ -67,18 +67,17 @@ class Backwards:
     ) -> Generator[tuple[Any, Any], None, None]:
         work = task.open(advance)
         for item in reversed(list(items)):
-            self.done.append([chunk.number for chunk in item])
+            self.done.append(item[0])
             yield item, work(item)
 
 
-@pytest.mark.parametrize(("together", "items"), [(None, [[4], [3], [2], [1], [0]]), (2, [[4], [2, 3], [0, 1]])])
-def test_chunks_of_workers_are_returned_in_order(model: Path, together: int | None, items: list[list[int]]) -> None:
+def test_chunks_of_workers_are_returned_in_order(model: Path) -> None:
     loaded, executor, counted = load_model(model), Backwards(), list[int]()
-    chunks = [Chunk(number, (f"text {number}",)) for number in range(5)]
-    found = list(encode_chunks(loaded, chunks, "document", executor=executor, together=together, advance=counted.append))
+    chunks = [(f"text {number}",) for number in range(5)]
+    found = list(encode_chunks(loaded, chunks, "document", executor=executor, advance=counted.append))
     assert counted == [1] * 5  # as they are encoded, by the workers
-    assert executor.done == items
-    assert [chunk.number for chunk, _ in found] == [0, 1, 2, 3, 4]
+    assert executor.done == [4, 3, 2, 1, 0]
+    assert [chunk for chunk, _ in found] == chunks
     again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))
     for (_, one), (_, two) in zip(found, again, strict=True):
         np.testing.assert_array_equal(one.vectors, two.vectors)

@@ -24,7 +24,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import check_index, delete_documents, open_index, repair_index
 from quiver.retrieval.index.files import REAL, RealDisk, put_file
-from quiver.retrieval.index.pieces import PieceFolders
+from quiver.retrieval.index.pieces import sealed_pieces
 from quiver.retrieval.index.store import writing
 from tests.processes import imported_python
 
@@ -327,18 +327,18 @@ def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
 
 def test_a_marker_never_outlives_the_files_of_its_piece(tmp_path: Path, power: ModuleType) -> None:
     """A power cut at any call: a piece whose marker is left is whole, whichever changes of names are lost."""
-    holds, fatal, cut, seen = {"part": "a part"}, 0, True, Counter[bool]()
+    fatal, cut, seen = 0, True, Counter[bool]()
     while cut:
         fatal, cut = fatal + 1, False
         folder = tmp_path / f"disk{fatal}"
         folder.mkdir()
         try:
-            with power.PowerSupply(folder, fatal) as disk:
-                pieces = PieceFolders(folder, REAL)
-                piece = pieces.begin("piece")
-                with REAL.create(piece / "part") as file:
-                    file.write(b"content")
-                pieces.finish("piece", piece, holds, {})
+            with (
+                power.PowerSupply(folder, fatal) as disk,
+                sealed_pieces(folder, REAL).writing("piece") as piece,
+                REAL.create(piece.folder / "part") as file,
+            ):
+                file.write(b"content")
         except power.PowerCutError:
             cut = True
         for number, lost in enumerate([None, *disk.pending]):
@@ -346,7 +346,7 @@ def test_a_marker_never_outlives_the_files_of_its_piece(tmp_path: Path, power: M
             twin = disk.copy()
             changes = dict(zip(map(id, twin.pending), disk.pending, strict=True))
             twin.after(after, random.Random(fatal), kept=lambda change, lost=lost, changes=changes: changes[id(change)] is not lost)
-            finished = PieceFolders(after, REAL).finished("piece")
+            finished = sealed_pieces(after, REAL).finished("piece", "")
             assert (finished is not None) == (after / "piece").exists(), fatal
             assert finished is not None or cut
             seen[finished is not None] += 1

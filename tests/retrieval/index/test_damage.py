@@ -419,4 +419,4 @@ def test_an_index_on_a_read_only_disk_is_searched(exact: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, refused = done.stdout.splitlines()
     assert found == "5 d0000 0"
-    assert "cannot be written, its lock cannot be taken" in refused
+    assert "cannot be written (Read-only file system)" in refused

@@ -179,18 +179,6 @@ def test_a_folder_that_takes_an_id_of_a_later_source_is_told(index: Path, tmp_pa
     assert "A: 1 documents are left out, because a source that was added later has their ids, such as 'B/x.md#1'" in caplog.text
 
 
-def test_sources_that_were_written_before_they_had_labels_are_read(index: Path, tmp_path: Path) -> None:
-    add_documents(index, write(tmp_path / "B", {"x.md": "of B\n"}), "bm25")
-    content = json.loads((index / "sources.json").read_text())
-    for source in content["sources"]:
-        del source["ids"], source["documents"], source["options"]["label"]
-    (index / "sources.json").write_text(json.dumps(content))
-    assert refresh_index(index, WORDS, dry_run=True).added == 1  # the ids of B had no label then
-    delete_documents(index, ["B/x.md#1"])
-    refresh_index(index, WORDS)
-    assert texts(index) == {**OF_A, "x.md#1": "of B"}
-
-
 @pytest.mark.parametrize(
     ("full", "empty", "others"),
     [

@@ -19,16 +19,20 @@ import pytest
 from quiver.cli.options import Encoding
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.progress import Advance
+from quiver.encoder.work_folder import WorkFolder
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, IndexReader, build_index, open_index
+from quiver.retrieval.index.build import plan_pieces
+from quiver.retrieval.index.documents import FieldCheck
+from quiver.retrieval.index.engines import Sample, train_codec
 from quiver.retrieval.index.files import REAL
-from quiver.retrieval.index.pieces import BuildFolder, PieceFolders, PieceSizes, Reading, chunk_ends, survey
+from quiver.retrieval.index.pieces import PieceSizes, Reading, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.records import Document, Executor
+from quiver.retrieval.records import Document, Executor, ModelCard
 from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -72,13 +76,13 @@ class Left(NamedTuple):
 def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Left]:
     """Looks into the folder of the build just before it is removed."""
     seen: list[Left] = []
-    remove = BuildFolder.remove
+    remove = WorkFolder.remove
 
-    def looked(work: BuildFolder) -> None:
-        seen.append(look(work.folder))
+    def looked(work: WorkFolder) -> None:
+        seen.append(look(work.path))
         remove(work)
 
-    monkeypatch.setattr(BuildFolder, "remove", looked)
+    monkeypatch.setattr(WorkFolder, "remove", looked)
     return lambda: seen[-1]
 
 
@@ -93,55 +97,35 @@ def sums(index: IndexReader) -> list[dict[str, str]]:
     return [{name: entry.sha256 for name, entry in each.files.items()} for each in folders]
 
 
-def test_the_chunks_are_those_of_one_reading() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(20):
+def test_chunks_are_those_of_one_reading_whatever_the_pieces() -> None:
+    rng, card = np.random.default_rng(1), ModelCard("m", "dense", "a" * 64, 4, "dot", 9, 9)
+    codec = train_codec("exact-dense", Sample(np.zeros((0, 4), np.float32)), card, documents=40, vectors=40, settings={}, seed=0)
+    for documents in (1, 7, 40):
         lengths = rng.integers(0, 9, 40).astype(np.uint32)
         ends, first = list[int](), 0
         while first < 40:  # one document after the other
             held, stop = 0, first
-            while stop < 40 and stop - first < 6 and (held < 20):
+            while stop < 40 and stop - first < 6 and held < 20:
                 held += int(lengths[stop])
                 stop += 1
             ends.append(stop)
             first = stop
-        assert chunk_ends(lengths, documents=6, characters=20) == ends
+        sizes = PieceSizes(chunk_documents=6, chunk_characters=20, documents=documents, count=1)
+        pieces = plan_pieces(lengths, BuildOptions(pieces=sizes), card, codec)
+        assert [end for piece in pieces for end in piece] == ends
+        assert (len(pieces) == len(ends), len(pieces) == 1) == (documents == 1, documents == 40)
 
 
 def test_a_spool_gives_any_documents(tmp_path: Path) -> None:
     given = [Document(f"d{number}", "x" * (number % 5), "é\u2028", {"n": number} if number % 2 else None) for number in range(700)]
-    source = survey(given, tmp_path / "spool", disk=REAL, spooled=True)
-    reading = Reading(source.spool, source.count)
+    source = survey(given, tmp_path / "spool", disk=REAL, fields=FieldCheck(), spooled=True)
+    reading = Reading(source.read_from, source.count)
     for first, stop in ((0, 3), (3, 9), (600, 700), (255, 258), (512, 513), (1, 2)):
         assert reading.span(first, stop) == given[first:stop]
-    assert list(reading.picked(np.array([0, 5, 300, 699]))) == [given[number] for number in (0, 5, 300, 699)]
     assert source.lengths.tolist() == [len(each.text) for each in given]
-    source.spool.path.unlink()
+    (tmp_path / "spool").unlink()
     with pytest.raises(InputError, match="all workers need the folder of the index"):
-        Reading(source.spool, source.count).span(0, 1)
-
-
-def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
-    """Each writes to its own name; the first is taken, whatever the second does, and however far a third came."""
-    one, two, dead = (PieceFolders(tmp_path, REAL, name) for name in ("one", "two", "dead"))
-    folders = [each.begin("piece-000000") for each in (one, two, dead)]
-    assert len(set(folders)) == 3
-    for folder in folders[:2]:
-        (folder / "file").write_text(folder.name)
-    first = one.finish("piece-000000", folders[0], {"file": "text"}, {"documents": 1})
-    second = two.finish("piece-000000", folders[1], {"file": "text"}, {"documents": 2})
-    assert first == second
-    assert (first.folder, first.metadata) == (tmp_path / "piece-000000", {"documents": 1})
-    assert (first.folder / "file").read_text() == folders[0].name
-    assert not folders[1].exists()
-    here = PieceFolders(tmp_path, REAL)
-    assert here.finished("piece-000000") == first
-    (first.folder / "file").write_text("ONE")
-    assert here.finished("piece-000000") is None
-    here.discard("piece-000000")
-    again = two.begin("piece-000000")
-    (again / "file").write_text("again")
-    assert (two.finish("piece-000000", again, {"file": "text"}, {}).folder / "file").read_text() == "again"
+        Reading(source.read_from, source.count).span(0, 1)
 
 
 @pytest.mark.parametrize(

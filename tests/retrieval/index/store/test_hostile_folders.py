@@ -254,7 +254,7 @@ def test_a_lock_that_cannot_be_taken_and_one_that_cannot_be_described(built: Pat
 
     with monkeypatch.context() as patched:
         patched.setattr(FileLock, "acquire", refused)
-        with pytest.raises(InputError, match=r"cannot be written, its lock cannot be taken .*read-only"):
+        with pytest.raises(InputError, match=r"cannot be written \(read-only file system\)"):
             delete_documents(built, ["old1"])
     write_text = Path.write_text
 
@@ -292,8 +292,8 @@ def test_a_piece_with_a_changed_marker_is_made_again(tmp_path: Path, word_sum: A
             build_index(OLD, word_sum, tmp_path / "i", options=options, disk=Stopping())
         (marker,) = (tmp_path / "i" / "tmp").glob("b-*/piece-000001/seal.json")
         content = json.loads(marker.read_bytes())
-        assert content["metadata"]["documents"] == 8
-        content["metadata"][change[0]] = change[1]
+        assert content["documents"] == 8
+        content[change[0]] = change[1]
         marker.write_text(json.dumps(content))
         resumed = build_index(OLD, word_sum, tmp_path / "i", options=options).manifest.segments[0]
         assert asdict(resumed) == asdict(whole)
