@@ -48,12 +48,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """Size of a block of documents: about 200 MB with its words by default, so that a pass over the queries costs little per block.
-
-    Attributes:
-        documents: Maximum number of documents.
-        characters: Number of characters after which a block ends.
-    """
+    """Size of a block: it ends at either number. About 200 MB with its words, so that a pass over the queries costs little per block."""
 
     documents: int = 100_000
     characters: int = 1 << 24
@@ -82,21 +77,17 @@ def rank_streamed(
     limits: BlockLimits | None = None,
     advance: Advance = lambda documents: None,
 ) -> Hits:
-    """Rank documents for a set of queries, with one block of documents in memory. Ties are ordered by id, descending.
+    """Rank documents for Q queries, with one block of documents in memory. Ties are ordered by id, descending.
 
     The documents are read twice if they do not fit into one block: for the statistics, then for the scores. Only the queries' words are
-    counted.
+    counted. Documents that share no word with a query are not found, where bm25s would fill up the top k with them.
 
     Args:
         read: Function that starts a pass over the documents: id and text of each.
         queries: Q texts.
-        k: Maximum documents per query. Only documents that share a word with the query are found; bm25s would pad the top k with documents
-            of score 0 in the order of the file.
+        k: Maximum documents per query.
         limits: Size of a block.
         advance: Called with the number of further documents; every document is counted twice.
-
-    Raises:
-        ValueError: k < 1.
     """
     k = check_k(k)
     words = split_words(queries)
@@ -133,17 +124,10 @@ def _streamed_blocks(
 def word_tables(
     read: Callable[[], Iterable[str]], *, texts_sha256: str, cache: Path | None, verify: bool, limits: BlockLimits | None = None
 ) -> list[WordTable]:
-    """Open the cached word tables of texts, one per block, or count and cache them.
+    """Open the cached word tables of the texts of a checksum, one per block, or count and cache them; ``verify`` reads cached files once.
 
     A cache that cannot be written, such as one on a read-only or full disk, costs time and memory, not the search: the tables are then kept
     in memory, and one line in the log says so.
-
-    Args:
-        read: Function that starts a pass over the texts; not called if their tables are cached.
-        texts_sha256: Checksum of the texts.
-        cache: Cache folder; None keeps the tables in memory.
-        verify: Compare the checksums of cached files, which reads them once.
-        limits: Size of a block.
     """
     if cache is not None:
         try:
@@ -202,17 +186,14 @@ class WordScore(NamedTuple):
 def word_index(
     index: IndexReader, *, cache: Path | None = None, verify: bool = True, progress: bool = False, limits: BlockLimits | None = None
 ) -> IndexReader:
-    """Open the documents of an index as an index of BM25; an index of BM25 is returned as it is.
+    """Open the documents of an index with texts as an index of BM25; an index of BM25 is returned as it is.
 
     Args:
-        index: Index with stored texts.
-        cache: Cache folder; see `word_tables`.
+        index: The index.
+        cache: Cache folder; None keeps the word tables in memory.
         verify: Compare the checksums of cached tables.
         progress: Show a bar over the documents whose words are counted.
         limits: Size of a block.
-
-    Raises:
-        InputError: The index was built without texts.
     """
     manifest, policy, codec = index.manifest, index.manifest.policy, WordCodec()
     if index.kind == codec.name:

@@ -168,9 +168,8 @@ class Explanation:
     Attributes:
         document: Id of the document.
         score: The model's similarity of query and document; minus infinity if the document has no vectors.
-        text: The document as it was encoded; spans of the matches refer to it. None if the index stores no texts.
-        matches: For a ColBERT model one match per query vector, in the order of the query; their similarities add up to the score.
-            Empty for a model with one vector per text.
+        text: The document as it was encoded, to which spans refer; None if the index stores no texts.
+        matches: One per query vector of a ColBERT model, in their order, whose similarities sum to the score; else empty.
     """
 
     document: str

@@ -12,18 +12,14 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.index.engines import check_k
-from quiver.retrieval.index.index import IndexReader, Place
+from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.records import Group, Hits, Value
 
 _PASSAGES = 4  # passages a group that are searched for at first
 
 
 def group_hits(ranking: Mapping[str, float], keys_of: Callable[[Sequence[str]], Sequence[str]]) -> list[Group]:
-    """Group the hits of one query.
-
-    Args:
-        ranking: Passage id -> score, best first.
-        keys_of: Function from ids of passages to the group of each.
+    """Group the hits of one query, passage id -> score, by the group that ``keys_of`` gives for each id.
 
     Example:
         >>> groups = group_hits({"a#2": 0.9, "b#1": 0.8, "a#1": 0.5}, lambda ids: [key.partition("#")[0] for key in ids])
@@ -39,18 +35,11 @@ def group_hits(ranking: Mapping[str, float], keys_of: Callable[[Sequence[str]], 
 def search_groups(search: Callable[[int], Hits], k: int, keys_of: Callable[[Sequence[str]], Sequence[str]]) -> Hits:
     """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
 
-    The groups of a query do not depend on how deep the other queries have to be searched.
-
-    Args:
-        search: Function from a number of passages to the hits of their search.
-        k: Groups per query; if there are fewer, all passages are searched, so `FieldValues.most` should bound k where it can.
-        keys_of: Function from ids of passages to the group of each, see `field_of`.
+    The groups of a query do not depend on how deep the other queries have to be searched. If there are fewer groups, all passages are
+    searched, so `FieldValues.most` should bound k where it can. ``keys_of`` gives the group of each id, see `field_of`.
 
     Returns:
         The best passage of each group alone, and the groups, the one with the best passage first.
-
-    Raises:
-        ValueError: k < 1.
     """
     depth, complete = _PASSAGES * check_k(k), dict[int, list[Group]]()
     while True:
@@ -88,11 +77,7 @@ def field_of(index: IndexReader, field: str) -> FieldValues:
 
 
 class FieldValues:
-    """Function from ids of documents to their values of a field; see `field_of`.
-
-    Attributes:
-        most: The documents of the index have at most this number of different values, at least 1.
-    """
+    """Function from ids of documents to their values of a field; the documents have ``most`` different values, or fewer."""
 
     def __init__(self, index: IndexReader, field: str, column: _Column) -> None:
         self.most = column.most
@@ -102,28 +87,23 @@ class FieldValues:
     def __call__(self, ids: Sequence[str]) -> list[str]:
         """Return the value of each document."""
         new = [key for key in ids if key not in self._known]
-        self._known.update((key, self._value(key, place)) for key, place in zip(new, self._index.locate(new), strict=True))
+        for key, place in zip(new, self._index.locate(new), strict=True):
+            if place is None:  # of another index that is fused with this one
+                self._known[key] = key
+            elif (code := int(self._column.codes[place.segment][place.row])) >= 0:
+                self._known[key] = self._column.values[code]
+            else:
+                found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
+                several: Sequence[Value] = [found] if isinstance(found, str | int | float) else found
+                self._known[key] = ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several))
         return [self._known[key] for key in ids]
-
-    def _value(self, key: str, place: Place | None) -> str:
-        if place is None:  # of another index that is fused with this one
-            return key
-        code: int = self._column.codes[place.segment][place.row]
-        if code >= 0:
-            return self._column.values[code]
-        found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
-        several: Sequence[Value] = [found] if isinstance(found, str | int | float) else found
-        return ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several))
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A field of all documents; columns are read faster than documents.
+    """A field of all documents: its ``most`` different values, and for each segment the position of each row's value in ``values``.
 
-    Attributes:
-        values: The different values.
-        codes: For each segment, the position in ``values`` of each row's value, or -1 if it has none or several, (n,) int32.
-        most: The documents have at most this number of different values.
+    The position, (n,) int32, is -1 where a row has no value or several. Columns are read faster than documents.
     """
 
     values: Sequence[str]

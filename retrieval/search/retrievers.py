@@ -143,12 +143,7 @@ _PIECE = 2048  # tokens of one piece: tenths of a second on one core
 class SharedModel:
     """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
 
-    Many texts are encoded in pieces, and whoever asks meanwhile gets a turn before the next piece.
-
-    Attributes:
-        model: The model.
-        lock: Held during a forward pass.
-        card: Card of the model.
+    Many texts are encoded in pieces, and whoever asks meanwhile gets a turn before the next piece. ``lock`` is held during a forward pass.
     """
 
     def __init__(self, model: DenseModel | TokenModel) -> None:
@@ -246,12 +241,7 @@ class DistributedIndex(Protocol):
 class IndexSearcher:
     """Ranks the documents of an index with its model: by vectors, or an index of BM25 by words.
 
-    Attributes:
-        index: The index. An exact one in this process is searched on the model's device, see ``search_on``.
-        model: Model that built it; a `SharedModel` if several threads search.
-        name: Name in tables.
-        sharded: The index distributed over shards; None to search it in this process.
-        progress: Show bars of the encoding and of the search.
+    An exact index in this process is searched on the model's device; ``sharded`` is the index distributed over shards, if it is.
     """
 
     index: IndexReader
@@ -261,12 +251,7 @@ class IndexSearcher:
     progress: bool = False
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None) -> Hits:
-        """See `Retriever`.
-
-        Raises:
-            InputError: There are no queries, another model built the index, the filter is malformed, or recall was not measured.
-            ValueError: k < 1, or the query vectors do not fit the index.
-        """
+        """See `Retriever`; another model than the one that built the index is refused too."""
         k = check_k(k)
         self.index.check_model(self.model.card)
         filter = self.index.check_filter(filter)
@@ -321,22 +306,13 @@ def _present_documents(index: IndexReader, documents: Sequence[str]) -> list[str
 
 @dataclass(frozen=True)
 class RunRetriever:
-    """Ranks documents as a run does, by the ids of its queries.
-
-    Attributes:
-        run: Query id -> document id -> score.
-        name: Name in tables.
-    """
+    """Ranks documents as a run does, query id -> document id -> score, by the ids of its queries."""
 
     run: Run
     name: str = "run"
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None) -> Hits:
-        """See `Retriever`.
-
-        Raises:
-            InputError: A filter is given: the fields of a run's documents are not known.
-        """
+        """See `Retriever`; filters are refused."""
         if filter is not None:
             raise InputError("a run cannot be filtered: the fields of its documents are not known")
         k = check_k(k)
@@ -354,16 +330,9 @@ class RunRetriever:
 
 @dataclass(frozen=True)
 class FusedRetriever:
-    """Fuses the rankings of several retrievers.
+    """Fuses the rankings of several retrievers, of which those of weight 0 are not searched.
 
-    Attributes:
-        parts: At least one. One of weight 0 is not searched.
-        fusion: Method, weights and normalization.
-        candidates: Documents that each part contributes, if more than k.
-        exclude_self: Leave the document that has the id of the query out of every part.
-
-    Raises:
-        InputError: The number of weights differs from the number of parts.
+    Each contributes ``candidates`` documents, or k if that is more; with ``exclude_self`` without the document that has the query's id.
     """
 
     parts: Sequence[Retriever]
@@ -460,11 +429,7 @@ class Scorer:
             index.check_model(self.model.card)
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors.
-
-        Raises:
-            InputError: A candidate is not in the index, or has no text.
-        """
+        """The scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
         vectors = self.model.encode_texts(queries, "query").vectors
         if not isinstance(self.source, IndexReader):
             return self._score_texts(vectors, candidates, self.source(key for own in candidates for key in own))
@@ -520,14 +485,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class RerankedRetriever:
-    """Re-ranks the candidates of another retriever.
-
-    Attributes:
-        first: Finds the candidates.
-        scorer: Scores them; the scores of ``first`` are ignored.
-        candidates: Candidates per query, if more than k.
-        exclude_self: The document that has the id of the query is no candidate.
-    """
+    """Re-ranks the candidates of another retriever, whose scores are ignored; fields as those of `FusedRetriever`."""
 
     first: Retriever
     scorer: Scorer
@@ -569,13 +527,7 @@ def storing(indexes: Sequence[IndexReader], key: str) -> IndexReader | None:
 
 
 class OpenIndexes:
-    """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them.
-
-    Args:
-        device: Device of the models; None for a GPU if available.
-        verify: Verify the checksum of each block of an index when it is first read.
-        progress: Show progress bars.
-    """
+    """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them."""
 
     def __init__(self, *, device: str | None = None, verify: bool = True, progress: bool = False) -> None:
         self._device, self._verify, self._progress = device, verify, progress
@@ -605,9 +557,6 @@ class OpenIndexes:
             model: Folder or hub id of the model of a folder; None for the one that built it.
             generation: Number of the generation; None for the newest.
             sharded: The index, distributed over shards; None to search it in this process.
-
-        Raises:
-            InputError: The index cannot be opened, or is another one in memory.
         """
         path = _path_of(given)
         known = self._indexes.get(path)
@@ -625,21 +574,13 @@ class OpenIndexes:
         return self._indexes[path]
 
     def vectors(self, given: str | Path | IndexReader, *, name: str | None = None) -> IndexSearcher:
-        """Make a retriever of an index and its model.
-
-        Raises:
-            InputError: The index or its model cannot be used.
-        """
+        """Make a retriever of an index and its model."""
         path, index = _path_of(given), self.index(given)
         shown = name or short_names([str(given.path if isinstance(given, IndexReader) else given)])[0]
         return IndexSearcher(index, self._model_of(index), shown, self._sharded.get(path), self._progress)
 
     def words(self, given: str | Path | IndexReader) -> IndexSearcher:
-        """Make a BM25 retriever of the documents of an index.
-
-        Raises:
-            InputError: The index stores no texts.
-        """
+        """Make a BM25 retriever of the documents of an index, which must store texts."""
         path, index = _path_of(given), self.index(given)
         if path not in self._words:
             cache = folder_if_known(WORD_TABLES)
@@ -653,10 +594,6 @@ class OpenIndexes:
             given: Indexes, their folders, or ``bm25``; a single one is not fused. One of weight 0 is not opened.
             fusion: Method, weights and normalization; None for reciprocal ranks.
             candidates: Documents that each contributes.
-
-        Raises:
-            InputError: An index cannot be opened or shares no document with the first one, BM25 would be fused with itself, or the number
-                of weights is wrong.
         """
         fusion = fusion or RECIPROCAL_RANKS
         names = [str(each.path if isinstance(each, IndexReader) else each) for each in given]
@@ -689,11 +626,7 @@ class OpenIndexes:
         return RerankedRetriever(first, self.scorer(given), candidates)
 
     def scorer(self, given: str | Path | TokenModel | IndexReader) -> Scorer:
-        """Open an index of a ColBERT model, or a ColBERT model, to score candidates by their texts in the open indexes.
-
-        Raises:
-            InputError: It is neither.
-        """
+        """Open an index of a ColBERT model, or a ColBERT model, which encodes the texts in the open indexes."""
         needed = "re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one"
         if isinstance(given, IndexReader) or (isinstance(given, str | Path) and format_version(Path(given)) is not None):
             index = self.index(given)
@@ -719,11 +652,7 @@ class OpenIndexes:
         return None if index is None else index.document(key)
 
     def text_of(self, key: str) -> str:
-        """Text of a document as it was encoded.
-
-        Raises:
-            InputError: No open index stores the text.
-        """
+        """Text of a document as it was encoded."""
         index = storing(self.indexes, key)
         if index is None:
             raise InputError(

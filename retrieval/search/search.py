@@ -153,17 +153,7 @@ def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> d
 
 
 def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
-    """Fuse the hits of several searches for the same queries.
-
-    Args:
-        hits: Hits of at least one search, each for the same Q queries in the same order.
-        fusion: Method, weights and normalization.
-        k: Maximum hits per query.
-
-    Raises:
-        InputError: The number of weights differs from the number of searches.
-        ValueError: There are no hits, their numbers of queries differ, or k < 1.
-    """
+    """The first k documents of each query in the fusion of several searches for the same Q queries."""
     if len({len(each) for each in hits}) != 1:
         raise ValueError(f"hits must have equal numbers of queries, got {', '.join(str(len(each)) for each in hits) or 'none'}")
     k, fused = check_k(k), [fuse([each.ranking(query) for each in hits], fusion) for query in range(len(hits[0]))]
@@ -191,11 +181,7 @@ def differing_documents(first: IndexReader, other: IndexReader, *, shared: int |
 
 
 def check_fusible(first: IndexReader, other: IndexReader) -> None:
-    """Check that two indexes share documents; log a warning if they share only some.
-
-    Raises:
-        InputError: Both have documents, but no id is in both.
-    """
+    """Refuse indexes that share no document; log a warning if they share only some."""
     shared = first.shared_documents(other)
     if not shared and len(first) and len(other):
         raise InputError(
@@ -269,21 +255,7 @@ vectors."""
 
 
 def rerank(hits: Hits, queries: Sequence[str], scorer: ScoreCandidates, k: int) -> Hits:
-    """Re-rank hits by the scores of another model; their own scores are ignored.
-
-    Args:
-        hits: Candidates of Q queries.
-        queries: Texts of the queries.
-        scorer: Scores the candidates.
-        k: Maximum documents per query.
-
-    Returns:
-        The hits with the new scores. Candidates without vectors are excluded.
-
-    Raises:
-        InputError: The scorer cannot score a candidate.
-        ValueError: k < 1, or a score is NaN.
-    """
+    """Re-rank hits by the scores of another model; their own scores are ignored, and candidates without vectors are left out."""
     k, rankings = check_k(k), []
     for documents, found in zip(hits.ids, scorer(queries, hits.ids), strict=True):
         scored = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
@@ -25,7 +26,7 @@ from quiver.retrieval.records import Document, Group
 from quiver.retrieval.search.explain import Explanation, Token, text_tokens
 from quiver.retrieval.search.retrievers import Explained, SharedModel
 from quiver.retrieval.search.search import describe_nothing_found
-from quiver.retrieval.serving.indexes import Changes
+from quiver.retrieval.serving.indexes import Changes, Generation, ServedIndex
 from quiver.retrieval.serving.inference import (
     AnyRerankBody,
     AnyTextsBody,
@@ -66,7 +67,6 @@ from quiver.retrieval.serving.schemas import (
     NonBlankText,
     PartRank,
     RequestError,
-    RetrieverInfo,
     SearchAnswer,
     SearchRequest,
     Status,
@@ -80,25 +80,25 @@ from quiver.retrieval.serving.schemas import (
 )
 from quiver.retrieval.serving.service import Service
 
-_MEANINGS = {
-    400: "The body is not JSON.",
-    401: "The token is missing or wrong.",
-    403: "The service is read-only.",
-    404: "No such retriever, model or document.",
-    408: "The request was not received in time.",
-    409: "The index cannot be changed this way, or another process is writing.",
-    413: "The body is too large.",
-    415: "The body has no header Content-Type: application/json.",
-    421: "The Host header names another host.",
-    422: "The request violates the schema or a limit, or cannot be executed.",
-    429: "Too many queries are waiting; the header Retry-After says for how many seconds.",
-    500: "Internal error.",
-    503: "The service is shutting down, or too many connections are open.",
-    504: "The time limit has passed.",
-    507: "The disk of the index is full; the index is as before.",
-}
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": meaning} for status, meaning in _MEANINGS.items()
+    status: {"model": ErrorAnswer, "description": meaning}
+    for status, meaning in {
+        400: "The body is not JSON.",
+        401: "The token is missing or wrong.",
+        403: "The service is read-only.",
+        404: "No such retriever, model or document.",
+        408: "The request was not received in time.",
+        409: "The index cannot be changed this way, or another process is writing.",
+        413: "The body is too large.",
+        415: "The body has no header Content-Type: application/json.",
+        421: "The Host header names another host.",
+        422: "The request violates the schema or a limit, or cannot be executed.",
+        429: "Too many queries are waiting; the header Retry-After says for how many seconds.",
+        500: "Internal error.",
+        503: "The service is shutting down, or too many connections are open.",
+        504: "The time limit has passed.",
+        507: "The disk of the index is full; the index is as before.",
+    }.items()
 }
 """Error responses of the routes, for the OpenAPI schema."""
 
@@ -185,7 +185,7 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
         raise RequestError(422, "invalid_request", "facets: a field occurs twice")
 
 
-def _filter(given: str | list[str]) -> Filter | None:
+def _parse_filter(given: str | list[str]) -> Filter | None:
     try:
         return Filter.parse(given) if given != [] else None
     except InputError as error:
@@ -195,105 +195,84 @@ def _filter(given: str | list[str]) -> Filter | None:
 async def _answers(
     service: Service, retriever: ServedRetriever, request: SearchRequest | BatchRequest, queries: tuple[str, ...], begun: float
 ) -> list[SearchAnswer]:
-    loop = asyncio.get_running_loop()
+    loop, limits = asyncio.get_running_loop(), service.limits
     # Parsing a filter can take milliseconds: not in the event loop.
-    filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
-    offset = request.offset or 0
-    depth = _depth(request, retriever.depth or service.limits.k)
-    group_by = request.group_by if isinstance(request, SearchRequest) else None
-    batch = QueryBatch(queries, SearchOptions(depth, filter, request.effort, request.target_recall, group_by))
+    filter = None if request.filter is None else await loop.run_in_executor(service.threads, _parse_filter, request.filter)
+    offset, depth = request.offset or 0, request.k
+    wanted = offset + request.k
+    if request.offset is not None:  # an approximate search for 20 hits need not begin with the hits of one for 10: pages share a depth
+        most = retriever.depth or limits.k
+        depth = min(_PAGED, most) if wanted <= _PAGED else most
+    group_by, fields = (request.group_by, request.facets) if isinstance(request, SearchRequest) else (None, None)
     if (request.effort, request.target_recall) != (None, None) and retriever.kind == "bm25":
         raise RequestError(422, "invalid_request", f"{retriever.name} always searches exhaustively; remove effort and target_recall")
-    ranked = await retriever.search(batch)
-    snapshot = ranked.snapshot
-    index = snapshot.generations[0].index
+    ranked = await retriever.search(QueryBatch(queries, SearchOptions(depth, filter, request.effort, request.target_recall, group_by)))
+    index = ranked.snapshot.generations[0].index
 
-    def shown() -> list[SearchAnswer]:
-        page, matching = slice(offset, offset + request.k), index.count(filter)
-        cut = group_by is not None and retriever.depth is None and matching > service.limits.passages
-        partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
-        hits = _hits(retriever, batch, ranked, page, request.explain)
-        facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
+    def describe() -> list[SearchAnswer]:
+        matching, groups = index.count(filter), (ranked.hits.groups or [[]])[0]
+        # As many passages as are allowed were searched, and had too few groups.
+        cut = group_by is not None and retriever.depth is None and matching > limits.passages and len(groups) < wanted
+        cut = cut and sum(len(group.passages) for group in groups) >= limits.passages
+        hits = [
+            _describe_page(retriever, ranked, number, query, slice(offset, wanted), request.explain) for number, query in enumerate(queries)
+        ]
+        facets = None if fields is None else _count_facets(ranked.snapshot, fields, filter)
         combined = service.combined_warning(retriever)
         wordless = [describe_wordless([query]) if retriever.by_words else None for query in queries]
         lacking = set() if offset and matching else {each for found, each in zip(hits, wordless, strict=True) if not found}
         nothing = {each: describe_nothing_found(index, filter, wordless=each) for each in lacking}
-        times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
+        seconds = (ranked.encode, ranked.search, time.perf_counter() - begun)
+        times, number = Milliseconds(*(round(1000 * each, 3) for each in seconds)), ranked.snapshot.number
         answers = []
         for found, each in zip(hits, wordless, strict=True):
             warning = "; ".join(said for said in (combined, each if found else None) if said) or None
             reason = None if found else nothing.get(each)
-            answers.append(SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning, reason))
+            answers.append(SearchAnswer(retriever.name, found, times, number, matching, offset, facets, cut, warning, reason))
         return answers
 
-    return await loop.run_in_executor(service.threads, shown)
-
-
-def _lacks_groups(ranked: RankedQueries, wanted: int, most: int) -> bool:
-    """Whether as many passages as are allowed were searched and had too few groups."""
-    groups = (ranked.hits.groups or [[]])[0]
-    return len(groups) < wanted and sum(len(group.passages) for group in groups) >= most
+    return await loop.run_in_executor(service.threads, describe)
 
 
 _PAGED = 100  # hits that pages share one ranking of
 
 
-def _depth(request: SearchRequest | BatchRequest, most: int) -> int:
-    """Number of hits to rank. An approximate search for 20 hits need not begin with the hits of one for 10: pages share a depth."""
-    if request.offset is None:
-        return request.k
-    return min(_PAGED, most) if request.offset + request.k <= _PAGED else most
-
-
-def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
+def _count_facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
     try:
         counted = snapshot.generations[0].index.facets(fields, filter=filter)
     except DamagedIndexError:
         raise
     except InputError as error:
         raise RequestError(422, "invalid_request", snapshot.client_message(error)) from error
-    return {
-        name: FieldFacet(
-            [FacetValue(_json_value(value), count) for value, count in facet.values],
-            facet.distinct,
-            facet.range and (_json_value(facet.range[0]), _json_value(facet.range[1])),
-        )
-        for name, facet in counted.items()
-    }
+    found = {}
+    for name, facet in counted.items():
+        limits = facet.range and (_as_json_value(facet.range[0]), _as_json_value(facet.range[1]))
+        found[name] = FieldFacet([FacetValue(_as_json_value(value), count) for value, count in facet.values], facet.distinct, limits)
+    return found
 
 
-def _json_value(value: bool | int | float | str) -> bool | int | float | str:
+def _as_json_value(value: bool | int | float | str) -> bool | int | float | str:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
 
 
-def _hits(retriever: ServedRetriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
-    """Describe the hits of a page, with the documents of the generations in which they were found."""
-    answers = []
-    for number, query in enumerate(batch.texts):
-        run = ranked.hits.ranking(number)
-        ids = list(run)[page]
-        groups: Sequence[Group | None] = [None] * len(ids) if ranked.hits.groups is None else ranked.hits.groups[number][page]
-        why: Sequence[HitExplanation | None] = [None] * len(ids)
-        if explain:
-            try:
-                why = explanations(retriever, ranked, number, query, ids)
-            except InputError as error:
-                raise RequestError(422, "invalid_request", ranked.snapshot.client_message(error)) from error
-        described = zip(ids, why, groups, strict=True)
-        answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason, group) for key, reason, group in described])
-    return answers
-
-
-def _hit(document: Document | None, key: str, score: float, why: HitExplanation | None, group: Group | None) -> Hit:
-    of = (None, None) if group is None else (group.key, dict(group.passages))
-    if document is None:
-        return Hit(key, score, None, None, None, why, *of)
-    metadata = None if document.metadata is None else dict(document.metadata)
-    return Hit(key, score, document.title, document.text, metadata, why, *of)
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+def _describe_page(retriever: ServedRetriever, ranked: RankedQueries, number: int, query: str, page: slice, explain: bool) -> list[Hit]:
+    """The hits of a page, with the documents of the generations in which they were found."""
+    run, snapshot = ranked.hits.ranking(number), ranked.snapshot
+    ids = list(run)[page]
+    groups: Sequence[Group | None] = [None] * len(ids) if ranked.hits.groups is None else ranked.hits.groups[number][page]
+    why: Sequence[HitExplanation | None] = [None] * len(ids)
+    if explain:
+        try:
+            why = explanations(retriever, ranked, number, query, ids)
+        except InputError as error:
+            raise RequestError(422, "invalid_request", snapshot.client_message(error)) from error
+    hits = []
+    for key, reason, group in zip(ids, why, groups, strict=True):
+        document = snapshot.document(key)
+        title, text, metadata = (None, None, None) if document is None else (document.title, document.text, document.metadata)
+        of = (None, None) if group is None else (group.key, dict(group.passages))
+        hits.append(Hit(key, run[key], title, text, None if metadata is None else dict(metadata), reason, *of))
+    return hits
 
 
 _bearer = HTTPBearer(
@@ -396,11 +375,11 @@ class Routes:
         """List the retrievers and the limits."""
         service = self._service
 
-        def described() -> list[RetrieverInfo]:
-            return [replace(each.info(), warning=service.compared_warning(each)) for each in service.retrievers.values()]
+        def describe() -> Response:
+            found = [replace(each.info(), warning=service.compared_warning(each)) for each in service.retrievers.values()]
+            return _write(Info(found, service.limits, service.access.writable, service.access.private, _version()))
 
-        retrievers = await asyncio.get_running_loop().run_in_executor(service.threads, described)
-        return _answer(Info(retrievers, service.limits, service.access.writable, service.access.private, _version()))
+        return await asyncio.get_running_loop().run_in_executor(service.threads, describe)
 
     async def search_by_address(  # noqa: PLR0913 - the parameters of the address
         self,
@@ -422,17 +401,17 @@ class Routes:
         """Search with one query that is written in the address."""
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet, group_by)
         (found,) = await search(self._service, request)
-        return await self._written(found)
+        return await self._write(found)
 
     async def search(self, request: Annotated[SearchRequest, Bounded]) -> Response:
         """Search with one query."""
         (found,) = await search(self._service, request)
-        return await self._written(found)
+        return await self._write(found)
 
     async def search_batch(self, request: Annotated[BatchRequest, Bounded]) -> Response:
         """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
-        return await self._written(answer)
+        return await self._write(answer)
 
     async def document(
         self,
@@ -440,7 +419,7 @@ class Routes:
         retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
         """Get a document by its id."""
-        return await self._written(self._service.document(key, retriever))
+        return await self._write(self._service.document(key, retriever))
 
     async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a change."""
@@ -452,11 +431,11 @@ class Routes:
 
     async def models(self) -> Response:
         """List the models, as OpenAI's API does."""
-        return _answer(self._models.listed())
+        return _write(self._models.listed())
 
     async def model(self, name: Annotated[str, Path(description="Name of the model or its retriever.", min_length=1)]) -> Response:
         """Describe a model, as OpenAI's API does."""
-        return _answer(self._models.describe(self._models.find(name, dense=False)))
+        return _write(self._models.describe(self._models.find(name, dense=False)))
 
     async def embeddings(self, request: EmbeddingsBody) -> Response:
         """Embed texts, as OpenAI's API does."""
@@ -484,52 +463,49 @@ class Routes:
 
     async def _encoded(self, work: Awaitable[Any]) -> Response:
         content = await self._within(work, "the texts were not encoded within {} seconds; send fewer or shorter ones")
-        return await self._written(content)
+        return await self._write(content)
 
-    async def _written(self, content: Any) -> Response:
+    async def _write(self, content: Any) -> Response:
         """The response with an answer that may be megabytes: not made in the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, content)
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _write, content)
 
     async def add_documents(self, request: Annotated[AddRequest, Bounded]) -> Response:
         """Add documents; searches find them when the response is sent."""
-        self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
-        found = self._changed(request.retriever)
-        changed = await self._within(self._changes.add(found.served, documents, replace=request.replace), _UNFINISHED)
-        return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
+        return await self._change(request, len(documents), partial(self._changes.add, documents=documents, replace=request.replace))
 
     async def delete_documents(self, request: Annotated[DeleteRequest, Bounded]) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
-        self._check_count(len(request.ids))
-        found = self._changed(request.retriever)
-        changed = await self._within(self._changes.delete(found.served, request.ids), _UNFINISHED)
-        return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
+        return await self._change(request, len(request.ids), partial(self._changes.delete, ids=request.ids))
+
+    async def _change(
+        self, request: AddRequest | DeleteRequest, count: int, change: Callable[[ServedIndex], Awaitable[Generation]]
+    ) -> Response:
+        """Change the index of a retriever, by default the first index."""
+        service = self._service
+        if count > (most := service.limits.documents):
+            raise RequestError(422, "beyond_limit", f"documents per request: at most {most:,}, got {count:,}")
+        found = service.first_index if request.retriever is None else service.retriever(request.retriever)
+        if len(found.indexes) > 1:
+            parts = ", ".join(part.name for part in found.parts)
+            raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
+        unfinished = "not finished within {} seconds; the change continues, watch the generation in /v1/info"
+        changed = await self._within(change(found.served), unfinished)
+        return _write(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def healthy(self) -> Response:
         """Report that the service is running."""
-        return _answer(Status("ok"))
+        return _write(Status("ok"))
 
     async def ready(self) -> Response:
         """Report whether the service accepts requests; not while it shuts down."""
         if self._service.draining:
             raise RequestError(503, "draining", "the service is shutting down")
-        return _answer(Status("ready"))
+        return _write(Status("ready"))
 
     async def metrics(self) -> Response:
         """Return the metrics for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
-
-    def _changed(self, name: str | None) -> ServedRetriever:
-        """The retriever whose index a request changes."""
-        found = self._service.first_index if name is None else self._service.retriever(name)
-        if len(found.indexes) > 1:
-            parts = ", ".join(part.name for part in found.parts)
-            raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
-        return found
-
-    def _check_count(self, count: int) -> None:
-        if count > (most := self._service.limits.documents):
-            raise RequestError(422, "beyond_limit", f"documents per request: at most {most:,}, got {count:,}")
 
     async def _within(self, work: Awaitable[Any], problem: str) -> Any:
         seconds = self._service.limits.write_seconds
@@ -539,17 +515,11 @@ class Routes:
             raise RequestError(504, "timeout", problem.format(f"{seconds:g}")) from None
 
 
-def _plain(content: Any) -> Any:
-    return asdict(content) if is_dataclass(content) and not isinstance(content, type) else content
-
-
-_UNFINISHED = "not finished within {} seconds; the change continues, watch the generation in /v1/info"
-
-
-def _answer(content: Any) -> Response:
-    """Make a JSON response of a dataclass or of a list."""
-    plain = [_plain(each) for each in content] if isinstance(content, list) else _plain(content)
-    return Response(json_body(plain), media_type="application/json")
+def _write(content: Any) -> Response:
+    """The JSON response of a dataclass or of a list."""
+    several = isinstance(content, list)
+    plain = [asdict(each) if is_dataclass(each) and not isinstance(each, type) else each for each in (content if several else [content])]
+    return Response(json_body(plain if several else plain[0]), media_type="application/json")
 
 
 def _version() -> str:

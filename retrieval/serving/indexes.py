@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from quiver.encoder.errors import InputError, describe_failure, full_disk
@@ -30,13 +29,7 @@ _WARM_UP = "warm up"  # query that compiles kernels and builds tables before a g
 
 @dataclass(frozen=True)
 class Generation:
-    """An opened generation of an index.
-
-    Attributes:
-        index: The index.
-        model: Model that encodes queries.
-        words: The documents as an index of BM25; None without BM25.
-    """
+    """An opened generation of an index, the model that encodes queries, and the documents as an index of BM25; None without BM25."""
 
     index: IndexReader
     model: SharedModel
@@ -49,13 +42,7 @@ class Generation:
 
 
 def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bool) -> Generation:
-    """Open the newest generation of an index, and warm it up with one search.
-
-    Args:
-        folder: Folder of the index.
-        model: Model that built it.
-        words: Build a BM25 index too, or read it from the user's cache.
-        verify: Verify the checksum of each block when it is first read.
+    """Open the newest generation of an index, with BM25 over its texts if ``words``, and warm it up with one search.
 
     Raises:
         InputError: The index cannot be opened, another model built it, or it stores no texts for BM25.
@@ -102,13 +89,14 @@ class ServedIndex:
         """
         async with self._changing:
             loop = asyncio.get_running_loop()
-            newest = await loop.run_in_executor(self._threads, self._newest)
+            newest = await loop.run_in_executor(self._threads, self._find_newest)
             if newest is not None and newest != self.current.number:
                 opened = await loop.run_in_executor(self._threads, self._open_newest)
                 change = (self.folder, opened.number, self.current.number, len(opened.index))
                 logger.info("%s: switched to generation %d from %d, %d documents", *change)
                 self.current = opened
-                self._tell(worked=True)
+                for observer in self.observers:
+                    observer(True)
             return self.current
 
     async def watch(self, seconds: float) -> None:
@@ -120,30 +108,22 @@ class ServedIndex:
                 await self.refresh()
                 refused = None
             except (InputError, OSError) as error:
-                newest = self._newest()
+                newest = self._find_newest()
                 if newest != refused:
                     refused = newest
-                    self._tell(worked=False)
+                    for observer in self.observers:
+                        observer(False)
                     logger.error("generation %d stays in use, because the newest cannot be opened: %s", self.current.number, error)
 
-    def _newest(self) -> int | None:
+    def _find_newest(self) -> int | None:
         try:
             return max(self._layout.generations(), default=None)
         except OSError:
             return None
 
-    def _tell(self, *, worked: bool) -> None:
-        for observer in self.observers:
-            observer(worked)
-
 
 class Changes:
-    """Adds and deletes documents, one change at a time.
-
-    Args:
-        threads: Executor for the changes.
-        wait: Time to wait for another process that writes to the index, in seconds.
-    """
+    """Adds and deletes documents, one change at a time; waits so many seconds for another process that writes to the index."""
 
     def __init__(self, threads: Executor, *, wait: float) -> None:
         self._threads = threads
@@ -157,11 +137,27 @@ class Changes:
             raise RequestError(422, "invalid_request", f"document id {key!r} occurs {times} times; ids must be unique")
         if not all(document.id.strip() for document in documents):
             raise RequestError(422, "invalid_request", "a document id is blank")
-        return await self._change(served, partial(self._added, served, documents, replace=replace))
+
+        def change() -> IndexReader:
+            known = served.current.index.locate([document.id for document in documents])
+            if not replace and any(known):
+                key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
+                raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
+            flat = list(map(_flatten_metadata, documents))
+            return add_documents(served.folder, flat, served.current.model, replace_existing=replace, wait=self._wait)
+
+        return await self._change(served, change)
 
     async def delete(self, served: ServedIndex, ids: Sequence[str]) -> Generation:
         """Delete documents; searches no longer find them when this returns."""
-        return await self._change(served, partial(self._deleted, served, ids))
+
+        def change() -> IndexReader:
+            missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]
+            if missing:
+                raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
+            return delete_documents(served.folder, ids, wait=self._wait)
+
+        return await self._change(served, change)
 
     async def _change(self, served: ServedIndex, change: Callable[[], IndexReader]) -> Generation:
         async def run() -> Generation:
@@ -169,31 +165,17 @@ class Changes:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._threads, change)
                 except (InputError, OSError) as error:
-                    raise _unchanged(error) from error
+                    raise _refusal_of(error) from error
                 return await served.refresh()
 
         # Shielded: if the client disconnects, the change is still completed and served.
         return await asyncio.shield(run())
 
-    def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> IndexReader:
-        known = served.current.index.locate([document.id for document in documents])
-        if not replace and any(known):
-            key = next(document.id for document, position in zip(documents, known, strict=True) if position is not None)
-            raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
-        flat = list(map(_with_flat_metadata, documents))
-        return add_documents(served.folder, flat, served.current.model, replace_existing=replace, wait=self._wait)
-
-    def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> IndexReader:
-        missing = [key for key, position in zip(ids, served.current.index.locate(ids), strict=True) if position is None]
-        if missing:
-            raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
-        return delete_documents(served.folder, ids, wait=self._wait)
-
 
 _LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def _unchanged(error: InputError | OSError) -> Exception:
+def _refusal_of(error: InputError | OSError) -> Exception:
     """What clients are told of a change that failed; a fault of the disk stays what it is. The writers leave the index as it was."""
     full = full_disk(error)
     if full is not None:
@@ -206,7 +188,7 @@ def _unchanged(error: InputError | OSError) -> Exception:
     return error
 
 
-def _with_flat_metadata(document: Document) -> Document:
+def _flatten_metadata(document: Document) -> Document:
     """A document of a request by the rules for files."""
     try:
         flat = checked_document(document)

@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, with_config
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -32,6 +32,7 @@ from quiver.retrieval.serving.schemas import CLOSED, Bounded, Count, Filled, Fla
 TokenIds: TypeAlias = Filled[Annotated[int, Field(strict=True)]]
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class EmbeddingsRequest:
     """Texts to embed, as OpenAI's API takes them.
@@ -44,8 +45,6 @@ class EmbeddingsRequest:
         input_type: Whether the texts are documents or queries, which decides the model's prompt. Default: document.
         user: Ignored.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     input: Text | Filled[Text] | TokenIds | Filled[TokenIds]
     model: Text
@@ -82,6 +81,7 @@ class EmbeddingsAnswer:
     object: Literal["list"] = "list"
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class EmbedRequest:
     """Texts to embed, as text-embeddings-inference takes them.
@@ -95,8 +95,6 @@ class EmbedRequest:
         dimensions: Width to which vectors are cut.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
-
     inputs: Text | Filled[Text]
     normalize: Flag = True
     truncate: Flag = True
@@ -105,6 +103,7 @@ class EmbedRequest:
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class RerankRequest:
     """Documents to order by their relevance to a query, as Jina, Cohere and vLLM take them.
@@ -121,8 +120,6 @@ class RerankRequest:
         priority: Ignored.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
-
     query: NonBlankText
     documents: Filled[Text | dict[str, Any]]
     model: Text | None = None
@@ -134,6 +131,7 @@ class RerankRequest:
     priority: int | None = None
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class TextsRequest:
     """Texts to order by their relevance to a query, as text-embeddings-inference takes them.
@@ -146,8 +144,6 @@ class TextsRequest:
         truncate: Truncate long texts; otherwise a request with one is refused.
         truncation_direction: Which end of long texts is cut. Only the right one can be: with Left, a request with one is refused.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
     texts: Filled[Text]
@@ -254,8 +250,7 @@ class Texts:
         return len(self.texts)
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """The vectors (B, d) or token vectors of B texts, their numbers of tokens after truncation, and which were truncated, (B,)."""
 
     vectors: Any
@@ -264,14 +259,9 @@ class Encoded:
 
 
 class Scores(NamedTuple):
-    """Scores of texts for a query, best first; equal scores in the order of the request.
+    """Positions of texts in the order of their scores, the scores, and how many tokens of query and texts were encoded and truncated.
 
-    Attributes:
-        order: Positions of the texts.
-        values: Scores in that order: sums over the query's vectors.
-        terms: Number of query vectors whose similarities a score sums; 1 for a model with one vector per text.
-        tokens: Number of tokens of query and texts after truncation.
-        truncated: How many of them were truncated.
+    Equal scores are in the order of the request. A score sums the similarities of ``terms`` vectors of the query.
     """
 
     order: list[int]
@@ -289,64 +279,57 @@ class TextModel:
     """A served model that encodes the texts of requests, those of concurrent requests in one batch.
 
     Args:
-        retriever: A retriever of an index of the model.
+        retriever: A retriever of an index of the model, under whose name requests find it.
         shared: The model.
         threads: Executor for batches.
-
-    Attributes:
-        name: Name in requests.
-        source: Name of the model for people.
-        shared: The model.
     """
 
     def __init__(self, retriever: ServedRetriever, shared: SharedModel, threads: Executor) -> None:
-        self.name = retriever.name
-        self.source = retriever.info().model
+        self.name, self.source = retriever.name, retriever.info().model
         self.shared = shared
         self._threads = threads
         # Forward passes run one at a time, so a second worker would only make smaller batches.
         self._batcher: Batcher[Texts, Encoded] = Batcher(
-            self._encode, threads, workers=1, largest=4 * _PART, room=_ROOM, observe=lambda texts: None
+            self._encode_batch, threads, workers=1, largest=4 * _PART, room=_ROOM, observe=lambda texts: None
         )
 
-    async def encode(self, texts: Texts, *, begun: bool = False) -> Encoded:
-        """Encode texts.
+    @property
+    def dense(self) -> bool:
+        """Whether a text has one vector, and not one per token."""
+        return self.shared.card.kind == "dense"
 
-        Args:
-            texts: The texts.
-            begun: Whether other texts of the request are encoded, so that it is not refused.
-        """
+    async def encode(self, texts: Texts, *, begun: bool = False) -> Encoded:
+        """Encode texts; ``begun``: others of the request are encoded, so that it is not refused."""
         parts = [replace(texts, texts=texts.texts[first : first + _PART]) for first in range(0, len(texts), _PART)]
         found = [await self._batcher.ask(part, begun=begun or number > 0) for number, part in enumerate(parts)]
         vectors = [each.vectors for each in found]
-        return Encoded(
-            [own for each in vectors for own in each] if isinstance(vectors[0], list) else np.concatenate(vectors),
-            np.concatenate([each.tokens for each in found]),
-            np.concatenate([each.truncated for each in found]),
-        )
+        joined = [own for each in vectors for own in each] if isinstance(vectors[0], list) else np.concatenate(vectors)
+        return Encoded(joined, np.concatenate([each.tokens for each in found]), np.concatenate([each.truncated for each in found]))
 
     async def score(self, query: str, texts: Sequence[str]) -> Scores:
         """Score texts for a query; each distinct text is encoded once."""
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         asked = await self.encode(Texts((query,), "query"))
         found = await self.encode(Texts(tuple(distinct)), begun=True)
-        scores = await asyncio.get_running_loop().run_in_executor(self._threads, self._scores, asked.vectors[0], found.vectors)
-        rows, lowest = [distinct[text] for text in texts], np.float32(-self.shared.card.query_length)
+        card, own = self.shared.card, asked.vectors[0]
+
+        def compare() -> NDArray[np.float32]:
+            similarities: NDArray[np.float32]
+            if self.dense:
+                similarities = comparable(found.vectors, card) @ comparable(own[None], card)[0]
+                return similarities
+            offsets = np.cumsum([0, *map(len, found.vectors)], dtype=np.int64)
+            similarities = maxsim_packed([own], np.concatenate(found.vectors), offsets)[0]
+            return similarities
+
+        scores = await asyncio.get_running_loop().run_in_executor(self._threads, compare)
+        rows, lowest = [distinct[text] for text in texts], np.float32(-card.query_length)
         values = np.where(np.isfinite(scores), scores, lowest)[rows]  # a text without vectors has no score
         order = np.argsort(-values, kind="stable")
         tokens, truncated = int(asked.tokens[0] + found.tokens[rows].sum()), int(asked.truncated[0] + found.truncated[rows].sum())
-        terms = len(asked.vectors[0]) if self.shared.card.kind == "colbert" else 1
-        return Scores(order.tolist(), values[order], terms, tokens, truncated)
+        return Scores(order.tolist(), values[order], 1 if self.dense else len(own), tokens, truncated)
 
-    def _scores(self, query: NDArray[np.float32], texts: Any) -> NDArray[np.float32]:
-        if self.shared.card.kind == "colbert":
-            offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-            scores: NDArray[np.float32] = maxsim_packed([query], np.concatenate(texts), offsets)[0]
-            return scores
-        scores = comparable(texts, self.shared.card) @ comparable(query[None], self.shared.card)[0]
-        return scores
-
-    def _encode(self, work: Sequence[Texts]) -> list[Encoded | Exception]:
+    def _encode_batch(self, work: Sequence[Texts]) -> list[Encoded | Exception]:
         found: dict[int, Encoded | Exception] = {}
         for role in ("document", "query"):
             members = [number for number, each in enumerate(work) if each.role == role and isinstance(each.texts[0], str)]
@@ -360,66 +343,46 @@ class TextModel:
         return [found[number] if number in found else self._encode_ids(each) for number, each in enumerate(work)]
 
     def _encode_ids(self, work: Texts) -> Encoded | Exception:
-        model = self.shared.model
+        model, ids = self.shared.model, [[int(each) for each in text] for text in work.texts]
         if not isinstance(model, BiEncoder):
             return RequestError(422, "invalid_request", "this model encodes texts, not token ids")
-        ids = [[int(each) for each in text] for text in work.texts]
-        lengths = [*map(len, ids)]
+        lengths, found = [*map(len, ids)], []
         try:
-            found = []
             for piece in self.shared.pieces(lengths):
                 with self.shared.lock:
                     found.append(model.encode_token_ids(ids[piece]))
-            return Encoded(np.concatenate(found), np.array(lengths), np.zeros(len(ids), bool))
         except InputError as error:
             return RequestError(422, "invalid_request", str(error))
+        return Encoded(np.concatenate(found), np.array(lengths), np.zeros(len(ids), bool))
 
 
 class TextModels:
-    """The models of a service, by the names of their retrievers.
-
-    Args:
-        retrievers: Retrievers by name.
-        threads: Executor for batches.
-        limits: Limits of a request.
-    """
+    """The models of a service, by the names of their retrievers."""
 
     def __init__(self, retrievers: Mapping[str, ServedRetriever], threads: Executor, limits: Limits) -> None:
-        self._limits = limits
-        self._started = int(time.time())
-        self._models: dict[str, TextModel] = {}
-        for name, retriever in retrievers.items():
-            if retriever.model is not None:
-                self._models[name] = TextModel(retriever, retriever.model, threads)
+        self._limits, self._started = limits, int(time.time())
+        self._models = [TextModel(each, each.model, threads) for each in retrievers.values() if each.model is not None]
 
     def listed(self) -> ModelList:
         """Describe the models."""
-        return ModelList([self.describe(each) for each in self._models.values()])
+        return ModelList([self.describe(each) for each in self._models])
 
     def describe(self, model: TextModel) -> ServedModel:
         """Describe a model."""
         card = model.shared.card
-        kind: Literal["dense", "colbert"] = "dense" if card.kind == "dense" else "colbert"  # an index of BM25 has no model
-        return ServedModel(model.name, self._started, model.source, kind, card.dim, card.document_length)
+        return ServedModel(model.name, self._started, model.source, "dense" if model.dense else "colbert", card.dim, card.document_length)
 
     def find(self, name: str | None, *, dense: bool) -> TextModel:
-        """Return a model by its name or that of its retriever.
-
-        Args:
-            name: The name. None for the first bi-encoder, or with ``dense`` false for the first ColBERT model, if there is one.
-            dense: Whether the model has to embed texts.
-        """
-        all_models = list(self._models.values())
+        """A model by its name or that of its retriever; for None the first one, of the kind that embeds (``dense``) or re-ranks better."""
         if name is None:
-            preferred = [each for each in all_models if (each.shared.card.kind == "dense") == dense]
-            named = preferred or ([] if dense else all_models)
+            named = [each for each in self._models if each.dense == dense] or ([] if dense else self._models)
         else:
-            named = [each for each in all_models if each.name == name] or [each for each in all_models if each.source == name]
+            named = [each for each in self._models if each.name == name] or [each for each in self._models if each.source == name]
         if not named:
-            able = [each.name for each in all_models if not dense or each.shared.card.kind == "dense"]
+            able = [each.name for each in self._models if not dense or each.dense]
             known = f"the models are {', '.join(able)}" if able else "this service has none that can do this"
             raise RequestError(404, "unknown_model", f"no such model; {known}")
-        if dense and named[0].shared.card.kind != "dense":
+        if dense and not named[0].dense:
             raise RequestError(
                 422, "invalid_request", f"{named[0].name} is a ColBERT model, which has a vector per token; it re-ranks only"
             )
@@ -437,10 +400,12 @@ class TextModels:
             texts = tuple(each if isinstance(each, str) else tuple(each) for each in given)
         self._check_count(texts)
         encoded = await model.encode(Texts(texts, request.input_type))
-        vectors = _cut(comparable(encoded.vectors, model.shared.card), request.dimensions)
+        vectors = _cut_vectors(comparable(encoded.vectors, model.shared.card), request.dimensions)
         if request.dimensions is not None:
             vectors = comparable(vectors, model.shared.card)
-        rows = [_base64(row) for row in vectors] if request.encoding_format == "base64" else vectors.tolist()
+        rows = vectors.tolist()
+        if request.encoding_format == "base64":
+            rows = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in vectors]
         data = [Embedding(number, row) for number, row in enumerate(rows)]
         tokens = int(encoded.tokens.sum())
         return EmbeddingsAnswer(data, request.model, Usage(tokens, tokens))
@@ -452,7 +417,7 @@ class TextModels:
         model = self.find(None, dense=True)
         encoded = await model.encode(Texts(texts, request.prompt_name))
         _check_truncated(int(encoded.truncated.sum()), request)
-        vectors = _cut(encoded.vectors, request.dimensions)
+        vectors = _cut_vectors(encoded.vectors, request.dimensions)
         if request.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
@@ -462,7 +427,8 @@ class TextModels:
     async def rerank(self, request: RerankRequest) -> RerankAnswer:
         """Re-rank documents; see `RerankRequest`."""
         self._check_count(request.documents)
-        documents = [_ranked_fields(each, request.rank_fields or ["text"], place) for place, each in enumerate(request.documents)]
+        names = request.rank_fields or ["text"]
+        documents = [_choose_fields(each, names, place) for place, each in enumerate(request.documents)]
         texts = [" ".join(map(str, each.values())) for each in documents]
         model, found = await self._score(request.query, texts, request.model)
         ranked = list(zip(found.order, (found.values / found.terms).tolist(), strict=True))[: request.top_n]
@@ -489,7 +455,7 @@ class TextModels:
             raise RequestError(422, "beyond_limit", f"texts per request: at most {most:,} (--max-texts), got {len(texts):,}")
 
 
-def _ranked_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
+def _choose_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
     """The fields that a document is ranked by; of a text, the text."""
     if isinstance(document, str):
         return {"text": document}
@@ -506,7 +472,7 @@ def _ranked_fields(document: str | dict[str, Any], names: Sequence[str], place: 
     return chosen
 
 
-def _cut(vectors: DenseVectors, width: int | None) -> DenseVectors:
+def _cut_vectors(vectors: DenseVectors, width: int | None) -> DenseVectors:
     if width is not None and width > vectors.shape[1]:
         raise RequestError(422, "invalid_request", f"dimensions: at most {vectors.shape[1]:,}, the width of this model, got {width:,}")
     return vectors[:, :width]
@@ -517,7 +483,3 @@ def _check_truncated(truncated: int, request: EmbedRequest | TextsRequest) -> No
     if truncated and (from_left or not request.truncate):
         remedy = "truncation_direction: Right" if request.truncate else "truncate: true"
         raise RequestError(422, "too_long", f"{truncated} of the texts are longer than the model reads; shorten them, or send {remedy}")
-
-
-def _base64(vector: NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -7,7 +7,6 @@ generations are those of the HTTP service. Source: https://modelcontextprotocol.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from quiver.retrieval.index import IndexReader
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import (
     Count,
-    Hit,
     List,
     NonBlankText,
     Offset,
@@ -132,10 +130,7 @@ class RetrieverDescription:
 
 
 class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is installed
-    """Refuses arguments that a tool does not have, which the class itself leaves out: a filter by another name would filter nothing.
-
-    A refused search has hits, too, none of them: programs read the hits of every result.
-    """
+    """Refuses arguments that a tool does not have, which the class itself leaves out: a filter by another name would filter nothing."""
 
     async def list_tools(self) -> list[Any]:
         """List the tools; their schemas say that there are no further arguments."""
@@ -143,11 +138,7 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
         return [tool.model_copy(update={"input_schema": {**tool.input_schema, "additionalProperties": False}}) for tool in tools]
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Call a tool. A search that is refused has a result of its schema, which the specification demands of every structured result.
-
-        Raises:
-            ToolError: There is no such tool; or it is not ``search``, and refuses its arguments as `_call_checked` does.
-        """
+        """Call a tool. A search that is refused has hits too, none of them: the specification demands a result of the tool's schema."""
         try:
             return await self._call_checked(name, arguments, context)
         except ToolError as error:
@@ -158,11 +149,7 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
             return CallToolResult(content=[TextContent(text=message)], structured_content=asdict(found), is_error=True)
 
     async def _call_checked(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
-        """Call a tool. An argument that is null is left out, as a field of a request over HTTP is.
-
-        Raises:
-            ToolError: There is no such tool, it has no such argument, a value is wrong, or the tool refuses them; one line.
-        """
+        """Call a tool without its arguments that are null; what it refuses is one line."""
         known = next((list(tool.input_schema["properties"]) for tool in await self.list_tools() if tool.name == name), None)
         if known is not None and (unknown := [each for each in arguments if each not in known]):
             raise ToolError(describe_unknown("argument", unknown[:5], known))
@@ -176,28 +163,19 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
 
 
 def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:
-    """Create the server with its three tools.
-
-    Args:
-        service: The indexes.
-        poll_seconds: Interval between checks for newer generations, in seconds.
-    """
-    tools = _Tools(service)
+    """Create the server with its three tools; looks for newer generations every ``poll_seconds``."""
+    tools, names = _Tools(service), service.retrievers.items()
+    each = ", ".join(f"{name} ({len(retriever.served.current.index):,} documents)" for name, retriever in names)
     server = _Server(
         "quiver",
         version=installed_version("quiver-retrieval") or "unknown",
-        instructions=_instructions(service),
+        instructions=f"Search the documents of an index by meaning or words. Retrievers: {each}.",
         lifespan=lambda server: service.watched(poll_seconds),
     )
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     for tool in (tools.search, tools.read_document, tools.list_fields):
         server.tool(annotations=reads)(tool)
     return server
-
-
-def _instructions(service: Service) -> str:
-    each = [f"{name} ({len(retriever.served.current.index):,} documents)" for name, retriever in service.retrievers.items()]
-    return f"Search the documents of an index by meaning or words. Retrievers: {', '.join(each)}."
 
 
 class _Tools:
@@ -222,7 +200,14 @@ class _Tools:
             (found,) = await search(self._service, SearchRequest(query, k, skipped, retriever, filter, group_by=group_by))
         except RequestError as error:
             raise ToolError(str(error)) from error
-        hits = [_found(hit) for hit in found.hits]
+        hits = []
+        for hit in found.hits:
+            text, passages = hit.text, hit.passages
+            shown, more = (None, False) if text is None else (text[:_EXCERPT], len(text) > _EXCERPT)
+            best = None if passages is None else dict(islice(passages.items(), _PASSAGES))
+            more_passages = len(passages or ()) > _PASSAGES
+            metadata = dict(hit.metadata or {})
+            hits.append(FoundDocument(hit.id, hit.score, hit.title or None, shown, more, metadata, hit.group, best, more_passages))
         return FoundDocuments(hits, found.matching, found.retriever, found.partial, found.warning, found.nothing_found)
 
     async def read_document(self, id: DocumentId, start: Start = 0, retriever: RetrieverName = None) -> ReadDocument:  # noqa: A002
@@ -237,14 +222,15 @@ class _Tools:
 
     async def list_fields(self) -> list[RetrieverDescription]:
         """List the retrievers, and the fields that a filter can test with their most frequent values."""
-        return await asyncio.get_running_loop().run_in_executor(self._service.threads, self._described)
 
-    def _described(self) -> list[RetrieverDescription]:
-        found = []
-        for name, retriever in self._service.retrievers.items():
-            index = retriever.served.current.index
-            found.append(RetrieverDescription(name, retriever.info().kind, len(index), describe_fields(index)))
-        return found
+        def describe() -> list[RetrieverDescription]:
+            found = []
+            for name, retriever in self._service.retrievers.items():
+                index = retriever.served.current.index
+                found.append(RetrieverDescription(name, retriever.kind, len(index), describe_fields(index)))
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, describe)
 
 
 def describe_fields(index: IndexReader) -> list[FieldDescription]:
@@ -252,22 +238,9 @@ def describe_fields(index: IndexReader) -> list[FieldDescription]:
     found = []
     for field, facet in index.facets(list(index.fields), most=_VALUES).items():
         limits = facet.range if facet.distinct > _VALUES else None
-        found.append(FieldDescription(field, [index.fields[field]], [] if limits else _shown(facet.values), facet.distinct, limits))
+        values = [(value[:_EXCERPT] if isinstance(value, str) else value, count) for value, count in facet.values]
+        found.append(FieldDescription(field, [index.fields[field]], [] if limits else values, facet.distinct, limits))
     return found
-
-
-def _found(hit: Hit) -> FoundDocument:
-    passages = None if hit.passages is None else dict(islice(hit.passages.items(), _PASSAGES))
-    more = len(hit.passages or ()) > _PASSAGES
-    return FoundDocument(hit.id, hit.score, hit.title or None, *_excerpt(hit.text), dict(hit.metadata or {}), hit.group, passages, more)
-
-
-def _excerpt(text: str | None) -> tuple[str | None, bool]:
-    return (None, False) if text is None else (text[:_EXCERPT], len(text) > _EXCERPT)
-
-
-def _shown(values: Sequence[tuple[Any, int]]) -> list[tuple[bool | int | float | str, int]]:
-    return [(value[:_EXCERPT] if isinstance(value, str) else value, count) for value, count in values]
 
 
 def run_server(service: Service) -> None:

@@ -14,19 +14,7 @@ CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """Metrics of one service, in a registry of its own.
-
-    Attributes:
-        requests: Number of requests, by route, method and status.
-        seconds: Duration of requests, by route.
-        open: Number of running requests.
-        stages: Duration of a stage (encode, search) of a batch, by retriever.
-        batches: Number of queries per batch, by retriever.
-        queue: Number of waiting queries, by retriever.
-        generation: Generation in use, by retriever.
-        documents: Number of documents, by retriever.
-        reloads: Number of switches to another generation, by retriever and outcome.
-    """
+    """Metrics of one service, in a registry of its own; the attributes say in their helps what they count or measure."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()

@@ -29,13 +29,8 @@ class AllowedHosts:
     """Checks that the ``Host`` header of a request names this service; the port is ignored, since ports may be forwarded.
 
     This prevents DNS rebinding: a web page of evil.example can resolve its own name to 127.0.0.1 after it has loaded. For the browser its
-    requests then have the same origin, so CORS does not apply, but the ``Host`` header still names evil.example.
-
-    Source: RFC 9110, sections 7.4 (rejecting misdirected requests) and 15.5.20; RFC 6454 for origins.
-
-    Args:
-        names: Allowed names and addresses, normalized by `host_name`.
-        addresses: Allow every IP address; an address is never resolved, so it cannot be rebound.
+    requests then have the same origin, so CORS does not apply, but the ``Host`` header still names evil.example. With ``addresses`` every
+    IP address is allowed: one is never resolved, so it cannot be rebound. Source: RFC 9110, sections 7.4 and 15.5.20.
     """
 
     def __init__(self, names: Iterable[str], *, addresses: bool = False) -> None:
@@ -58,15 +53,10 @@ class AllowedHosts:
 
 
 def own_hosts(host: str, bound: str, allowed: Iterable[str] = ()) -> AllowedHosts:
-    """Hosts that a service accepts by default.
+    """Hosts that a service accepts: on a loopback address (``bound``) its names, ``host``, and those that are allowed further.
 
-    On a loopback address: its names and ``host``. On other addresses also the name of this machine and every IP address, because load
-    balancers and orchestrators use addresses that the service does not know, such as that of a pod.
-
-    Args:
-        host: Interface the service listens on, as given by the user.
-        bound: IP address of that interface.
-        allowed: Additional hosts, normalized by `host_name`.
+    On other addresses also the name of this machine and every IP address, because load balancers and orchestrators use addresses that the
+    service does not know, such as that of a pod.
     """
     names = {*_LOCAL, bound, host.lower().removesuffix("."), *allowed}
     if ip_address(bound.partition("%")[0]).is_loopback:
@@ -147,17 +137,9 @@ class ClientGone(Exception):  # noqa: N818 (not an error)
 class RequestMiddleware:
     """ASGI middleware: reads the whole body within limits of size and time, checks the host, and records metrics.
 
-    Slow headers, and clients that do not read responses, are handled by `quiver.retrieval.serving.server`.
-
-    Args:
-        app: The wrapped application.
-        limits: Limits on the size of a body and the time to send it.
-        hosts: Allowed hosts; None for all.
-        metrics: Records every request.
-        draining: Whether the service is stopping; connections are then closed after the response.
-
     The bodies of all running requests together are limited too. A request whose scope says that its connection is one too many
-    (``scope["state"]["refused"]``, set by the server) is refused.
+    (``scope["state"]["refused"]``, set by the server) is refused. Slow headers, and clients that do not read responses, are handled by
+    `quiver.retrieval.serving.server`.
     """
 
     def __init__(
@@ -172,20 +154,27 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, close=self._draining())
-        begun = time.perf_counter()
+        begun, closing, status = time.perf_counter(), self._draining(), list[int]()
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+                if closing:
+                    message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
         with self._metrics.open.track_inprogress():
             try:
                 await self._handle(scope, receive, answer)
             except ClientGone:
-                answer.status = answer.status or 499  # as in nginx
+                status.append(499)  # as in nginx
             finally:
                 route = getattr(scope.get("route"), "path", "none")
                 method = scope["method"] if scope["method"] in _METHODS else "other"
-                self._metrics.requests.labels(route, method, str(answer.status or 500)).inc()
+                self._metrics.requests.labels(route, method, str(status[0] if status else 500)).inc()
                 self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
 
-    async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: _Answer) -> None:
+    async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: Send) -> None:
         headers = dict(scope["headers"])
         parts: list[bytes] = []
         try:
@@ -198,15 +187,15 @@ class RequestMiddleware:
                     self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
             except asyncio.TimeoutError:
                 message = f"the body was not received within {self._limits.read_seconds:g} seconds"
-                await problem_answer(RequestError(408, "too_slow", message, _CLOSE))(scope, receive, answer.send)
+                await problem_answer(RequestError(408, "too_slow", message, _CLOSE))(scope, receive, answer)
             except RequestError as error:
-                await problem_answer(error)(scope, receive, answer.send)
+                await problem_answer(error)(scope, receive, answer)
             else:
                 await self._pass_on(scope, b"".join(parts), receive, answer)
         finally:
             self._held -= sum(map(len, parts))
 
-    async def _pass_on(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: _Answer) -> None:
+    async def _pass_on(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: Send) -> None:
         """Pass a request with its whole body on, until it is answered; cancel it when its client disconnects."""
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -214,7 +203,7 @@ class RequestMiddleware:
             message = next(messages, None)
             return message or await asyncio.get_running_loop().create_future()  # `gone` notices a disconnect
 
-        handling, gone = asyncio.ensure_future(self._app(scope, replay, answer.send)), asyncio.ensure_future(receive())
+        handling, gone = asyncio.ensure_future(self._app(scope, replay, answer)), asyncio.ensure_future(receive())
         try:
             first: set[asyncio.Future[Any]] = {handling, gone}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -254,22 +243,6 @@ class RequestMiddleware:
             raise too_large_error
         if busy:
             raise RequestError(503, "too_busy", "many large requests are being sent; try again in a second", _AGAIN)
-
-
-class _Answer:
-    """Sends a response, closes the connection after it if asked to, and records its status."""
-
-    def __init__(self, send: Send, *, close: bool) -> None:
-        self._send, self._close = send, close
-        self.status: int | None = None
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the response."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            if self._close:
-                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
-        await self._send(message)
 
 
 def too_many_connections() -> RequestError:

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, with_config
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -66,11 +66,7 @@ class Limits:
     read_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check that all limits are positive.
-
-        Raises:
-            ValueError: A limit is not above 0.
-        """
+        """Refuse limits that are not above 0."""
         for name, value in vars(self).items():
             if value <= 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
@@ -114,10 +110,11 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
-CLOSED: dict[str, Any] = {"extra": "forbid"}
+CLOSED = ConfigDict(extra="forbid")
 Bounded = BeforeValidator(_given_fields)
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class SearchRequest:
     """A search with one query.
@@ -139,8 +136,6 @@ class SearchRequest:
             values.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
-
     query: NonBlankText
     k: Count = 10
     offset: Offset | None = None
@@ -153,11 +148,10 @@ class SearchRequest:
     group_by: Text | None = None
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class BatchRequest:
     """A search with several queries and the same options for all; see `SearchRequest`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     queries: Filled[NonBlankText]
     k: Count = 10
@@ -169,6 +163,7 @@ class BatchRequest:
     explain: Flag = False
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class NewDocument:
     """A document to add.
@@ -181,30 +176,26 @@ class NewDocument:
             field of an object is named as in files, ``object.field``.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
-
     id: NonBlankText
     text: Text
     title: Text = ""
     metadata: Annotated[dict[Text, Any], Bounded] | None = None
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class AddRequest:
     """Documents to add to the index of a retriever, by default the first index; ``replace`` allows ids that it has."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     documents: Filled[Annotated[NewDocument, Bounded]]
     replace: Flag = False
     retriever: Text | None = None
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class DeleteRequest:
     """Documents to delete by their ids; see `AddRequest`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     ids: Filled[NonBlankText]
     retriever: Text | None = None
@@ -489,18 +480,18 @@ def problem_answer(error: RequestError) -> Response:
 
 def answer_problems(app: FastAPI) -> None:
     """Register exception handlers, so that every error response has the same form."""
-    app.add_exception_handler(RequestError, _refused)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(RequestError, _answer_refusal)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_malformed)
+    app.add_exception_handler(Exception, _answer_failure)
 
 
-async def _refused(request: Any, error: RequestError) -> Response:
+async def _answer_refusal(request: Any, error: RequestError) -> Response:
     del request
     return problem_answer(error)
 
 
-async def _http(request: Any, error: Any) -> Response:
+async def _answer_http_error(request: Any, error: Any) -> Response:
     """Answer errors of FastAPI and Starlette: unknown path, method not allowed."""
     del request
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
@@ -508,7 +499,7 @@ async def _http(request: Any, error: Any) -> Response:
     return problem_answer(RequestError(error.status_code, code, message, dict(error.headers or {})))
 
 
-async def _malformed(request: Any, error: Any) -> Response:
+async def _answer_malformed(request: Any, error: Any) -> Response:
     """Answer a request that violates the schema, without repeating its values."""
     problems = error.errors()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -523,7 +514,7 @@ async def _malformed(request: Any, error: Any) -> Response:
     others = [problem for problem in problems if problem["type"] != "unexpected_keyword_argument"]
     messages = wrong_values(others)[:5]
     if unknown:
-        messages.insert(0, _unknown_fields(unknown, get_type_hints(request.scope["endpoint"]).get("request")))
+        messages.insert(0, _describe_unknown_fields(unknown, get_type_hints(request.scope["endpoint"]).get("request")))
     return problem_answer(RequestError(422, "invalid_request", "; ".join(messages)))
 
 
@@ -564,7 +555,7 @@ def _is_type(part: object) -> bool:
     return isinstance(part, str) and (part in ("bool", "int", "float", "str") or "[" in part)
 
 
-def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
+def _describe_unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
     """Name unknown fields of a body or of a part of it, what is meant by them, and those that there are."""
     if not is_dataclass(kind):  # one of two forms of a body, which the first part of a place names by a field of it
         kind = next(each for each in get_args(kind) if places[0][0].strip("[]") in {known.name for known in fields(each)})
@@ -612,16 +603,16 @@ def describe_unknown(what: str, names: Sequence[str], known: Collection[str], *,
         >>> describe_unknown("argument", ["top_k", "filters"], ["query", "k", "filter"])
         "unknown arguments 'top_k' (did you mean 'k'?), 'filters' (did you mean 'filter'?); the arguments are query, k, filter"
     """
-    given = [f"{'.'.join(filter(None, (inside, name)))!r}{_meant(name, known)}" for name in names]
+    given = [f"{'.'.join(filter(None, (inside, name)))!r}{_suggest(name, known)}" for name in names]
     there = f"the {what}s are {', '.join(known)}" if known else f"there are no {what}s"
     return f"unknown {what}{'s' if len(names) > 1 else ''} {', '.join(given)}; {there}"
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _suggest(name: str, known: Collection[str]) -> str:
     other = next((each for each in known if name.lower() in _OTHER_NAMES.get(each, "").split()), None)
     return did_you_mean(name, known) if other is None else f" (did you mean {other!r}?)"
 
 
-async def _failed(request: Any, error: Exception) -> Response:
+async def _answer_failure(request: Any, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_answer(RequestError(500, "internal", "internal error; see the log of the service"))

@@ -71,13 +71,9 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connections:
-    """How many connections may be open, fewer than the files that this process may open.
+    """How many connections may be open: as many as wanted, but fewer than the files that this process may still open.
 
     A connection beyond ``most`` is refused when it has sent its request, so that its client sees the answer; one beyond ``limit`` at once.
-
-    Args:
-        wanted: Largest number of connections.
-        files: Number of files that this process may still open.
 
     Raises:
         InputError: There are not enough files.
@@ -213,12 +209,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
 
 def run_service(service: Service, address: Address, *, started: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Args:
-        service: The service.
-        address: Address and shutdown.
-        started: Called with the URL when the service listens.
+    """Serve until SIGTERM or SIGINT; ``started`` is called with the URL when the service listens.
 
     Raises:
         InputError: The address is in use, or not an address of this machine.
@@ -263,18 +254,6 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
             server_header=False,
         )
     )
-    _stop_on_signal(service, server, address.drain_delay)
-    asyncio.get_running_loop().set_exception_handler(allowed.handle)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
-    if server.started:
-        listening.listen(_QUEUE)  # asyncio has one number for this and for the connections of a turn
-        started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
-    await serving
-
-
-def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
     loop = asyncio.get_running_loop()
 
     def drain() -> None:
@@ -282,11 +261,19 @@ def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
             logger.warning("stopping at once")
             server.force_exit = server.should_exit = True
             return
-        logger.warning("shutting down: new connections are refused after %g s, running requests are completed", delay)
+        logger.warning("shutting down: new connections are refused after %g s, running requests are completed", address.drain_delay)
         service.draining = True
-        loop.call_later(delay, setattr, server, "should_exit", True)
+        loop.call_later(address.drain_delay, setattr, server, "should_exit", True)
 
     handle_signals(loop, drain)
+    loop.set_exception_handler(allowed.handle)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        listening.listen(_QUEUE)  # asyncio has one number for this and for the connections of a turn
+        started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
+    await serving
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

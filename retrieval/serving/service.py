@@ -40,18 +40,12 @@ _SHORTEST = 16  # least length of a token, in characters
 
 
 class Access:
-    """Allows changes of documents, and reading, to clients that send a token.
+    """Allows changes of documents to clients that send a token, and if there is a ``read_token`` also reading.
 
-    Args:
-        token: Token that allows changes and reading; None to allow no changes.
-        read_token: Token that allows reading; None to let everybody read.
+    Without a token nobody changes documents; the one for changes allows reading too.
 
     Raises:
         InputError: Both tokens are equal.
-
-    Attributes:
-        writable: Whether there is a token for changes.
-        private: Whether reading needs a token.
     """
 
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
@@ -61,7 +55,7 @@ class Access:
         self.writable, self.private = token is not None, read_token is not None
 
     def check(self, given: str | None, *, change: bool) -> None:
-        """Check the token of a request, None if it has none; the token for changes allows reading too."""
+        """Check the token of a request, None if it has none."""
         if change and not self.writable:
             raise RequestError(403, "read_only", "this service is read-only; start it with --token-file to allow changes")
         if not change and not self.private:
@@ -105,16 +99,7 @@ def _digest(token: str) -> bytes:
 
 @dataclass
 class Service:
-    """State of the service.
-
-    Attributes:
-        retrievers: Retrievers by name; the first is the default of searches.
-        limits: Limits on requests.
-        access: Access control for changes and reading.
-        metrics: Metrics.
-        threads: Executor for searches and other slow work.
-        draining: Whether the service is stopping.
-    """
+    """State of the service; the first retriever is the default of searches."""
 
     retrievers: Mapping[str, ServedRetriever]
     limits: Limits
@@ -128,16 +113,15 @@ class Service:
     def __post_init__(self) -> None:
         """List the indexes, each once, and connect the metrics."""
         self.indexes = list(dict.fromkeys(served for each in self.retrievers.values() for served in each.indexes))
-        for each in self.retrievers.values():
-            self._follow(each)
+        for name, each in self.retrievers.items():
+            self.metrics.queue.labels(name).set_function(partial(lambda retriever: retriever.waiting, each))
+            self.metrics.generation.labels(name).set_function(partial(lambda served: served.current.number, each.served))
+            self.metrics.documents.labels(name).set_function(partial(lambda served: len(served.current.index), each.served))
+            for served in each.indexes:
+                served.observers.append(partial(self._count_reload, name))
 
-    def _follow(self, retriever: ServedRetriever) -> None:
-        name, metrics = retriever.name, self.metrics
-        metrics.queue.labels(name).set_function(lambda: retriever.waiting)
-        metrics.generation.labels(name).set_function(lambda: retriever.served.current.number)
-        metrics.documents.labels(name).set_function(lambda: len(retriever.served.current.index))
-        for served in retriever.indexes:
-            served.observers.append(lambda worked: metrics.reloads.labels(name, "done" if worked else "failed").inc())
+    def _count_reload(self, name: str, worked: bool) -> None:
+        self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
 
     def compared_warning(self, retriever: ServedRetriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first index; None if both rank the same documents."""
@@ -206,10 +190,8 @@ class Combinations:
 
     Attributes:
         words: Add a BM25 retriever over the texts of the first index.
-        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25``, which ranks the texts of the first index
-            among them.
-        reranked_by: Name of an index of a ColBERT model, or folder or hub id of such a model, that re-ranks every fused retriever, or the
-            first index if there is none; None for no re-ranking.
+        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25`` for the texts of the first of them.
+        reranked_by: Name of an index of a ColBERT model, or such a model, that re-ranks every fused retriever, or the first index.
     """
 
     words: bool = False
@@ -217,11 +199,7 @@ class Combinations:
     reranked_by: str | None = None
 
     def with_words(self, first: str) -> list[str]:
-        """Names of the indexes whose texts BM25 ranks. The first of them is also that of the retriever ``bm25``.
-
-        Args:
-            first: Name of the first index.
-        """
+        """Names of the indexes whose texts BM25 ranks: that of the retriever ``bm25``, then others; ``first`` is the first index."""
         fused = [_first_index(names, first) for names in self.fused if NAME in names]
         return list(dict.fromkeys([first, *fused] if self.words else fused))
 
@@ -244,11 +222,11 @@ def open_service(
 
     Args:
         folders: Name -> folder of an index; one or more.
-        combined: BM25, fused and re-ranked retrievers; None for none.
+        combined: BM25, fused and re-ranked retrievers.
         model: Model of the first index; None for the one that built it.
         device: Device of the models; None for a GPU if available.
         access: Access control; None for a read-only service that everybody may read.
-        limits: Limits on requests; None for the defaults.
+        limits: Limits on requests.
         workers: Number of batches that each retriever searches at the same time.
         verify: Verify the checksum of each block when it is first read.
 
@@ -276,13 +254,13 @@ def open_service(
     make = partial(ServedRetriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
     retrievers = {name: make(name, [part]) for name, part in parts.items()}
     default = next(iter(retrievers))
-    fused = [_parts_of(names, parts, by_words) for names in combined.fused]
+    fused = [_choose_parts(names, parts, by_words) for names in combined.fused]
     for each in fused:
         name = "+".join(part.name for part in each)
         retrievers[name] = make(name, each)
     default = next((name for name in retrievers if name not in parts), default)
     if combined.reranked_by is not None:
-        reranker = _reranker(combined.reranked_by, parts, device)
+        reranker = _open_reranker(combined.reranked_by, parts, device)
         for each in fused or [[next(iter(parts.values()))]]:
             name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
             retrievers[name] = make(name, each, reranker=reranker)
@@ -300,12 +278,18 @@ def _first_index(names: Sequence[str], default: str) -> str:
     return next((name for name in names if name != NAME), default)
 
 
-def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping[str, Part]) -> list[Part]:
+def _choose_parts(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping[str, Part]) -> list[Part]:
     """The rankings that a fused retriever combines; ``by_words`` has BM25 of the texts of each index."""
     default = next(iter(parts))
     for name in names:
         if name not in parts and name != NAME:
-            raise InputError(_no_ranking(name, names, parts))
+            first = parts[default].served.current.index
+            known = dict.fromkeys([*parts, *([NAME] if first.manifest.policy.store_text and first.kind != NAME else [])])
+            given = " ".join(f"{each}=DIR{number}" for number, each in enumerate((each for each in names if each != NAME), 1))
+            raise InputError(
+                f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(known)}; a ranking of another index needs"
+                f" its folder: quiver serve {given} --fuse {'+'.join(names)}"
+            )
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
     chosen = [by_words[_first_index(names, default)] if name == NAME else parts[name] for name in names]
@@ -313,23 +297,12 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping
     for part in chosen:
         if not part.words and part.served in ranked_by_words and part.served.current.index.kind == NAME:
             raise InputError(f"{part.name}: an index of BM25, which bm25 would fuse with itself; leave out bm25, or fuse NAME+bm25")
-    first, *others = [part.served.current.index for part in chosen]
-    for other in others:
-        check_fusible(first, other)
+    for other in chosen[1:]:
+        check_fusible(chosen[0].served.current.index, other.served.current.index)
     return chosen
 
 
-def _no_ranking(name: str, names: Sequence[str], parts: Mapping[str, Part]) -> str:
-    first = next(iter(parts.values())).served.current.index
-    known = dict.fromkeys([*parts, *([NAME] if first.manifest.policy.store_text and first.kind != NAME else [])])
-    given = " ".join(f"{each}=DIR{number}" for number, each in enumerate((each for each in names if each != NAME), 1))
-    return (
-        f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(known)}; a ranking of another index needs its"
-        f" folder: quiver serve {given} --fuse {'+'.join(names)}"
-    )
-
-
-def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:
+def _open_reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:
     if given in parts and not parts[given].words:
         served = parts[given].served
         kind = served.current.index.manifest.model.kind
