@@ -20,7 +20,7 @@ import pytest
 from quiver.encoder import InputError
 from quiver.encoder.errors import full_disk as is_full_disk
 from quiver.encoder.files import file_sha256
-from quiver.encoder.training.run_folder import RECORD, Checkpoints, RunIdentity, finish_run, lock_run, new_run, unfinished_model
+from quiver.encoder.training.run_folder import RECORD, Checkpoints, RunIdentity, finish_run, lock_run, new_run
 from quiver.encoder.work_folder import SealedFolders, WorkFolder, exclusive_lock, open_work
 from quiver.eval import evaluate
 from quiver.eval.datasets.cache import Cache
@@ -101,10 +101,7 @@ def training(out: Path) -> None:
         if Checkpoints(out / "checkpoints").newest() is None:
             identity.write(out)
             save(Checkpoints(out / "checkpoints"), 1)
-        shutil.rmtree(unfinished_model(out), ignore_errors=True)
-        unfinished_model(out).mkdir()
-        (unfinished_model(out) / "weights").write_bytes(b"weights")
-        finish_run(out, {"schema": "quiver-run/1", "recipe": {"seed": 1}})
+        finish_run(out, lambda folder: (folder / "weights").write_bytes(b"weights"), {"schema": "quiver-run/1", "recipe": {"seed": 1}})
 
 
 def rows(out: Path) -> None:

@@ -1,9 +1,8 @@
 """Load and save encoders with a task head, in the layouts of transformers and the families' own code.
 
-The settings of each task's head are a table (`SETTINGS`), by which one function reads them and one writes them. Loading is strict: a head
-must be complete, unless the caller gives a seed for missing weights. ModernBERT's config.json has keys for the head; in the other families
-most settings follow from the layers, and another value is refused. A quiver config.json keeps the settings of the head under the key
-``head``, with ModernBERT's names.
+The settings of each task's head are a table, `SETTINGS`. A head must be complete, unless the caller gives a seed for missing weights.
+ModernBERT's config.json has keys for the head; in the other families most settings follow from the layers, and another value is refused. A
+quiver config.json keeps them under the key ``head``, with ModernBERT's names.
 
 Shapes: C labels.
 Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow
@@ -28,17 +27,15 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import (
     expand_home,
-    file_sha256,
     naming,
     read_json,
     read_json_lines,
     read_lines,
     read_whole,
-    sync_folder,
-    write_json,
 )
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.work_folder import SealedFolders
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +65,13 @@ def read_documents(source: SourceSection) -> Iterator[str]:
     """Read the documents of a source; blank documents are skipped."""
     path = expand_home(source.path)
     if not path.is_dir():
-        yield from _file(path, source)
+        yield from _read_source_file(path, source)
         return
     if corpus := next((path / f"corpus{suffix}" for suffix in JSON_LINES if (path / f"corpus{suffix}").is_file()), None):
-        wanted = None if source.split is None else _judged(path, source.split)
+        wanted = None if source.split is None else _documents_judged_only_in(path, source.split)
         for number, row in read_json_lines(corpus):
             if wanted is None or row.get("_id") in wanted:
-                yield from _joined(row, source.fields, f"{corpus}:{number}")
+                yield from _join_row_fields(row, source.fields, f"{corpus}:{number}")
         return
     if source.split is not None:
         raise InputError(f"{path}: split {source.split!r} requires a BEIR folder, but this folder has no corpus.jsonl; remove split")
@@ -82,27 +79,27 @@ def read_documents(source: SourceSection) -> Iterator[str]:
     if not files:
         raise InputError(f"{path}: contains no file with a suffix of {', '.join(SUFFIXES)}")
     for file in files:
-        yield from _file(file, source)
+        yield from _read_source_file(file, source)
 
 
-def _file(path: Path, source: SourceSection) -> Iterator[str]:
+def _read_source_file(path: Path, source: SourceSection) -> Iterator[str]:
     if not path.is_file():
         raise InputError(f"{path}: there is no such file or folder")
     if path.name.endswith(JSON_LINES):
         for number, row in read_json_lines(path):
-            yield from _joined(row, source.fields, f"{path}:{number}")
+            yield from _join_row_fields(row, source.fields, f"{path}:{number}")
     elif path.name.endswith(PLAIN_TEXT) and source.lines:
         yield from (line for _, line in read_lines(path))
     elif path.name.endswith(PLAIN_TEXT):
         if (text := read_whole(path)).strip():
             yield text
     elif path.suffix == PARQUET:
-        yield from _parquet(path, source.fields)
+        yield from _read_parquet(path, source.fields)
     else:
         raise InputError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
-def _joined(row: Mapping[str, object], fields: Sequence[str], where: str) -> Iterator[str]:
+def _join_row_fields(row: Mapping[str, object], fields: Sequence[str], where: str) -> Iterator[str]:
     """Join the fields of a row to one document; yields nothing if all of them are null or blank."""
     if row.keys().isdisjoint(fields):
         raise InputError(f"{where}: has none of the fields {', '.join(fields)}; it has {', '.join(map(str, row))}")
@@ -115,7 +112,7 @@ def _joined(row: Mapping[str, object], fields: Sequence[str], where: str) -> Ite
         yield text
 
 
-def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
+def _read_parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
@@ -125,30 +122,25 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
             for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield from _joined(row, fields, f"{path}:{number}")
+                    yield from _join_row_fields(row, fields, f"{path}:{number}")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet file after row {number} ({first_line(error)}); download the file again") from error
 
 
-def _judged(folder: Path, split: str) -> set[str]:
+def _documents_judged_only_in(folder: Path, split: str) -> set[str]:
     """Ids of the documents that are judged in this split and in no other."""
     splits = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     if split not in splits:
         raise InputError(f"{folder}: has no qrels/{split}.tsv; its splits are {', '.join(splits) or 'none'}")
-    judged = {name: _judged_documents(path) for name, path in splits.items()}
+    judged: dict[str, set[str]] = {name: set() for name in splits}
+    for name, path in splits.items():
+        for number, line in read_lines(path):
+            parts = line.split("\t")
+            if len(parts) < 3:
+                raise InputError(f"{path}:{number}: a line must hold query, document and grade, separated by tabs")
+            if number > 1:
+                judged[name].add(parts[1])
     return judged.pop(split).difference(*judged.values())
-
-
-def _judged_documents(path: Path) -> set[str]:
-    """Document ids of a qrels file: query, document and grade, separated by tabs, after a header."""
-    found = set()
-    for number, line in read_lines(path):
-        parts = line.split("\t")
-        if len(parts) < 3:
-            raise InputError(f"{path}:{number}: a line must hold query, document and grade, separated by tabs")
-        if number > 1:
-            found.add(parts[1])
-    return found
 
 
 @dataclass(frozen=True)
@@ -182,10 +174,10 @@ class Corpus:
 
 def side_of(text: str, held_out: float) -> Side:
     """Decide whether a document is trained on or held out. Copies of a document are on the same side, because only the text decides."""
-    return "held_out" if _drawn(text, held_out, draw=0) else "train"
+    return "held_out" if _is_drawn(text, held_out, draw=0) else "train"
 
 
-def _drawn(text: str, share: float, *, draw: int) -> bool:
+def _is_drawn(text: str, share: float, *, draw: int) -> bool:
     """Whether a document belongs to a random sample of the given share, drawn by a hash of its text; draws 0..3 are independent."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return int.from_bytes(digest[8 * draw : 8 * draw + 8], "big") < share * 2**64
@@ -208,11 +200,11 @@ def train_texts(data: DataSection, *, share: float, characters: int | None = Non
         for text in first_documents(source, characters):
             if side_of(text, data.held_out) == "train":
                 documents += 1
-                if _drawn(text, share, draw=1):
+                if _is_drawn(text, share, draw=1):
                     found += 1
                     yield text
     if not documents:
-        raise InputError(_empty(data))
+        raise InputError(_describe_empty(data))
     if not found:
         raise InputError(f"model.vocabulary.share: a share of {share} selects none of the {documents} documents; raise it")
 
@@ -220,64 +212,62 @@ def train_texts(data: DataSection, *, share: float, characters: int | None = Non
 def prepare_corpus(
     data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS, characters: int | None = None
 ) -> None:
-    """Tokenize the sources into a folder. If the folder exists, verify its settings and the checksums of its files instead."""
-    if folder.is_dir():
-        _verify(data, tokenizer, folder)
+    """Tokenize the sources into a folder, unless an intact one was made with the same sources and settings.
+
+    Args:
+        data: Sources and split.
+        tokenizer: Tokenizer of the model.
+        folder: Folder of the corpus; appears under this name only when it is complete.
+        block_characters: Minimum number of characters per call of the tokenizer.
+        characters: Characters to read of each source; None for all.
+
+    Raises:
+        InputError: A source cannot be read or has no text to train on, no document is held out although ``held_out`` is above 0; or the
+            existing folder was made with other sources or settings.
+    """
+    made_of = {
+        "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
+        "held_out": data.held_out,
+        "sources": [source.model_dump() | {"fields": list(source.fields)} for source in data.sources],
+    }
+    sealed = SealedFolders(folder.parent, SCHEMA, MANIFEST)
+    found = sealed.finished(folder.name, "tokenizing the sources again")
+    if found is not None:
+        if changed := [key for key, value in made_of.items() if found.about.get(key) != value]:
+            raise InputError(f"{folder}: was made with other settings ({', '.join(changed)}); delete it to make the corpus again")
         return
-    unfinished = folder.with_name(f".{folder.name}-unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    _write(data, tokenizer, unfinished, block_characters, characters)
-    unfinished.rename(folder)
-    sync_folder(folder.parent)
+    dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
+    counts: dict[str, dict[Side, dict[str, int]]] = {}
+    with naming(folder), sealed.writing(folder.name) as part:
+        with ExitStack() as files:
+            sides = {side: _Side(part.folder / side, files, dtype=dtype) for side in SIDES}
+            for source in data.sources:
+                before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}
+                for texts in _group_texts(first_documents(source, characters), block_characters):
+                    for text, ids in zip(texts, tokenizer.encode_bare(texts), strict=True):
+                        if ids:  # no ids if the text consists of characters that the vocabulary drops
+                            sides[side_of(text, data.held_out)].add(ids)
+                counts[source.name] = {
+                    side: {"documents": sides[side].documents - documents, "tokens": sides[side].tokens - tokens}
+                    for side, (documents, tokens) in before.items()
+                }
+                logger.info("%s: %s", source.name, counts[source.name])
+        _check_counts(data, counts)
+        part.about |= {**made_of, "dtype": dtype.str, "counts": counts}
 
 
 def open_corpus(folder: Path) -> Corpus:
     """Memory-map a corpus that `prepare_corpus` has made or verified."""
     manifest = read_json(folder / MANIFEST)
-    sides = {side: _documents(folder, side, manifest) for side in SIDES}
+    sides = {side: _map_side(folder, side, manifest) for side in SIDES}
     identity = {key: manifest[key] for key in ("tokenizer", "counts")} | {"sha256": {n: s["sha256"] for n, s in manifest["files"].items()}}
     return Corpus(sides["train"], sides["held_out"], identity)
 
 
-def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
-        "held_out": data.held_out,
-        "sources": [source.model_dump() | {"fields": list(source.fields)} for source in data.sources],
-    }
-
-
-def _write(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int, characters: int | None) -> None:
-    dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
-    counts: dict[str, dict[str, dict[str, int]]] = {}
-    with naming(folder), ExitStack() as files:
-        sides = {side: _Side(*_files(folder, side, files), dtype=dtype) for side in SIDES}
-        for source in data.sources:
-            before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}
-            for texts in _blocks(first_documents(source, characters), block_characters):
-                _tokenize(texts, tokenizer, sides, data.held_out)
-            counts[source.name] = {
-                side: {"documents": sides[side].documents - before[side][0], "tokens": sides[side].tokens - before[side][1]}
-                for side in SIDES
-            }
-            logger.info("%s: %s", source.name, counts[source.name])
-    _refuse_empty(data, counts)
-    sealed = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())}
-    made_of = _made_of(data, tokenizer)
-    write_json(folder / MANIFEST, {"schema": SCHEMA, **made_of, "dtype": dtype.str, "counts": counts, "files": sealed})
-
-
-def _files(folder: Path, side: Side, files: ExitStack) -> tuple[BinaryIO, BinaryIO]:
-    """Open files for ids and ends of a side; the stack closes them."""
-    ids, ends = (files.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "ends"))
-    return ids, ends
-
-
-def _refuse_empty(data: DataSection, counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+def _check_counts(data: DataSection, counts: Mapping[str, Mapping[Side, Mapping[str, int]]]) -> None:
     train, held_out = (sum(sides[side]["documents"] for sides in counts.values()) for side in SIDES)
     if not train:
-        raise InputError(_empty(data))
+        raise InputError(_describe_empty(data))
     for source in data.sources:
         if not counts[source.name]["train"]["documents"]:
             raise InputError(f"data.sources: {source.name} has no text to train on ({source.path}); remove it")
@@ -286,16 +276,11 @@ def _refuse_empty(data: DataSection, counts: Mapping[str, Mapping[str, Mapping[s
 
 
 class _Side:
-    """Writes the documents of one side.
+    """Writes the documents of one side, and counts them and their tokens."""
 
-    Attributes:
-        documents: Number of documents written.
-        tokens: Number of tokens written.
-    """
-
-    def __init__(self, ids: BinaryIO, ends: BinaryIO, *, dtype: np.dtype[Any]) -> None:
+    def __init__(self, stem: Path, files: ExitStack, *, dtype: np.dtype[Any]) -> None:
         self.documents = self.tokens = 0
-        self._ids, self._ends = ids, ends
+        self._ids, self._ends = (files.enter_context(stem.with_suffix(f".{kind}").open("wb")) for kind in ("ids", "ends"))
         self._dtype = dtype
 
     def add(self, ids: list[int]) -> None:
@@ -305,13 +290,7 @@ class _Side:
         self._ends.write(self.tokens.to_bytes(8, "little", signed=True))
 
 
-def _tokenize(texts: list[str], tokenizer: Tokenizer, sides: dict[Side, _Side], held_out: float) -> None:
-    for text, ids in zip(texts, tokenizer.encode_bare(texts), strict=True):
-        if ids:  # no ids if the text consists of characters that the vocabulary drops
-            sides[side_of(text, held_out)].add(ids)
-
-
-def _blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+def _group_texts(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
     """Group texts into lists of at least this many characters; the last list may have fewer."""
     block: list[str] = []
     size = 0
@@ -325,21 +304,7 @@ def _blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
         yield block
 
 
-def _verify(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("schema") != SCHEMA:
-        raise InputError(
-            f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; delete the folder to make it again"
-        )
-    if changed := [key for key, value in _made_of(data, tokenizer).items() if manifest.get(key) != value]:
-        raise InputError(f"{folder}: was made with other settings ({', '.join(changed)}); delete it to make the corpus again")
-    for name, seal in manifest["files"].items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != seal["bytes"] or file_sha256(path) != seal["sha256"]:
-            raise InputError(f"{path}: missing or damaged; delete {folder} to make the corpus again")
-
-
-def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
+def _map_side(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
     counts = {name: sides[side]["documents"] for name, sides in manifest["counts"].items()}
     kinds = {"ids": np.dtype(manifest["dtype"]), "ends": np.dtype("<i8")}
     if not any(counts.values()):  # an empty file cannot be mapped
@@ -353,5 +318,5 @@ def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
     return Documents(ids, ends, counts)
 
 
-def _empty(data: DataSection) -> str:
+def _describe_empty(data: DataSection) -> str:
     return f"data.sources: the corpus is empty, there is no text to train on in {', '.join(source.path for source in data.sources)}"

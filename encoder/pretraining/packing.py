@@ -1,18 +1,15 @@
 """Order and packing of the corpus: pieces of documents are shuffled, pass after pass, and packed into nearly full rows.
 
-Order. Every pass over the corpus is a shuffle in bounded memory. A pass is cut into windows of `WINDOW` pieces. Blocks of about `BLOCK`
-neighboring pieces are drawn into the windows, and the pieces of a window are shuffled. A corpus of one window is thus shuffled as a whole.
-A corpus of trillions of tokens has thousands of windows with thousands of blocks each, from all over it. The memory is 20 bytes per piece
-of one window (twice as much while it is drawn), 32 per block, and 16 per reading of a block in a pass: a quarter of a gigabyte for three
-billion pieces, or two trillion tokens. The ends of documents are read from a memory map.
+Order. A pass is cut into windows of `WINDOW` pieces. Blocks of about `BLOCK` neighboring pieces are drawn into the windows, and the pieces
+of a window are shuffled. Memory: 20 bytes per piece of a window (twice as much while it is drawn), 32 per block, and 16 per reading of a
+block in a pass; a quarter of a gigabyte for two trillion tokens.
 
-Packing. Greedy best fit over a bounded buffer; no token is dropped. Pieces wait in the order of the stream. Each goes into the row with the
-least space that still holds it. A piece that fits into no row is the first in line for the next rows, so none waits for ever. Pieces that
-still wait at the end of a run have not been trained on; those at the end of a phase go into the rows of the next. With a buffer of five
-updates of 4.7 million tokens, as for ModernBERT-base, about 40,000 pieces wait, or 6 MB.
+Packing. Greedy best fit over a bounded buffer; no token is dropped. Each piece, in the order of the stream, goes into the row with the
+least space that still holds it. A piece that fits into no row is the first in line for the next rows; at the end of a phase for those of
+the next.
 
-Sources: best-fit packing as in ModernBERT, arXiv:2412.13663, section 2.1.3 and appendix A. The release of ModernBERT samples with NumPy's
-PCG64DXSM (its text_data.py), because torch's randperm of 32-bit numbers repeats itself in large corpora (section 2.2.2).
+Sources: ModernBERT, arXiv:2412.13663, section 2.1.3 and appendix A; its release samples with NumPy's PCG64DXSM (text_data.py), because
+torch's randperm of 32-bit numbers repeats itself in large corpora.
 """
 
 from __future__ import annotations

@@ -192,18 +192,8 @@ class TrainingSection(TextSchema):
 class PretrainingRecipe(RecipeSchema):
     """All settings of a pretraining run."""
 
-    name: NonBlank
-    """Name of the recipe file, without suffix."""
     kind: Literal["pretraining"]
     """Kind of recipe."""
-    description: NonBlank | None = None
-    """Model and data in one sentence."""
-    source: NonBlank | None = None
-    """Source of the settings."""
-    cost: NonBlank | None = None
-    """Time and hardware."""
-    expected: NonBlank | None = None
-    """Expected result."""
     model: ModelSection
     """The encoder and its vocabulary."""
     data: DataSection

@@ -16,10 +16,8 @@ Parts of ``run.json`` beside recipe, command, date, versions, platform, device, 
 from __future__ import annotations
 
 import logging
-import shutil
 import statistics
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +33,12 @@ from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, PretrainingTask, Session, peak_flops, read_checkpoint, save_model
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.autocast import exact_float32, with_training_dtype
+from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.averaging import average_weights
-from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.log import LOG, RunLog, curve, read_log
+from quiver.encoder.training.callbacks import FORMS, training_bar
+from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
+from quiver.encoder.training.processes import Processes, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
@@ -52,17 +50,15 @@ from quiver.encoder.training.run_folder import (
     describe_session,
     finish_run,
     lock_run,
-    publish,
     refuse_existing,
     refuse_nothing_to_resume,
     refuse_other_run,
     remove_made,
-    unfinished,
-    unfinished_model,
-    warn_of_changes,
+    resume_run,
+    session_environment,
+    write_part,
 )
-from quiver.encoder.training.state import preserve_rng_state
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings
+from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +104,7 @@ def pretrain(
     """
     require_optimizer(OPTIMIZER)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), exact_float32(), _folder(out, processes):
+    with session_environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         _check_folder(recipe, out, resume=resume, writes=processes.is_main_process)
         processes.barrier()  # all have read what is written now
@@ -116,17 +112,11 @@ def pretrain(
             _prepare(recipe, out, begins=not resume)
         processes.barrier()
         session = open_session(recipe, out, processes, device, progress=progress)
-        identity = replace(
-            _identity(recipe),
-            fixed={"processes": processes.size, "corpus": session.corpus.identity},
-            about=describe_session(command, device),
-        )
-        refuse_other_run(out, identity)
-        processes.barrier()
-        if processes.is_main_process:
-            warn_of_changes(out, identity)
+        fixed = {"processes": processes.size, "corpus": session.corpus.identity}
+        identity = replace(_identify_recipe(recipe), fixed=fixed, about=describe_session(command, device))
+        if not resume and processes.is_main_process:
             identity.write(out)
-        done, task = _train(session, callbacks, step=_last_step(session) if resume else None)
+        done, task = _train(session, callbacks, step=resume_run(out, identity, processes) if resume else None)
         model = task.trained_model()
         if processes.is_main_process:
             _finish(session, done, task.phase_ends, model, identity)
@@ -160,12 +150,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, chara
         _prepare(recipe, out, begins=not resume, characters=characters)
 
 
-def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
-    """Lock of the run folder, held by the main process for all of them."""
-    return lock_run(out) if processes.is_main_process else nullcontext()
-
-
-def _identity(recipe: PretrainingRecipe) -> RunIdentity:
+def _identify_recipe(recipe: PretrainingRecipe) -> RunIdentity:
     """Identity of a run before its corpus is known."""
     return RunIdentity(recipe.model_dump(), {}, {}, PretrainingRecipe, WITHOUT_WEIGHT | {"training.save_every"})
 
@@ -173,7 +158,7 @@ def _identity(recipe: PretrainingRecipe) -> RunIdentity:
 def _check_folder(recipe: PretrainingRecipe, out: Path, *, resume: bool, writes: bool) -> None:
     if resume:
         refuse_nothing_to_resume(out)
-        refuse_other_run(out, _identity(recipe))
+        refuse_other_run(out, _identify_recipe(recipe))
     elif writes:
         refuse_existing(out, overwrite=None)
 
@@ -181,14 +166,10 @@ def _check_folder(recipe: PretrainingRecipe, out: Path, *, resume: bool, writes:
 def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool, characters: int | None = None) -> None:
     """Train the tokenizer and tokenize the corpus, unless an earlier session has done it; remove all that is new if that fails."""
     if begins:
-        _identity(recipe).write(out)
+        _identify_recipe(recipe).write(out)
     try:
         if recipe.model.tokenizer == "train" and not (out / TOKENIZER).is_dir():
-            tokenizer = make_tokenizer(recipe, characters=characters)
-            shutil.rmtree(unfinished(out, TOKENIZER), ignore_errors=True)
-            unfinished(out, TOKENIZER).mkdir()
-            tokenizer.save(unfinished(out, TOKENIZER))
-            publish(out, TOKENIZER)
+            write_part(out, TOKENIZER, make_tokenizer(recipe, characters=characters).save)
         if begins and recipe.model.init != "random":
             first_model(recipe, _tokenizer(recipe, out))  # an initial model that does not fit is reported before days of tokenizing
         prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS, characters=characters)
@@ -202,20 +183,9 @@ def _tokenizer(recipe: PretrainingRecipe, out: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(out / TOKENIZER) if recipe.model.tokenizer == "train" else make_tokenizer(recipe)
 
 
-def _last_step(session: Session) -> int:
-    """Step that a resumed session continues from; later log lines are removed."""
-    newest = 0
-    if session.processes.is_main_process:
-        newest = session.checkpoints.newest() or 0
-        RunLog(session.out / LOG).cut(newest)
-        logger.info("%s: resuming from step %d", session.out, newest)
-    return int(session.processes.broadcast(newest))
-
-
 def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None) -> tuple[Progress, PretrainingTask]:
     """Train until the end of the run; ``step`` is the step of the checkpoint to resume, 0 if there is none, None for a new run."""
     recipe, processes = session.recipe, session.processes
-    settings = TrainerSettings(recipe.training.seed, counts=COUNTS, lower_is_better=True)
     total, shown = sum(phase.tokens for phase in recipe.phases), session.progress and processes.is_main_process
     with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
         folder = session.checkpoints.path(step or 0)
@@ -225,10 +195,10 @@ def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None)
             progress.resumed_at.append(step)
         task = PretrainingTask(session, progress, None if saved is None else (folder, saved))
         del saved  # the optimizer has its own copy
-        with training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens") as show:
-            bar = BarCallback(show, done=lambda step: progress.tokens)
-            output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [bar, *callbacks])
-            Trainer(task, settings, output, processes, stop, progress, random_states).train()
+        bar = training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens", position=lambda step: progress.tokens)
+        with bar as shown_bar:
+            settings = TrainerSettings(recipe.training.seed, counts=COUNTS, lower_is_better=True, callbacks=[shown_bar, *callbacks])
+            Trainer(task, settings, session.out, processes, stop, progress, random_states).train()
     return progress, task
 
 
@@ -240,10 +210,9 @@ def _finish(session: Session, progress: Progress, phase_ends: Sequence[int], mod
         best = {step for _, step in progress.best}
         kept = session.checkpoints.sound(sorted(best | {progress.step} if averaging.with_last else best)) or [progress.step]
         model = average_checkpoints([session.checkpoints.path(step) for step in kept])
-    shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
-    save_model(model, session.tokenizer, unfinished_model(session.out))
     log = read_log(session.out / LOG)
     curves = {key: curve(log, key) for key in CURVES}
+    peak, rates = peak_flops(), [rate for _, rate in curves["flops_per_second"]]
     phases = [{"name": phase.name, "last_step": step} for phase, step in zip(recipe.phases, phase_ends, strict=True)]
     parts = {
         "model": {
@@ -257,10 +226,10 @@ def _finish(session: Session, progress: Progress, phase_ends: Sequence[int], mod
             "phases": phases,
             "kept_steps": kept,
             "average": averaging.ema_half_life is not None,
-            "flop_utilisation": _utilization(curves["flops_per_second"], session.processes.size),
+            "flop_utilisation": None if peak is None else statistics.median(rates) / (peak * session.processes.size),
         },
     }
-    finish_run(session.out, identity.record(SCHEMA, parts))
+    finish_run(session.out, lambda folder: save_model(model, session.tokenizer, folder), identity.record(SCHEMA, parts))
 
 
 def average_checkpoints(folders: Sequence[Path]) -> MaskedLM:
@@ -268,8 +237,3 @@ def average_checkpoints(folders: Sequence[Path]) -> MaskedLM:
     model = load_head(MaskedLM, folders[0])
     model.load_state_dict(average_weights(load_head(MaskedLM, folder).state_dict() for folder in folders))
     return model
-
-
-def _utilization(flops_per_second: Sequence[tuple[int, float]], processes: int) -> float | None:
-    peak = peak_flops()
-    return None if peak is None else statistics.median(value for _, value in flops_per_second) / (peak * processes)

@@ -1,15 +1,10 @@
 """Pretraining as a task of the trainer: the phases of a recipe, one after the other, with held-out loss and checkpoints.
 
-The loss of a step is the mean over all masked tokens of the step, in whatever row or process they are, so that neither the number of rows
-nor the number of processes changes what is learned. Model FLOPs count matrix products, a multiplication and an addition each, and in
-attention only pairs of tokens that see each other. Recomputation to save memory is not counted.
-
-A checkpoint is a masked language model that opens like any other, and beside it ``trainer.json`` and ``trainer.safetensors``: optimizer,
-stream, moving average, random generators and progress.
+The loss of a step is the mean over all masked tokens of the step, in whatever row or process they are. A checkpoint is a masked language
+model that opens like any other, and beside it the train state: optimizer, stream, moving average, random generators and progress.
 
 Shapes: N tokens of a row, n of a sequence, D model width, I MLP width, V vocabulary, M masked tokens.
-Source: PaLM, arXiv:2204.02311, appendix B (utilization); the peaks are those of the makers' data sheets, bfloat16 without sparsity; the
-release of ModernBERT masks 15 % for the held-out loss and 30 % in training.
+Source: PaLM, arXiv:2204.02311, appendix B (utilization: model FLOPs without recomputation).
 """
 
 from __future__ import annotations

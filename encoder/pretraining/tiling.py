@@ -1,16 +1,11 @@
 """Initialize a larger encoder from a smaller one: every tensor is tiled with the smaller one's values, with the original in the middle.
 
-Along an axis of length n that becomes N, index r takes the old index (r - (N - n) // 2) mod n: the whole old tensor is in the middle
-and repeats periodically around it. Layer i of L takes the old layer round(i l / L).
+Along an axis of length n that becomes N, index r takes the old index (r - (N - n) // 2) mod n. Layer i of L takes the old layer round(i l /
+L). Tensors of several equal parts are tiled part by part: queries, keys and values; the halves of a gated MLP; heads, and inside a head the
+two halves that RoPE rotates against each other.
 
-Tensors of several equal parts are tiled part by part: queries, keys and values; the two halves of a gated MLP; heads, so that each head
-of the larger encoder is a head of the smaller one for any numbers of heads; and inside a head the two halves that RoPE rotates against
-each other. If the width of heads stays and their number grows by an even number, as from base to large, this is the published map of
-whole matrices, entry by entry.
-
-With tiling as published, a matrix adds up an input as often as it is repeated, and a narrow model that is made wider starts no better
-than random. Therefore copies share: each column of a matrix is divided by the number of copies of its input, so the larger model starts
-close to the function of the smaller one. Only norms are not corrected for copies.
+With tiling as published, a matrix adds up an input as often as it is repeated, and a model that is made wider starts no better than random.
+Therefore each column of a matrix is divided by the number of copies of its input.
 
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
 Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,

@@ -7,8 +7,7 @@ gradients need a scaler, which only GPUs below compute capability 8.0 would use.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -71,21 +70,3 @@ def autocast(dtype: TrainingDtype, device: torch.device) -> AbstractContextManag
     """Run the block in the dtype of training on a device, see `training_dtype`."""
     context: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=training_dtype(dtype, device) == "bfloat16")
     return context
-
-
-@contextmanager
-def exact_float32() -> Iterator[None]:
-    """Multiply float32 matrices in float32 within the block, never in TF32, whatever the process has set."""
-    before = _float32_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _float32_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to say it if ``torch.backends.cuda.matmul.fp32_precision`` alone was set to TF32
-        return "high"

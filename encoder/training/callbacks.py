@@ -7,48 +7,50 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.trainer import Callback
-
-Show: TypeAlias = Callable[[int, Mapping[str, int | float]], None]
-"""Function of the position of a progress bar and of new values, by log key."""
 
 FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
 """Log key -> format of the value on a progress bar."""
 
 
 class BarCallback(Callback):
-    """Shows progress and logged values on a progress bar."""
+    """Shows progress and the logged values that have a format on a progress bar; ``position`` is that of the bar after a step."""
 
-    def __init__(self, show: Show, done: Callable[[int], int] = lambda step: step) -> None:
-        self._show = show
-        self._done = done
+    def __init__(self, advance: Callable[[int, str], None], done: int, forms: Mapping[str, str], position: Callable[[int], int]) -> None:
+        self._advance, self._done, self._forms, self._position = advance, done, forms, position
+        self._latest: dict[str, float] = {}
 
     def on_step(self, step: int) -> None:
         """Advance the bar."""
-        self._show(self._done(step), {})
+        self._show(step)
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values."""
-        self._show(self._done(step), values)
+        self._latest.update(values)
+        self._show(step)
+
+    def _show(self, step: int) -> None:
+        before, self._done = self._done, self._position(step)
+        news = (form.format(self._latest[key]) for key, form in self._forms.items() if key in self._latest)
+        self._advance(self._done - before, ", ".join(news))
 
 
 @contextmanager
-def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, str] = FORMS, unit: str = "step") -> Iterator[Show]:
-    """Show progress on standard error while the block runs."""
-    latest: dict[str, int | float] = {}
-    shown = done
+def training_bar(
+    done: int,
+    total: int,
+    *,
+    enabled: bool,
+    forms: Mapping[str, str] = FORMS,
+    unit: str = "step",
+    position: Callable[[int], int] = lambda step: step,
+) -> Iterator[BarCallback]:
+    """Show progress on standard error while the block runs, from ``done`` to ``total``."""
     with progress_bar(unit, total, enabled=enabled, done=done) as advance:
-
-        def show(step: int, news: Mapping[str, int | float]) -> None:
-            nonlocal shown
-            latest.update(news)
-            advance(step - shown, ", ".join(form.format(latest[key]) for key, form in forms.items() if key in latest))
-            shown = step
-
-        yield show
+        yield BarCallback(advance, done, forms, position)
 
 
 class TensorBoard(Callback):

@@ -1,28 +1,19 @@
 """What a run logs: values per step in ``log.jsonl``, and batches with a non-finite loss or gradient in ``nonfinite/``.
 
-The log has one JSON object per line and grows while the run goes on. There are two kinds of lines. The first is written every few steps and
-after the last one:
+The log has one JSON object per line and grows while the run goes on: one every few steps and after the last, one after each evaluation.
 
     {"step": 40, "epoch": 0.5, "loss": 0.731, "learning_rate": 4.8e-05, "grad_norm": 1.92, "tokens_per_second": 5210, "seconds": 61.2}
-
-``loss`` is the mean over the steps since the previous line. ``learning_rate`` and ``grad_norm`` (before clipping) are those of the step.
-``tokens_per_second`` counts the tokens of all processes since the previous line, without the time of evaluation and saving. ``seconds`` is
-the duration of the run so far, earlier sessions included. On a GPU ``activation_bytes`` is the most memory that a step since the previous
-line took beside weights and optimizer state: activations, and gradients as far as they exist at the same time. The second kind is written
-after each evaluation on held-out data:
-
     {"step": 500, "epoch": 1.0, "ndcg@10": 0.4123, "seconds": 712.0}
 
-A resumed run removes the lines after its checkpoint and writes them again.
+``loss`` is the mean since the previous line of its kind; ``learning_rate`` and ``grad_norm`` (before clipping) are those of the step;
+``tokens_per_second`` counts all processes, without the time of evaluation and saving; ``seconds`` includes earlier sessions. On a GPU
+``activation_bytes`` is the most memory that a step since that line took beside weights and optimizer state. A resumed run removes the lines
+after its checkpoint and writes them again.
 
 A run with a non-finite loss or gradient stops before the optimizer step and writes the batch:
 
     nonfinite/step-000013/batch.json         step, loss, gradient norm, and the rows of the batch
-    nonfinite/step-000013/batch.safetensors  inputs of the loss, named ``{batch}.{input}``
-
-In the second file a packed batch is stored as ``ids``, ``cu_seqlens`` and, if some tokens are not attended to, ``key_lengths``, from which
-`quiver.encoder.packing.pack_ids` builds it again. Retrieval training adds ``columns``, the number of texts per column, and ``label``, the
-teacher scores.
+    nonfinite/step-000013/batch.safetensors  inputs of the loss, named ``{batch}.{input}``; a packed batch as the arguments of `pack_ids`
 """
 
 from __future__ import annotations
@@ -30,8 +21,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,7 +79,16 @@ def read_log(path: Path) -> list[Line]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
-    return [_parsed(line, f"{path}:{number}") for number, line in enumerate(whole.splitlines(), start=1)]
+    lines: list[Line] = []
+    for number, text in enumerate(whole.splitlines(), start=1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{number}: malformed JSON ({error})") from error
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            raise InputError(f"{path}:{number}: not a line of a training log, it has no step")
+        lines.append(line)
+    return lines
 
 
 def curve(lines: Sequence[Line], key: str) -> Curve:
@@ -108,45 +107,22 @@ def training_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     return {name: curve(lines, key) for name, key in keys.items()}
 
 
-def _parsed(line: str, where: str) -> Line:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: malformed JSON ({error})") from error
-    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-        raise InputError(f"{where}: not a line of a training log, it has no step")
-    return value
+def keep_batches(
+    folder: Path, batches: Sequence[tuple[float, Iterable[dict[str, Any]], Mapping[str, Any]]], *, step: int, grad_norm: float
+) -> None:
+    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite.
 
-
-@dataclass(frozen=True)
-class SeenBatch:
-    """A batch that went through the model."""
-
-    examples: list[dict[str, Any]]  # its rows as JSON, to find them in the data
-    features: Mapping[str, Any]  # inputs of the loss
-    loss: float
-
-
-def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
-    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite."""
-    bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
+    A batch is its loss, its rows as JSON, and the inputs of the loss, of which tensors are written.
+    """
+    bad = [batch for batch in batches if not math.isfinite(batch[0])] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{number}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses tensors that share storage
-        for number, batch in enumerate(bad)
-        for name, value in batch.features.items()
+        for number, (_, _, inputs) in enumerate(bad)
+        for name, value in inputs.items()
         if isinstance(value, Tensor)
     }
     save_tensors(tensors, folder / "batch.safetensors")
-    described = [{"loss": _number(batch.loss), "rows": batch.examples} for batch in bad]
-    write_json(folder / "batch.json", {"step": step, "grad_norm": _number(grad_norm), "batches": described})
-
-
-def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
-    """Make the error that ends the run; ``setting`` is the name of the learning rate in the recipe."""
-    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
-    return InputError(f"{what} at step {step}; the batch was saved to {folder}: check its texts, or lower {setting}")
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    norm, *losses = (value if math.isfinite(value) else str(value) for value in (grad_norm, *(loss for loss, _, _ in bad)))
+    described = [{"loss": loss, "rows": list(rows)} for loss, (_, rows, _) in zip(losses, bad, strict=True)]
+    write_json(folder / "batch.json", {"step": step, "grad_norm": norm, "batches": described})

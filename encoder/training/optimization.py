@@ -1,11 +1,8 @@
-"""Optimizers and learning rates of all training.
-
-Matrices and embeddings decay; vectors (biases, scales of norms) do not, as in transformers' trainer.
+"""Optimizers and learning rates of all training. Matrices and embeddings decay; vectors (biases, scales of norms) do not.
 
 Sources: AdamW, arXiv:1711.05101; its schedule-free form, arXiv:2405.15682 (package schedulefree); StableAdamW, arXiv:2304.13013 (package
-torch-optimi), with weight decay decoupled from the learning rate as in section 2 of the AdamW paper and in ModernBERT, arXiv:2412.13663,
-section 2.2.2; transformers' schedules; the trapezoidal schedule, arXiv:1802.08770 and arXiv:2106.04560, with the 1-sqrt decay of
-arXiv:2405.18392.
+torch-optimi), with weight decay decoupled from the learning rate as in ModernBERT, arXiv:2412.13663, section 2.2.2; transformers'
+schedules; the trapezoidal schedule, arXiv:1802.08770 and arXiv:2106.04560, with the 1-sqrt decay of arXiv:2405.18392.
 """
 
 from __future__ import annotations

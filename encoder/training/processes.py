@@ -1,4 +1,4 @@
-"""The processes of a run: communication between them, signals that stop them, and their memory.
+"""The processes of a run: communication between them, signals that stop them, their memory, and the precision of their products.
 
 A run has one process, or those that torchrun has started. Each process trains on its own part of every batch, and all do
 the same steps. Only the main process (rank 0) writes.
@@ -149,9 +149,11 @@ def init_distributed(device: str) -> Iterator[Processes]:
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size(), device=device)
     except RunStoppedError:  # all processes stop
-        _leave(begun)
+        if begun:
+            distributed.destroy_process_group()
         raise
-    _leave(begun)  # not after other errors: the other processes may be waiting, and leaving would wait for them
+    if begun:  # not after other errors: the other processes may be waiting, and leaving would wait for them
+        distributed.destroy_process_group()
 
 
 @contextmanager
@@ -162,10 +164,18 @@ def current_device(device: str) -> Iterator[None]:
         yield
 
 
-def _leave(begun: bool) -> None:
-    """Destroy the process group if it was initialised here."""
-    if begun:
-        distributed.destroy_process_group()
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply float32 matrices in float32 within the block, never in TF32, whatever the process has set."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to say it if ``torch.backends.cuda.matmul.fp32_precision`` alone was set to TF32
+        before = "high"
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # Parameters of glibc's mallopt(3): three sizes in bytes, and a number of mappings.

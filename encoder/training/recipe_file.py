@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.schema import Rule, Schema, SchemaError, TextSchema, validate
+from quiver.encoder.schema import NonBlank, Rule, Schema, SchemaError, TextSchema, validate
 
 Section = TypeVar("Section", bound=TextSchema)
 Described = TypeVar("Described", bound="RecipeSchema")
@@ -47,11 +47,23 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class RecipeSchema(TextSchema):
-    """Base of recipes of all kinds, whose optional fields ``description``, ``source``, ``cost`` and ``expected`` describe a whole run.
+    """Base of recipes of all kinds.
 
-    They hold for the settings that they were written for. In a recipe with another model or other data they are None, and
-    ``data.revision`` is empty; with other settings of another kind, such as the learning rate, ``cost`` and ``expected`` are None.
+    What describes a whole run holds for the settings that it was written for. In a recipe with another model or other data
+    ``description``, ``source``, ``cost`` and ``expected`` are None, and ``data.revision`` is empty; with other settings of another kind,
+    such as the learning rate, ``cost`` and ``expected`` are None.
     """
+
+    name: NonBlank
+    """Short name of the run; in a shipped recipe that of its file, without suffix."""
+    description: NonBlank | None = None
+    """What the recipe trains, and for what purpose."""
+    source: NonBlank | None = None
+    """Paper or script that the settings come from."""
+    cost: NonBlank | None = None
+    """Duration and machine of a whole run."""
+    expected: NonBlank | None = None
+    """Result of a whole run, with its tolerance."""
 
     def replace(self: Described, **changes: Any) -> Described:
         """A validated copy in which some fields have other values; what described the fields before is left out."""

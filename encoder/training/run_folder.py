@@ -20,8 +20,8 @@ import logging
 import platform
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,8 +34,10 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
-from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.training.log import LOG, NONFINITE, RunLog
+from quiver.encoder.training.processes import Processes, exact_float32, init_distributed, keep_freed_memory
 from quiver.encoder.training.recipe_file import AUTO, WITHOUT_WEIGHT
+from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.work_folder import OtherVersionError, SealedFolders, describe_changes, exclusive_lock, remove_temporary, setting_changes
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,19 @@ PACKAGES = (
     "torch-optimi",
 )
 """Distributions whose versions are recorded."""
+
+
+@contextmanager
+def session_environment(out: Path, device: str) -> Iterator[Processes]:
+    """Processes, random generators, memory and products of a session; the main process locks the run folder."""
+    with (
+        init_distributed(device) as processes,
+        preserve_rng_state(),
+        keep_freed_memory(),
+        exact_float32(),
+        lock_run(out) if processes.is_main_process else nullcontext(),
+    ):
+        yield processes
 
 
 @dataclass(frozen=True)
@@ -181,15 +196,30 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
         raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {describe_changes(found)}")
 
 
-def warn_of_changes(out: Path, now: RunIdentity) -> None:
-    """Log which settings of a resumed run have changed, and whether the weights may differ in their last bits because of them."""
-    begun = read_json(out / BEGUN)
-    if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)]):
-        logger.warning("%s: changed since the run was started: %s; this does not affect the weights", out, ", ".join(others))
-    about = ("device", "threads", "versions")
-    changed = [path for key in about if key in begun for path, *_ in setting_changes(begun[key], now.about[key], key)]
-    if changed:
-        logger.warning("%s: changed since the run was started: %s; the final weights may differ slightly", out, ", ".join(changed))
+def resume_run(out: Path, now: RunIdentity, processes: Processes) -> int:
+    """Go on with the run in a folder, from its last intact checkpoint; called by all processes.
+
+    Settings that have changed are logged, and whether the weights may differ in their last bits because of them. The identity of this
+    session is written, and later lines of the log are removed.
+
+    Returns:
+        The step of the checkpoint; 0 if there is none.
+    """
+    refuse_other_run(out, now)
+    processes.barrier()  # all processes have read the files that are written now
+    newest = 0
+    if processes.is_main_process:
+        begun, recipe = read_json(out / BEGUN), read_json(out / RECIPE) if (out / RECIPE).exists() else now.recipe
+        if others := [path for path, *_ in recipe_changes(recipe, now.recipe, now.schema)]:
+            logger.warning("%s: changed since the run was started: %s; this does not affect the weights", out, ", ".join(others))
+        about = [key for key in ("device", "threads", "versions") if key in begun]
+        if changed := [path for key in about for path, *_ in setting_changes(begun[key], now.about[key], key)]:
+            logger.warning("%s: changed since the run was started: %s; the final weights may differ slightly", out, ", ".join(changed))
+        now.write(out)
+        newest = Checkpoints(out / CHECKPOINTS).newest() or 0
+        RunLog(out / LOG).cut(newest)
+        logger.info("%s: resuming from step %d", out, newest)
+    return int(processes.broadcast(newest))
 
 
 def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[Schema] | None = None) -> list[tuple[str, object, object]]:
@@ -204,26 +234,20 @@ def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[
     return [change for change in setting_changes(then, since) if AUTO not in change[1:]]
 
 
-def unfinished(out: Path, name: str) -> Path:
-    """Folder under which a part of the run is written before `publish` renames it."""
-    return out / f".{name}-unfinished"
-
-
-def unfinished_model(out: Path) -> Path:
-    """Folder under which the model is written before `finish_run` renames it."""
-    return unfinished(out, MODEL)
-
-
-def publish(out: Path, name: str) -> None:
-    """Rename a folder that is complete under `unfinished` to its own name."""
+def write_part(out: Path, name: str, write: Callable[[Path], object]) -> None:
+    """Write a folder of a run under a hidden name, which it keeps until it is complete."""
+    part = out / f".{name}-unfinished"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    write(part)
     shutil.rmtree(out / name, ignore_errors=True)  # left by a session that was killed right here
-    unfinished(out, name).rename(out / name)
+    part.rename(out / name)
     sync_folder(out)
 
 
-def finish_run(out: Path, record: Mapping[str, Any]) -> None:
-    """Complete a run: rename its model, which is under `unfinished_model`, write the record, delete temporary files."""
-    publish(out, MODEL)
+def finish_run(out: Path, save: Callable[[Path], object], record: Mapping[str, Any]) -> None:
+    """Complete a run: save its model, write the record, delete temporary files."""
+    write_part(out, MODEL, save)
     write_json(out / RECORD, record)
     remove_leftovers(out)
 
@@ -245,7 +269,7 @@ def remove_run(out: Path) -> None:
 
 def remove_made(out: Path) -> None:
     """Delete everything that an unfinished run has created in a folder."""
-    for path in (*(unfinished(out, name) for name in (MODEL, TOKENIZER, CORPUS)), *(out / name for name in _LEAVING)):
+    for path in (out / name for name in (f".{MODEL}-unfinished", f".{TOKENIZER}-unfinished", f".{CORPUS}.unfinished", *_LEAVING)):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -1,7 +1,6 @@
 """Weights, gradients and optimizer state sharded over the processes (FSDP), and gathered again to be saved.
 
-Each block is gathered when it runs, forward and backward, and freed afterwards; the other weights (embedding, last norm, head) are gathered
-for the whole batch. The result is that of data-parallel training. All processes must run equally many forward and backward passes.
+The result is that of data-parallel training. All processes must run equally many forward and backward passes.
 
 Source: FSDP, arXiv:2304.11277 (torch's ``fully_shard``).
 """

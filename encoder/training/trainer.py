@@ -1,16 +1,10 @@
 """The training loop: forward, backward, clip, step; then log, save, evaluate and stop, in this order.
 
-A `Task` gives batches, a loss and checkpoints; the trainer does the rest. Retrieval training, fine-tuning and pretraining are tasks.
-The loop uses torch.distributed without DistributedDataParallel: the gradients are averaged over the processes once per step, while the last
-backward pass runs (`quiver.encoder.training.gradients`). `docs/decisions.md` says why accelerate is not used.
+A `Task` gives batches, a loss and checkpoints; the trainer does the rest. The gradients are averaged over the processes once per step,
+while the last backward pass runs (`quiver.encoder.training.gradients`). The host waits for the device once per step.
 
-The host waits for the device once per step, to read the losses, the norm of the gradient and the counts of all processes together.
-
-A checkpoint is saved before the evaluation of the same step, so that a process that is killed while it evaluates loses nothing, and an
-evaluation stops between two batches when a signal asks for it. The session that resumes the run evaluates, or reads the score in the log.
-
-A resumed run is the run that was not interrupted, on a CPU bit for bit: `Progress` holds what has been logged and counted so far, and the
-random generators of all processes are part of every checkpoint.
+A checkpoint is saved before the evaluation of the same step, which stops between two batches when a signal asks for it: a process that is
+killed while it evaluates loses nothing. A resumed run is the run that was not interrupted, on a CPU bit for bit.
 """
 
 from __future__ import annotations
@@ -33,9 +27,9 @@ from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.packing import PackedBatch, copy_to
 from quiver.encoder.progress import WorkStoppedError, interruptible
 from quiver.encoder.training.gradients import GradientReducer
-from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.log import LOG, NONFINITE, RunLog, keep_batches
 from quiver.encoder.training.processes import Processes, StepMemory, StopRequest, peak_memory
-from quiver.encoder.training.run_folder import Checkpoints
+from quiver.encoder.training.run_folder import CHECKPOINTS, Checkpoints
 from quiver.encoder.training.sharding import whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
@@ -203,15 +197,6 @@ class TrainerSettings:
     counts: Sequence[str] = ()  # names of the counts of every `TrainingBatch`
     lower_is_better: bool = False  # whether a lower score is a better one
     patience: int | None = None  # evaluations in a row without a new best score after which the run ends early; None for never
-
-
-@dataclass(frozen=True)
-class RunOutput:
-    """Where the loop writes."""
-
-    folder: Path  # folder of the run; batches with a non-finite loss are written there
-    checkpoints: Checkpoints
-    log: RunLog
     callbacks: Sequence[Callback] = ()
 
 
@@ -229,21 +214,23 @@ class _Update:
 
 
 class Trainer:
-    """Trains a task from a step to the last one."""
+    """Trains a task from the step of ``progress``, which is updated in place, to the last one; writes into the run folder ``out``.
+
+    The state of the task is that of the progress. Without ``random_states``, one per process, the random generators are seeded.
+    """
 
     def __init__(
         self,
         task: Task,
         settings: TrainerSettings,
-        output: RunOutput,
+        out: Path,
         processes: Processes,
         stop: StopRequest,
         progress: Progress,
         random_states: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        self._task, self._settings, self._output = task, settings, output
-        self._processes = processes
-        self._stop = stop
+        self._task, self._settings, self._out, self._processes, self._stop = task, settings, out, processes, stop
+        self._log, self._checkpoints = RunLog(out / LOG), Checkpoints(out / CHECKPOINTS)
         self._random_states = random_states
         self.progress = progress
         self._reducer = GradientReducer((), processes)
@@ -268,10 +255,10 @@ class Trainer:
                 set_random_state(self._random_states[self._processes.rank])
             if progress.step and progress.evaluated != progress.step and self._save_and_evaluate(saved=True):
                 raise RunStoppedError(progress.step)  # the last session was stopped before it had evaluated, and so is this one
-            while not self._patience_is_over() and (batches := next(steps, None)) is not None:
+            while not self._is_patience_over() and (batches := next(steps, None)) is not None:
                 update = self._update(batches)
                 self._count(update)
-                for callback in self._output.callbacks:
+                for callback in self._settings.callbacks:
                     callback.on_step(progress.step)
                 if self._after(update):
                     raise RunStoppedError(progress.step)
@@ -381,13 +368,15 @@ class Trainer:
     def _refuse(self, batches: Sequence[TrainingBatch], own: list[float], *, loss: float, grad_norm: float) -> InputError:
         """Write the batches of the process with the non-finite loss; the error to raise."""
         step, processes = self.progress.step + 1, self._processes
-        folder = self._output.folder / NONFINITE / f"step-{step:06d}"
+        folder = self._out / NONFINITE / f"step-{step:06d}"
         if math.isfinite(loss) or not all(map(math.isfinite, own)):
             own_folder = folder if processes.size == 1 else folder / f"process-{processes.rank}"
             each = zip(batches, own, strict=True)
-            seen = [SeenBatch(list(batch.examples), _tensors(batch.inputs), value) for batch, value in each]
+            seen = [(value, batch.examples, _tensors(batch.inputs)) for batch, value in each]
             keep_batches(own_folder, seen, step=step, grad_norm=grad_norm)
-        return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._task.learning_rate_setting)
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
+        remedy = f"check its texts, or lower {self._task.learning_rate_setting}"
+        return InputError(f"{what} at step {step}; the batch was saved to {folder}: {remedy}")
 
     def _count(self, update: _Update) -> None:
         progress, now = self.progress, time.perf_counter()
@@ -440,7 +429,7 @@ class Trainer:
             self._save()
         return False
 
-    def _patience_is_over(self) -> bool:
+    def _is_patience_over(self) -> bool:
         patience, progress = self._settings.patience, self.progress
         if patience is None or progress.worse < patience:
             return False
@@ -465,10 +454,10 @@ class Trainer:
 
     def _write(self, values: Mapping[str, float]) -> None:
         progress = self.progress
-        for callback in self._output.callbacks:
+        for callback in self._settings.callbacks:
             callback.on_log(progress.step, values)
         if self._processes.is_main_process:
-            self._output.log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
+            self._log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
 
     def _evaluate(self) -> bool:
         """Log the measures; whether the first one is among the best that are kept.
@@ -506,26 +495,25 @@ class Trainer:
         if not progress.resumed_at or progress.resumed_at[-1] != progress.step:
             return {}
         position, is_main = self._task.position(progress), self._processes.is_main_process
-        return self._processes.gather(self._output.log.measures(progress.step, position) if is_main else {})[0]
+        return self._processes.gather(self._log.measures(progress.step, position) if is_main else {})[0]
 
     def _save(self) -> None:
-        progress, checkpoints = self.progress, self._output.checkpoints
+        progress = self.progress
         states = self._processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
         with preserve_rng_state():  # a task may make a model to save
             if not self._processes.is_main_process:
                 self._task.save(None, progress, states)
                 return
-            self._output.log.sync()
-            with checkpoints.writing(progress.step) as folder:
+            self._log.sync()
+            with self._checkpoints.writing(progress.step) as folder:
                 self._task.save(folder, progress, states)
         self._keep_checkpoints()
         logger.info("checkpoint of step %d saved", progress.step)
 
     def _keep_checkpoints(self) -> None:
         if self._processes.is_main_process:
-            checkpoints = self._output.checkpoints
-            checkpoints.keep(self._task.kept_steps(checkpoints.steps(), self.progress))
+            self._checkpoints.keep(self._task.kept_steps(self._checkpoints.steps(), self.progress))
 
 
 def prefetch(items: Iterator[Item]) -> Iterator[Item]:

@@ -11,12 +11,11 @@ of its peak: section 3 of the AdamW paper, and Composer's DecoupledAdamW, which 
 
 from __future__ import annotations
 
-import logging
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -31,11 +30,11 @@ from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training import optimization
-from quiver.encoder.training.autocast import autocast, exact_float32
-from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
+from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.callbacks import FORMS, training_bar
+from quiver.encoder.training.log import LOG, read_log, training_curves
 from quiver.encoder.training.optimization import OptimizerSettings
-from quiver.encoder.training.processes import Processes, current_device, keep_freed_memory, stop_requests
+from quiver.encoder.training.processes import Processes, current_device, exact_float32, keep_freed_memory, stop_requests
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
@@ -49,13 +48,11 @@ from quiver.encoder.training.run_folder import (
     refuse_nothing_to_resume,
     refuse_other_run,
     remove_leftovers,
-    unfinished_model,
-    warn_of_changes,
+    resume_run,
 )
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import (
     Progress,
-    RunOutput,
     Trainer,
     TrainerSettings,
     TrainingBatch,
@@ -68,9 +65,6 @@ from quiver.retrieval.models.folders import check_device, default_device, read_m
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-logger = logging.getLogger(__name__)
-
 
 Model = TypeVar("Model", SequenceClassifier, SpanQA)
 Example = TypeVar("Example")
@@ -320,13 +314,12 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
             task.optimizer.load_state_dict(saved.state["optimizer"])
         if step is not None:
             progress.resumed_at.append(step)
-        highest = schedule.training.max_grad_norm
         training = schedule.training
-        settings = TrainerSettings(training.seed, math.inf if highest is None else highest, patience=training.patience)
         forms = {**FORMS, SCORE: "score {:.4f}"}
-        with training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as show:
-            output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [BarCallback(show)])
-            Trainer(task, settings, output, Processes(), stop, progress, random_states).train()
+        with training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as bar:
+            highest = math.inf if training.max_grad_norm is None else training.max_grad_norm
+            settings = TrainerSettings(training.seed, highest, patience=training.patience, callbacks=[bar])
+            Trainer(task, settings, session.out, Processes(), stop, progress, random_states).train()
     return progress, model.eval()
 
 
@@ -415,19 +408,12 @@ def _pick_device(request: Request) -> str:
 
 def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
     out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
-    step = None
-    if request.resume:
-        refuse_other_run(out, now)
-        warn_of_changes(out, now)
-        step = checkpoints.newest() or 0
-        RunLog(out / LOG).cut(step)
-        logger.info("%s: resuming from update %d", out, step)
-    now.write(out)
+    step = resume_run(out, now, Processes()) if request.resume else None
+    if step is None:
+        now.write(out)
     session = Session(prepared.task, prepared.schedule, out, checkpoints, _pick_device(request), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)
     model = last if progress.best_step in (None, progress.step) else _load_best(session, progress)
-    shutil.rmtree(unfinished_model(out), ignore_errors=True)
-    prepared.task.save(model, unfinished_model(out))
     with autocast(prepared.schedule.training.dtype, torch.device(session.device)):
         scores = prepared.finish(model)
     parts = {
@@ -436,7 +422,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
         "result": _summarize_run(session, progress),
         "scores": asdict(scores),
     }
-    finish_run(out, now.record(RUN_SCHEMA, parts))
+    finish_run(out, partial(prepared.task.save, model), now.record(RUN_SCHEMA, parts))
     return scores
 
 

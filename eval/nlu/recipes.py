@@ -115,18 +115,8 @@ class GlueTasksSection(TextSchema):
 class GlueRecipe(RecipeSchema):
     """Fine-tuning of one model on GLUE; fixes everything except the machine."""
 
-    name: NonBlank
-    """Short name of the runs."""
-    description: NonBlank | None = None
-    """What the runs train, and for what purpose."""
     kind: Literal["glue"]
     """Recipe type."""
-    source: NonBlank | None = None
-    """Paper or script that the settings come from."""
-    cost: NonBlank | None = None
-    """Time and machine of all runs."""
-    expected: NonBlank | None = None
-    """Expected scores."""
     model: GlueModelSection
     """The encoder."""
     data: GlueDataSection
@@ -205,18 +195,8 @@ class QaDataSection(TextSchema):
 class QaRecipe(RecipeSchema):
     """Recipe of one fine-tuning; fixes everything except the machine."""
 
-    name: NonBlank
-    """Short name of the run."""
-    description: NonBlank | None = None
-    """What the run trains, and for what purpose."""
     kind: Literal["span_qa"]
     """Recipe type."""
-    source: NonBlank | None = None
-    """Paper or script that the settings come from."""
-    cost: NonBlank | None = None
-    """Time and machine of a whole run."""
-    expected: NonBlank | None = None
-    """Expected score of a whole run, with its tolerance."""
     model: QaModelSection
     """The encoder."""
     data: QaDataSection

@@ -12,10 +12,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from itertools import count, islice
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ from quiver.retrieval.records import Role
 from quiver.retrieval.training.data import SCORES, TrainingRows
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
 
 TEXTS, COLUMNS, LABEL, PRESENT = "texts", "columns", "label", "present"
 """Keys of a batch: the packed texts of all columns, the number of texts of each column, the teacher scores, and which texts are there."""
@@ -91,7 +88,7 @@ class BatchOrder:
         while True:
             self._rows.set_epoch(epoch)
             full = 0
-            for full, (rows, last) in enumerate(_with_last(self._epoch(epoch)), start=1):
+            for full, (rows, last) in enumerate(self._order_epoch(epoch), start=1):
                 left_out = (self.per_epoch - full) * self._size
                 if last and self._warn and left_out > _MOST_LEFT_OUT * len(self._rows):
                     text = "epoch %d leaves out %d of %d rows because they repeat texts; %s"
@@ -104,102 +101,52 @@ class BatchOrder:
                 )
             epoch, done = epoch + 1, 0
 
-    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+    def _order_epoch(self, epoch: int) -> Iterator[tuple[list[int], bool]]:
+        """The rows of each batch, and whether it is the last."""
         generator = torch.Generator().manual_seed(self._seed + epoch)
         order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
-        if self._no_duplicates:
-            return without_shared_texts(_rows_with_keys(self._rows, order), self._size)
-        return (order[first : first + self._size] for first in range(0, self.per_epoch * self._size, self._size))
+        slices = (order[first : first + self._size] for first in range(0, self.per_epoch * self._size, self._size))
+        batches = without_shared_texts(self._key_rows(order), self._size) if self._no_duplicates else slices
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            yield batch, following is None
+            batch = following
+
+    def _key_rows(self, order: Sequence[int]) -> Iterator[KeyedRow]:
+        for first in range(0, len(order), _BLOCK):
+            numbers = list(order[first : first + _BLOCK])
+            texts = [values for name, values in self._rows.columns(numbers).items() if name != SCORES]
+            each = [[text for text in row if text is not None] for row in zip(*texts, strict=True)]
+            keys = iter(text_keys([text for row in each for text in row]).tolist())
+            for number, row in zip(numbers, each, strict=True):
+                yield KeyedRow(number, frozenset(islice(keys, len(row))))
 
 
-def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
-    """Each item, and whether it is the last."""
-    for held in items:
-        for item in items:
-            yield held, False
-            held = item
-        yield held, True
-
-
-@dataclass(frozen=True)
-class KeyedRow:
+class KeyedRow(NamedTuple):
     """A row with a key of each of its texts."""
 
     number: int
     keys: frozenset[bytes]
 
 
-@dataclass
-class _PartialBatch:
-    """A batch that is being filled."""
-
-    rows: list[int] = field(default_factory=list)
-    keys: set[bytes] = field(default_factory=set)
-
-    def add(self, row: KeyedRow) -> bytes | None:
-        """Add a row unless it shares a text with the batch; return the key of that text, or None if the row was added."""
-        if shared := row.keys & self.keys:
-            return min(shared)
-        self.rows.append(row.number)
-        self.keys |= row.keys
-        return None
-
-
-class _DeferredRows:
-    """Rows that did not fit into a batch, in the order in which they were read.
-
-    Each row is in the heap of a text that it shared with the batch. While that text is in a batch, its whole heap is skipped, so that a
-    text of thousands of rows does not cost thousands of comparisons per batch.
-    """
-
-    def __init__(self) -> None:
-        self._heaps: dict[bytes, list[tuple[int, KeyedRow]]] = {}
-
-    def add(self, key: bytes, position: int, row: KeyedRow) -> None:
-        heappush(self._heaps.setdefault(key, []), (position, row))
-
-    def fill(self, batch: _PartialBatch, size: int) -> None:
-        """Add the first rows that fit to an empty batch."""
-        heads = sorted((heap[0][0], key) for key, heap in self._heaps.items())
-        while heads and len(batch.rows) < size:
-            _, key = heappop(heads)
-            if key in batch.keys:
-                continue
-            heap = self._heaps[key]
-            position, row = heappop(heap)
-            if not heap:
-                del self._heaps[key]
-            shared = batch.add(row)
-            if shared is not None:  # move the row to the heap of that text; the next row of this heap may fit
-                self.add(shared, position, row)
-                if heap:
-                    heappush(heads, (heap[0][0], key))
-
-
 def without_shared_texts(rows: Iterator[KeyedRow], size: int) -> Iterator[list[int]]:
     """Yield full batches of rows that share no text; each gets the first rows that fit, deferred rows before new ones."""
-    deferred, positions = _DeferredRows(), count()
+    deferred: list[KeyedRow] = []
     while True:
-        batch = _PartialBatch()
-        deferred.fill(batch, size)
-        while len(batch.rows) < size:
-            row = next(rows, None)
-            if row is None:
-                return
-            shared = batch.add(row)
-            if shared is not None:
-                deferred.add(shared, next(positions), row)
-        yield batch.rows
-
-
-def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[KeyedRow]:
-    for first in range(0, len(order), _BLOCK):
-        numbers = list(order[first : first + _BLOCK])
-        texts = [values for name, values in rows.columns(numbers).items() if name != SCORES]
-        each = [[text for text in row if text is not None] for row in zip(*texts, strict=True)]
-        keys = iter(text_keys([text for row in each for text in row]).tolist())
-        for number, row in zip(numbers, each, strict=True):
-            yield KeyedRow(number, frozenset(islice(keys, len(row))))
+        batch, keys, waiting, earlier = list[int](), set[bytes](), list[KeyedRow](), iter(deferred)
+        for row in chain(earlier, rows):
+            if keys.isdisjoint(row.keys):
+                batch.append(row.number)
+                keys |= row.keys
+                if len(batch) == size:
+                    break
+            else:
+                waiting.append(row)
+        else:
+            return  # the rows that are left do not fill a batch
+        deferred = [*waiting, *earlier]
+        yield batch
 
 
 @dataclass
@@ -226,8 +173,9 @@ class Collator:
         self._merge_documents = merge_documents
         self._minmax = minmax
         self._warns = os.environ.get("RANK", "0") == "0"  # set by torchrun
-        for role in ("query", "document"):
-            _check_room(model, role, max_length)
+        roles: tuple[Role, Role] = ("query", "document")
+        for role in roles:
+            self._check_room(role)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a batch.
@@ -238,7 +186,10 @@ class Collator:
             tensor with one value per text, if a document is None; an empty text takes its place in ``texts``.
         """
         query, *documents = (column for column in rows[0] if column != SCORES)
-        ids, key_lengths = self._queries([row[query] for row in rows])
+        ids, attended = self._tokens([row[query] for row in rows], "query"), None
+        if isinstance(self._model, ColBERT):
+            ids, attended = self._model.expand(ids, max_length=self._max_length)
+        key_lengths = list(map(len, ids)) if attended is None else attended  # leading tokens that are attended to
         sizes = [len(rows)]
         columns = [[row[column] for row in rows] for column in documents]
         for texts in [[text for row in zip(*columns, strict=True) for text in row]] if self._merge_documents else columns:
@@ -251,15 +202,12 @@ class Collator:
             batch[PRESENT] = torch.tensor(there)
         if SCORES in rows[0]:
             batch[LABEL] = teacher_scores([row[SCORES] for row in rows], minmax=self._minmax)
-        self._warn_of_truncation()
+        counts = self.counts
+        if self._warns and counts.texts >= _FIRST_TEXTS and counts.truncated > _MANY_TRUNCATED * counts.texts:
+            self._warns = False
+            text = "%.0f%% of the texts so far are truncated; their remaining tokens are not trained on. The limit is the model's, or %s"
+            logger.warning(text, 100 * counts.truncated / counts.texts, "training.max_length")
         return batch
-
-    def _queries(self, texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
-        """Token ids of queries, expanded if the model expands them, and the number of leading tokens that are attended to."""
-        ids, attended = self._tokens(texts, "query"), None
-        if isinstance(self._model, ColBERT):
-            ids, attended = self._model.expand(ids, max_length=self._max_length)
-        return ids, list(map(len, ids)) if attended is None else attended
 
     def _tokens(self, texts: Sequence[str | None], role: Role) -> list[list[int]]:
         found = self._model.tokenize([text or "" for text in texts], role, max_length=self._max_length)
@@ -269,28 +217,18 @@ class Collator:
         self.counts.tokens += sum(map(len, there))
         return found.ids
 
-    def _warn_of_truncation(self) -> None:
-        counts = self.counts
-        if self._warns and counts.texts >= _FIRST_TEXTS and counts.truncated > _MANY_TRUNCATED * counts.texts:
-            self._warns = False
-            logger.warning(
-                "%.0f%% of the texts so far are truncated; their remaining tokens are not trained on. The limit is the model's, or "
-                "training.max_length",
-                100 * counts.truncated / counts.texts,
-            )
-
-
-def _check_room(model: BiEncoder | ColBERT, role: Role, max_length: int | None) -> None:
-    """Refuse a limit that a prompt or prefix fills up."""
-    if isinstance(model, ColBERT):
-        own = model.settings.colbert.query_length if role == "query" else model.settings.colbert.document_length
-        name, remedy = f"model.colbert.{role}_length", "raise it"
-    else:
-        own, name, remedy = model.max_length, "model.max_length", f"raise it, or shorten model.{role}_prompt"
-    limit = min(own, max_length or own)
-    if len(model.tokenize([""], role, max_length=max_length).ids[0]) >= limit:
-        name = name if limit == own else "training.max_length"
-        raise InputError(f"{name}: {limit} tokens leave no room for the text of a {role} after its prompt or prefix; {remedy}")
+    def _check_room(self, role: Role) -> None:
+        """Refuse a limit that a prompt or prefix fills up."""
+        model = self._model
+        if isinstance(model, ColBERT):
+            own = model.settings.colbert.query_length if role == "query" else model.settings.colbert.document_length
+            name, remedy = f"model.colbert.{role}_length", "raise it"
+        else:
+            own, name, remedy = model.max_length, "model.max_length", f"raise it, or shorten model.{role}_prompt"
+        limit = min(own, self._max_length or own)
+        if len(model.tokenize([""], role, max_length=self._max_length).ids[0]) >= limit:
+            name = name if limit == own else "training.max_length"
+            raise InputError(f"{name}: {limit} tokens leave no room for the text of a {role} after its prompt or prefix; {remedy}")
 
 
 def teacher_scores(scores: Sequence[Sequence[float]], *, minmax: bool) -> Tensor:
@@ -326,23 +264,22 @@ class DataLoader:
         return self.count
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        batches = (self._collated(batch) for batch in islice(self.order.batches(*self.start), self.count))
-        return prefetch(batches)
+        return prefetch(self._collate_batches())
 
-    def _collated(self, batch: Batch) -> TrainingBatch:
-        share = len(batch.rows) // self.processes.size
-        first = share * self.processes.rank
-        numbers = batch.rows[first : first + share]
-        columns = self.rows.columns(numbers)
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        before = replace(self.collate.counts)
-        inputs = self.collate(rows)
-        now = self.collate.counts
-        return TrainingBatch(
-            inputs,
-            [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],
-            tokens=now.tokens - before.tokens,
-            counts={"texts": now.texts - before.texts, "truncated": now.truncated - before.truncated},
-            next_position=batch.next_position,
-            ends_epoch=batch.last,
-        )
+    def _collate_batches(self) -> Iterator[TrainingBatch]:
+        for batch in islice(self.order.batches(*self.start), self.count):
+            share = len(batch.rows) // self.processes.size
+            numbers = batch.rows[share * self.processes.rank :][:share]
+            columns = self.rows.columns(numbers)
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            before = replace(self.collate.counts)
+            inputs = self.collate(rows)
+            now = self.collate.counts
+            yield TrainingBatch(
+                inputs,
+                [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],
+                tokens=now.tokens - before.tokens,
+                counts={"texts": now.texts - before.texts, "truncated": now.truncated - before.truncated},
+                next_position=batch.next_position,
+                ends_epoch=batch.last,
+            )

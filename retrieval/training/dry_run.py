@@ -1,23 +1,22 @@
 """A dry run: read the data and the model of a recipe, train a few batches, and predict the whole run. Nothing is written.
 
-Rows, updates and, up to `COUNTED` rows, tokens are exact: the rows are prepared and tokenized as in training. Of each source of a
-pretraining corpus at most `READ` characters are read, and its updates follow from how full the measured rows are. The first batch shows
-whether one fits into memory; the time is measured on those that follow.
+Rows and updates are exact, and in a run that reads up to `COUNTED` rows the tokens too: rows are prepared and tokenized as in training.
+Of each source of a pretraining corpus at most `READ` characters are read, and its updates follow from how full the measured rows are. The
+first batch shows whether one fits into memory; the time is measured on those that follow.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.pretraining.corpus import Documents, first_documents
@@ -30,16 +29,13 @@ from quiver.encoder.pretraining.task import COUNTS as ROW_COUNTS
 from quiver.encoder.pretraining.task import OPTIMIZER, PretrainingTask
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.autocast import with_training_dtype
-from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import StopRequest, peak_memory
-from quiver.encoder.training.run_folder import DATA
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
+from quiver.encoder.training.run_folder import DATA, session_environment
+from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.folders import check_device, default_device
-from quiver.retrieval.training.data import SCORES, TrainingRows, prepare_rows
-from quiver.retrieval.training.dataloader import BatchOrder, DataLoader
+from quiver.retrieval.training.data import prepare_rows
+from quiver.retrieval.training.dataloader import DataLoader
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.run import (
@@ -48,7 +44,6 @@ from quiver.retrieval.training.run import (
     Run,
     batch_order,
     describe_batch,
-    environment,
     first_or_saved_model,
     training_parts,
 )
@@ -58,12 +53,10 @@ BATCHES = 5
 """Most batches that are timed."""
 
 COUNTED = 20_000
-"""Most rows whose tokens are counted; of more rows, as many are sampled evenly."""
+"""Most rows whose tokens are counted; those of a run that reads more follow from the first, which are in random order."""
 
 READ = 32 << 20
 """Most characters of each source of a pretraining corpus that are read."""
-
-_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -114,25 +107,29 @@ def dry_run(
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
-    with TemporaryDirectory(prefix="quiver-dry-run-") as folder, environment(Path(folder), device) as processes:
+    with TemporaryDirectory(prefix="quiver-dry-run-") as folder, session_environment(Path(folder), device) as processes:
         if processes.size > 1:
             raise InputError("a dry run is one process: start it without torchrun")
         recipe = with_training_dtype(recipe, device)
         rows = prepare_rows(recipe.data, Path(folder) / DATA, seed=recipe.training.seed, progress=progress)
         order = batch_order(recipe, rows, processes)
         schedule = Schedule.of(recipe, order.per_epoch)
-        counts, exact = _count(recipe, rows, order, schedule, model := build_model(recipe, rows.texts(), device=device), progress=progress)
         # An update of several batches is measured batch by batch.
         trial = recipe.replace(development=None, training=recipe.training.replace(accumulation=1, save_every=BATCHES + 2))
         run = Run(trial, Path(folder), processes, device)
-        model = first_or_saved_model(run, lambda: model, step=0)
+        model = first_or_saved_model(run, lambda: build_model(recipe, rows.texts(), device=device), step=0)
         collator, loss, state = training_parts(run, model, schedule)
+        batches = schedule.steps * schedule.accumulation
+        read = min(batches, max(1, COUNTED // recipe.training.batch_size))
+        with progress_bar("counting tokens", read, enabled=progress) as advance:
+            for _ in DataLoader(order, rows, collator, processes, start=(0, 0), count=read):
+                advance(1)
+        texts, truncated, tokens = (round(total * batches / read) for total in astuple(collator.counts))
         longer = Schedule(schedule.steps + BATCHES + 1, schedule.batches_per_epoch, 1)  # never finished, so nothing is saved
 
         def train_on(batches: Iterable[TrainingBatch], *callbacks: Callback) -> None:
-            settings = TrainerSettings(trial.training.seed, trial.training.max_grad_norm, COUNTS)
-            output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
-            Trainer(RetrievalTask(run, longer, loss, state, batches), settings, output, processes, StopRequest(), Progress()).train()
+            settings = TrainerSettings(trial.training.seed, trial.training.max_grad_norm, COUNTS, callbacks=callbacks)
+            Trainer(RetrievalTask(run, longer, loss, state, batches), settings, run.out, processes, StopRequest(), Progress()).train()
 
         if say is not None:
             say("data, model and settings are valid; training a few batches to measure time and memory")
@@ -148,8 +145,8 @@ def dry_run(
                 train_on(chain.from_iterable(timed), timed)
                 measured, rate = timed.steps, timed.tokens_per_second
         except torch.OutOfMemoryError as error:
-            raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
-        texts, truncated, tokens = counts
+            smaller = "lower training.batch_size, use a cached loss, or set training.gradient_checkpointing"
+            raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {smaller}") from error
         return DryRun(
             **{name: count for name, count in rows.counts._asdict().items() if name not in ("copies", "sha256")},
             batch=describe_batch(recipe, rows, processes.size),
@@ -157,7 +154,7 @@ def dry_run(
             texts=texts,
             truncated=truncated / texts,
             tokens=tokens,
-            exact=exact,
+            exact=read == batches,
             parameters=sum(weight.numel() for weight in state.trained().values()),
             device=device,
             dtype=recipe.training.dtype,
@@ -165,51 +162,6 @@ def dry_run(
             measured_batches=measured,
             tokens_per_second=rate,
         )
-
-
-_SMALLER = "lower training.batch_size, use a cached loss, or set training.gradient_checkpointing"
-
-
-# Tokens.
-
-
-def _count(
-    recipe: Recipe, rows: TrainingRows, order: BatchOrder, schedule: Schedule, model: BiEncoder | ColBERT, *, progress: bool
-) -> tuple[tuple[int, int, int], bool]:
-    """Texts, truncated texts and tokens of all batches of a run; and whether they are exact."""
-    batches, size = schedule.steps * schedule.accumulation, recipe.training.batch_size
-    rows.set_epoch(0)
-    sample = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COUNTED)).astype(np.int64))
-    each = np.zeros((len(rows), 3), np.int64)
-    with progress_bar("counting tokens", len(sample), enabled=progress) as advance:
-        for first in range(0, len(sample), _BLOCK):
-            numbers = sample[first : first + _BLOCK]
-            each[numbers] = _row_counts(model, rows, numbers.tolist(), max_length=recipe.training.max_length)
-            advance(len(numbers))
-    exact = len(sample) == len(rows) and recipe.data.negatives == "first" and not (rows.counts.rows_short and recipe.data.short == "repeat")
-    if exact:
-        read = np.zeros(len(rows), np.int64)
-        for batch in islice(order.batches(), batches):
-            read[batch.rows] += 1
-        total = (each * read[:, None]).sum(0)
-    else:
-        total = each[sample].mean(0) * batches * size
-    texts, truncated, tokens = map(round, total.tolist())
-    return (texts, truncated, tokens), exact
-
-
-def _row_counts(model: BiEncoder | ColBERT, rows: TrainingRows, numbers: Sequence[int], *, max_length: int | None) -> NDArray[np.int64]:
-    """Texts, truncated texts and tokens of each row, (B, 3)."""
-    found = np.zeros((len(numbers), 3), np.int64)
-    columns = rows.columns(numbers)
-    for place, texts in enumerate(values for name, values in columns.items() if name != SCORES):
-        there = np.array([text is not None for text in texts])
-        tokenized = model.tokenize(
-            [text for text in texts if text is not None], "query" if place == 0 else "document", max_length=max_length
-        )
-        counts = [[1, cut, len(ids)] for ids, cut in zip(tokenized.ids, tokenized.truncated, strict=True)]
-        found[there] += np.array(counts, np.int64).reshape(-1, 3)
-    return found
 
 
 # Time.
@@ -317,7 +269,7 @@ def dry_run_pretraining(
     """
     require_optimizer(OPTIMIZER)
     device = check_device(device or default_device())
-    with TemporaryDirectory(prefix="quiver-dry-run-") as temporary, environment(Path(temporary), device) as processes:
+    with TemporaryDirectory(prefix="quiver-dry-run-") as temporary, session_environment(Path(temporary), device) as processes:
         if processes.size > 1:
             raise InputError("a dry run is one process: start it without torchrun")
         recipe, out = with_training_dtype(recipe, device), Path(temporary) / "run"
@@ -328,12 +280,12 @@ def dry_run_pretraining(
 
         timed, done = _Phases(seconds, progress=progress), Progress()
         task = PretrainingTask(replace(session, chosen=timed.chosen), done)
-        output = RunOutput(out, session.checkpoints, RunLog(out / LOG), [timed])
-        settings = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS)
+        settings = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS, callbacks=[timed])
         try:
-            Trainer(task, settings, output, processes, StopRequest(), done).train()
+            Trainer(task, settings, out, processes, StopRequest(), done).train()
         except torch.OutOfMemoryError as error:
-            raise InputError(f"out of memory on {device} in a packed row; {_SMALLER_ROWS}") from error
+            smaller = "lower micro_batch of the phase with the longest context, or set training.gradient_checkpointing"
+            raise InputError(f"out of memory on {device} in a packed row; {smaller}") from error
         corpus = session.corpus
         return PretrainingDryRun(
             documents=len(corpus.train),
@@ -350,8 +302,6 @@ def dry_run_pretraining(
 
 
 _UPDATE_TOKENS = 8192  # of a measured update, if a row has fewer: the time of the optimizer's step then hardly counts
-
-_SMALLER_ROWS = "lower micro_batch of the phase with the longest context, or set training.gradient_checkpointing"
 
 
 def _trial(recipe: PretrainingRecipe) -> PretrainingRecipe:

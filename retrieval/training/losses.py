@@ -1,9 +1,7 @@
 """The losses of a recipe: those of sentence-transformers and PyLate, around a model of ours.
 
-A loss of these libraries calls a model once per column of a batch (queries, positives, first negatives, ...) with a dictionary of features,
-and reads vectors from the dictionary that it returns. Batches stay packed: `LossModel` encodes a `PackedBatch` as it is, all columns in
-one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
-place.
+A loss of these libraries calls a model once per column of a batch (queries, positives, first negatives, ...) with a dictionary of features.
+Batches stay packed: `LossModel` encodes all columns in one pass where the loss permits, and makes what a loss needs besides.
 
 Importing this module imports sentence-transformers (extra ``train``); the losses of a ColBERT import PyLate when they are made.
 

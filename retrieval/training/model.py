@@ -1,11 +1,8 @@
 """The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. Of a model for another task, such as a
-cross-encoder, the encoder is taken. A retriever keeps its settings, except those that the recipe
-sets (null sets nothing, and a name in ``model.only_if_bare`` sets it for a bare encoder only). A bi-encoder that becomes a ColBERT, or the
-other way round, has no settings of its own. What differs from the checkpoint is logged.
-
-This module imports nothing of the extra ``train``.
+A checkpoint may be anything that Quiver opens; of a model for another task the encoder is taken. A retriever keeps its settings, except
+those that the recipe sets (null sets nothing, and a name in ``model.only_if_bare`` sets it for a bare encoder only). What differs from the
+checkpoint is logged. This module imports nothing of the extra ``train``.
 
 Source: the starting points of the ModernBERT release's train_st.py and train_pylate.py (AnswerDotAI/ModernBERT at 8c57a0f).
 """

@@ -291,18 +291,8 @@ class DevelopmentSection(TextSchema):
 class Recipe(RecipeSchema):
     """A training run, determined except for the machine."""
 
-    name: NonBlank
-    """Short name of the run."""
-    description: NonBlank | None = None
-    """What the recipe trains, and for what purpose."""
     kind: Literal["dense", "colbert"]
     """``dense``: one vector per text. ``colbert``: one vector per token."""
-    source: NonBlank | None = None
-    """Paper or script that the settings come from."""
-    cost: NonBlank | None = None
-    """Duration and machine of a whole run."""
-    expected: NonBlank | None = None
-    """Score of a whole run, with its tolerance."""
     model: ModelSection
     """Encoder, tokenizer, and how texts become vectors."""
     data: DataSection

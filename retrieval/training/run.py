@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,15 +24,14 @@ from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
 from quiver.encoder.progress import WorkStoppedError
 from quiver.encoder.training import run_folder
-from quiver.encoder.training.autocast import autocast, exact_float32, with_training_dtype
-from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
-from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
+from quiver.encoder.training.autocast import autocast, with_training_dtype
+from quiver.encoder.training.callbacks import FORMS, tensorboard, training_bar
+from quiver.encoder.training.log import LOG, Line, read_log, training_curves
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
+from quiver.encoder.training.processes import Processes, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
-from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity
-from quiver.encoder.training.state import preserve_rng_state
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity, session_environment
+from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.folders import check_device, default_device
@@ -124,7 +123,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     out, device = expand_home(out), check_device(device or default_device())
-    with environment(out, device) as processes:
+    with session_environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         run = Run(recipe, out, processes, device, scorer, progress, callbacks, command, data_folder)
         return _resume(run) if resume else _start(run, overwrite=overwrite)
@@ -140,7 +139,7 @@ def train_and_save(
         RunStoppedError: See `train`.
     """
     device = str(model.encoder.device)
-    with environment(out, model.encoder.device.type) as processes:
+    with session_environment(out, model.encoder.device.type) as processes:
         recipe = with_training_dtype(recipe, device)
         return _start(Run(recipe, out, processes, device, progress=progress, command=command), given=(rows, model))
 
@@ -185,19 +184,6 @@ class Run:
         return RunIdentity(self.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
 
 
-@contextmanager
-def environment(out: Path, device: str) -> Iterator[Processes]:
-    """Processes, random generators, memory and products of a session; the main process locks the run folder."""
-    with (
-        init_distributed(device) as processes,
-        preserve_rng_state(),
-        keep_freed_memory(),
-        exact_float32(),
-        run_folder.lock_run(out) if processes.is_main_process else nullcontext(),
-    ):
-        yield processes
-
-
 def _start(run: Run, *, overwrite: bool = False, given: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
     """Train from the first step."""
     replaced: AbstractContextManager[None] = nullcontext()
@@ -223,19 +209,7 @@ def _resume(run: Run) -> dict[str, Any]:
     _refuse_other_best(run)
     run_folder.refuse_other_run(run.out, run.identity(None))
     rows = run.rows()
-    now = run.identity(rows)
-    run_folder.refuse_other_run(run.out, now)
-    processes.barrier()  # all processes have read the files that are written now
-    newest = 0
-    if processes.is_main_process:
-        run_folder.warn_of_changes(run.out, now)
-        now.write(run.out)
-        newest = run.checkpoints.newest() or 0
-        RunLog(run.out / LOG).cut(newest)
-    step = int(processes.broadcast(newest))
-    if processes.is_main_process:
-        logger.info("%s: resuming from step %d", run.out, step)
-    return _train(run, rows, None, step=step)
+    return _train(run, rows, None, step=run_folder.resume_run(run.out, run.identity(rows), processes))
 
 
 def _refuse_other_best(run: Run) -> None:
@@ -260,8 +234,6 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
         recipe, kept = run.recipe, _model_steps(run, progress, schedule)
         average = average_models([run.checkpoints.path(step) for step in kept])
         final = type(average).from_parts(average.encoder, average.tokenizer, average.settings, source=recipe.model.init)
-        shutil.rmtree(run_folder.unfinished_model(run.out), ignore_errors=True)
-        final.save_pretrained(run_folder.unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
@@ -270,7 +242,7 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        run_folder.finish_run(run.out, run.identity(rows).record(SCHEMA, parts))
+        run_folder.finish_run(run.out, final.save_pretrained, run.identity(rows).record(SCHEMA, parts))
     run.processes.barrier()
     return read_json(run.out / RECORD)
 
@@ -307,17 +279,15 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
             progress.resumed_at.append(step)
         start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
         loader = DataLoader(order, rows, collator, processes, start=start, count=count)
-        settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
         bar = training_bar(
             progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.2%}"}
         )
         board = tensorboard(
             run.out / TENSORBOARD, step=progress.step + 1, enabled=processes.is_main_process, names={SCORE: "development/ndcg_at_10"}
         )
-        callbacks = [BarCallback(stack.enter_context(bar)), stack.enter_context(board), *run.callbacks]
-        output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
-        task = RetrievalTask(run, schedule, loss, state, loader)
-        Trainer(task, settings, output, processes, stop, progress, random_states).train()
+        callbacks = [stack.enter_context(bar), stack.enter_context(board), *run.callbacks]
+        settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS, callbacks=callbacks)
+        Trainer(RetrievalTask(run, schedule, loss, state, loader), settings, run.out, processes, stop, progress, random_states).train()
     return progress, schedule
 
 

@@ -7,10 +7,6 @@ A checkpoint folder opens like any model folder and makes a resumed run equal to
     trainer.json, trainer.safetensors       optimizer, schedule, random generators of all processes, progress
 
 The frozen weights of a LoRA run are not in its checkpoints but in ``start/``, see `quiver.encoder.training.run_folder`.
-
-Matrices and embeddings decay; biases and the scales of norms do not, as in transformers' trainer.
-
-Source: AdamW, arXiv:1711.05101; schedule-free AdamW, arXiv:2405.15682 (package schedulefree); transformers' schedules.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Prepare training rows: read the sources of a recipe, select rows, and write them as Arrow files under the run folder.
 
-``work/<key>`` holds the table (`quiver.retrieval.training.data.table`), sealed by ``rows.json`` (`quiver.encoder.work_folder`). The key is
-a hash of the recipe's data section and of the path, size and modification time of every file that it reads, so a later run of the same
-recipe finds the rows. Several processes of a run share a folder, and only one of them writes it.
-
-Rows are streamed: memory does not grow with their number, except for 40 bytes per id and 12 bytes per row.
+``work/<key>`` holds the table, sealed by ``rows.json`` (`quiver.encoder.work_folder`). The key is a hash of the recipe's data section and
+of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. Rows are streamed:
+memory does not grow with their number, except for 40 bytes per id and 12 bytes per row.
 """
 
 from __future__ import annotations
@@ -323,8 +321,7 @@ def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advan
     """Write the table of a data section."""
     with TableWriter(folder) as writer:
         if section.format == "beir":
-            examples, numbering = _open_beir(section, writer, advance)
-            return _write_rows(section, examples, numbering, writer, seed=seed)
+            return _write_rows(section, *_open_beir(section, writer, advance), writer, seed=seed)
         by_ids = section.format == "ids"
         numbering = IdNumbering.of_section(section, writer, advance) if by_ids else TextNumbering(writer)
         return _write_rows(section, read_examples(section, advance), numbering, writer, seed=seed)
@@ -375,8 +372,8 @@ def _open_beir(section: DataSection, writer: TableWriter, advance: Advance) -> t
     # With the folder's name, since two collections may use the same ids.
     queries = (TextEntry(folder, f"{folder}/{one.id}", one.text) for folder, each in collections.items() for one in each.queries)
     documents = (TextEntry(folder, f"{folder}/{one.id}", one.content()) for folder, each in collections.items() for one in each.documents)
-    by_id = [TextsById(texts, writer, source=", ".join(section.train), advance=advance) for texts in (queries, documents)]
-    return examples(), IdNumbering(*by_id, writer)
+    by_id = (TextsById(texts, writer, source=", ".join(section.train), advance=advance) for texts in (queries, documents))
+    return examples(), IdNumbering(next(by_id), next(by_id), writer)
 
 
 # Prepare rows once per run folder.

@@ -37,7 +37,7 @@ from quiver.retrieval.models import bm25
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
-from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
+from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, read_mining_data
 
 
 class MarginKind(NamedTuple):
@@ -201,18 +201,14 @@ def parse_margins(texts: Sequence[str]) -> tuple[Margin, ...]:
             raise InputError(f"a margin must be one of {', '.join(f'{known}=VALUE' for known in MARGINS)}, or {NO_MARGIN}; got {text!r}")
         if name in (margin.name for margin in margins):
             raise InputError(f"the margin {name} is given twice")
-        margins.append(Margin(name, _number(text, number)))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise InputError(f"a margin's value must be a finite number, got {text!r}")
+        margins.append(Margin(name, value))
     return tuple(margins)
-
-
-def _number(text: str, number: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError(f"a margin's value must be a finite number, got {text!r}")
-    return value
 
 
 ROWS, SUSPECTS, QUERIES, DOCUMENTS = "train.jsonl.gz", "suspects.jsonl.gz", "queries.jsonl.gz", "documents.jsonl.gz"
@@ -240,16 +236,23 @@ def write_mined(
     found: Iterable[MinedQuery], data: MiningData, out: Path, *, rules: Rules, count: int, ids: bool, progress: bool
 ) -> dict[str, Any]:
     """Write rows, suspects and texts, each file by one rename."""
-    used = np.zeros(len(data.documents), bool)
+    documents, queries = data.documents, data.queries
+    used = np.zeros(len(documents), bool)
     counts, dropped = Counter[str](), Counter({margin.name: 0 for margin in rules.margins})
     positive, negative = 0.0, 0.0
     with ExitStack() as files, progress_bar("writing", count, enabled=progress) as advance:
         rows, suspects = (files.enter_context(atomic_file(out / name)) for name in (ROWS, SUSPECTS))
         for mined in found:
-            for row in _training_rows(mined, data, ids=ids):
-                _write(rows, row)
+            query, texts = {"query_id": queries.ids[mined.query]}, {}
+            if not ids:
+                query["query"], negatives = queries[mined.query], [documents[number] for number in mined.negatives]
+            for number, score in zip(mined.positives, mined.positive_scores, strict=True):  # one row each, all with the same negatives
+                if not ids:
+                    texts = {"positive": documents[number], "negatives": negatives}
+                named = {"document_ids": [documents.ids[each] for each in (number, *mined.negatives)]}
+                _write_line(rows, {**query, **texts, **named, "scores": [score, *mined.negative_scores]})
             for row in _suspect_rows(mined, data):
-                _write(suspects, row)
+                _write_line(suspects, row)
             used[mined.positives] = used[mined.negatives] = True
             counts.update(
                 queries=1,
@@ -265,24 +268,13 @@ def write_mined(
             dropped.update(mined.dropped)
             positive, negative = positive + sum(mined.positive_scores), negative + sum(mined.negative_scores)
             advance(1)
-    if ids:
-        _write_texts(out / QUERIES, "query_id", data.queries, np.arange(count))
-        _write_texts(out / DOCUMENTS, "document_id", data.documents, np.flatnonzero(used))
+    tables = [(QUERIES, "query_id", queries, np.arange(count)), (DOCUMENTS, "document_id", documents, np.flatnonzero(used))] if ids else []
+    for name, key, table, numbers in tables:
+        with atomic_file(out / name) as file:
+            for number in numbers.tolist():
+                _write_line(file, {key: table.ids[number], "text": table[number]})
     means = {"positive": positive / max(counts["rows"], 1), "negative": negative / max(counts["negatives"], 1)}
     return {**counts, "dropped": dict(dropped), "mean_scores": {name: round(mean, 6) for name, mean in means.items()}}
-
-
-def _training_rows(mined: MinedQuery, data: MiningData, *, ids: bool) -> Iterable[dict[str, Any]]:
-    """One row per positive, all with the same negatives."""
-    documents = data.documents
-    query = {"query_id": data.queries.ids[mined.query]}
-    if not ids:
-        query["query"] = data.queries[mined.query]
-        negatives = [documents[number] for number in mined.negatives]
-    for positive, score in zip(mined.positives, mined.positive_scores, strict=True):
-        texts = {} if ids else {"positive": documents[positive], "negatives": negatives}
-        named = {"document_ids": [documents.ids[number] for number in (positive, *mined.negatives)]}
-        yield {**query, **texts, **named, "scores": [score, *mined.negative_scores]}
 
 
 def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:
@@ -303,13 +295,7 @@ def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any
         }
 
 
-def _write_texts(path: Path, key: str, table: TextTable, numbers: NDArray[np.intp]) -> None:
-    with atomic_file(path) as file:
-        for number in numbers.tolist():
-            _write(file, {key: table.ids[number], "text": table[number]})
-
-
-def _write(file: BinaryIO, row: dict[str, Any]) -> None:
+def _write_line(file: BinaryIO, row: dict[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n")
 
 
@@ -405,15 +391,15 @@ def mine_negatives(
         extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
         # Per query the depth at which the last rank is likely to be reached without positives and their copies.
         depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
-        parts = _parts(depths, data.searchable)
+        parts = _split_queries(depths, data.searchable)
         missing = job.missing(range(len(parts)))
         if missing:
-            searching = _searcher(data, system, len(depths), progress=progress)
+            searching = _open_searcher(data, system, len(depths), progress=progress)
             with searching as searcher, progress_bar("mining", len(depths), enabled=progress) as advance:
-                miner = _Miner(data, searcher, rules, output.suspects, advance)
                 advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
                 for number in missing:
-                    job.save(number, miner.mine(parts[number], int(depths[parts[number]].max())))
+                    depth = int(depths[parts[number]].max())
+                    job.save(number, _mine_part(data, searcher, rules, output.suspects, parts[number], depth, advance))
         found = (MinedQuery(**json.loads(line)) for number in range(len(parts)) for line in job.read(number).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         # The text files of the run that is replaced.
@@ -436,64 +422,61 @@ def mine_negatives(
         return job.finish(content, command)
 
 
-class _Miner:
-    """Mines parts of the queries; results are lines of JSON."""
+def _mine_part(data: MiningData, searcher: Searcher, rules: Rules, suspects: int, part: slice, depth: int, advance: Advance) -> bytes:
+    """A line of JSON per query of a part.
 
-    def __init__(self, data: MiningData, searcher: Searcher, rules: Rules, suspects: int, advance: Advance) -> None:
-        self._data, self._searcher, self._rules, self._suspects, self._advance = data, searcher, rules, suspects, advance
-
-    def mine(self, part: slice, depth: int) -> bytes:
-        """Return a line per query of a part.
-
-        Copies of positives have no rank. If so many are found that the last rank is not reached, the search is repeated at a greater depth.
-        """
-        lines: dict[int, str] = {}
-        waiting = list(range(part.start, part.stop))
-        while waiting:
-            short = []
-            for chosen in timed_slices(len(waiting), most=max(1, _CANDIDATES // depth)):
-                queries = waiting[chosen]
-                also = [self._data.positives_of(query) for query in queries]
-                for query, found in zip(queries, self._searcher.search(np.array(queries), depth, also=also), strict=True):
-                    ranked = rankable(self._data.documents.same[found.ranked.rows], self._data.excluded(query))
-                    if len(ranked) < self._rules.ranks.last and len(found.ranked.rows) == depth < self._data.searchable:
-                        short.append(query)
-                    else:
-                        lines[query] = self._one(query, found, ranked[: self._rules.ranks.last])
-                        self._advance(1)
-            waiting, depth = short, min(depth * _DEEPER, self._data.searchable)
-        return "".join(lines[query] + "\n" for query in range(part.start, part.stop)).encode("ascii")
-
-    def _one(self, query: int, found: SearcherResult, ranked: NDArray[np.intp]) -> str:
-        """Line of a query; ``ranked`` is the result of `rankable`, cut at the last rank."""
-        whole = len(ranked) == self._rules.ranks.last
-        best = found.ranked.at(np.arange(ranked[-1] + 1)) if whole else found.ranked
-        picked = choose_negatives(best, ranked, float(found.scores.min()), self._rules, query=query)
-        positives = self._data.positives_of(query)
-        suspects = picked.suspects.at(np.arange(min(self._suspects, len(picked.suspects.rows))))
-        mined = MinedQuery(
-            query=query,
-            positives=positives.tolist(),
-            positive_scores=_plain(found.scores),
-            negatives=picked.chosen.rows.tolist(),
-            negative_scores=_plain(picked.chosen.scores),
-            suspects=suspects.rows.tolist(),
-            suspect_scores=_plain(suspects.scores),
-            suspect_ranks=picked.ranks[: self._suspects].tolist(),
-            positives_found=int(np.isin(positives, best.rows[: self._rules.ranks.last]).sum()),
-            candidates=picked.candidates,
-            copies=picked.left_out - int(np.isin(best.rows, positives).sum()),
-            dropped=picked.dropped,
-        )
-        return json.dumps(asdict(mined))
+    Copies of positives have no rank. If so many are found that the last rank is not reached, the search is repeated at a greater depth.
+    """
+    lines: dict[int, str] = {}
+    waiting = list(range(part.start, part.stop))
+    while waiting:
+        short = []
+        for chosen in timed_slices(len(waiting), most=max(1, _CANDIDATES // depth)):
+            queries = waiting[chosen]
+            also = [data.positives_of(query) for query in queries]
+            for query, found in zip(queries, searcher.search(np.array(queries), depth, also=also), strict=True):
+                ranked = rankable(data.documents.same[found.ranked.rows], data.excluded(query))
+                if len(ranked) < rules.ranks.last and len(found.ranked.rows) == depth < data.searchable:
+                    short.append(query)
+                else:
+                    mined = _choose_for_query(data, rules, suspects, query, found, ranked[: rules.ranks.last])
+                    lines[query] = json.dumps(asdict(mined))
+                    advance(1)
+        waiting, depth = short, min(depth * _DEEPER, data.searchable)
+    return "".join(lines[query] + "\n" for query in range(part.start, part.stop)).encode("ascii")
 
 
-def _plain(scores: NDArray[np.float32]) -> list[float]:
+def _choose_for_query(
+    data: MiningData, rules: Rules, suspects: int, query: int, found: SearcherResult, ranked: NDArray[np.intp]
+) -> MinedQuery:
+    """The result of a query; ``ranked`` is that of `rankable`, cut at the last rank."""
+    whole = len(ranked) == rules.ranks.last
+    best = found.ranked.at(np.arange(ranked[-1] + 1)) if whole else found.ranked
+    picked = choose_negatives(best, ranked, float(found.scores.min()), rules, query=query)
+    positives = data.positives_of(query)
+    kept = picked.suspects.at(np.arange(min(suspects, len(picked.suspects.rows))))
+    return MinedQuery(
+        query=query,
+        positives=positives.tolist(),
+        positive_scores=_round_scores(found.scores),
+        negatives=picked.chosen.rows.tolist(),
+        negative_scores=_round_scores(picked.chosen.scores),
+        suspects=kept.rows.tolist(),
+        suspect_scores=_round_scores(kept.scores),
+        suspect_ranks=picked.ranks[:suspects].tolist(),
+        positives_found=int(np.isin(positives, best.rows[: rules.ranks.last]).sum()),
+        candidates=picked.candidates,
+        copies=picked.left_out - int(np.isin(best.rows, positives).sum()),
+        dropped=picked.dropped,
+    )
+
+
+def _round_scores(scores: NDArray[np.float32]) -> list[float]:
     """Scores with nine digits, which represent every float32 exactly."""
     return [float(f"{score:.9g}") for score in scores.tolist()]
 
 
-def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
+def _split_queries(depths: NDArray[np.int64], documents: int) -> list[slice]:
     """Slices of queries that are searched together."""
     least, largest = QUERIES_PER_PART
     most = min(max(documents // _DOCUMENTS_PER_QUERY, least), largest)
@@ -508,7 +491,7 @@ def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
 
 
 @contextmanager
-def _searcher(data: MiningData, system: MiningSystem, count: int, *, progress: bool) -> Iterator[Searcher]:
+def _open_searcher(data: MiningData, system: MiningSystem, count: int, *, progress: bool) -> Iterator[Searcher]:
     if system.model is None:
         first, read = islice(data.queries, count), data.documents
         with progress_bar("documents", len(read), enabled=progress) as advance:

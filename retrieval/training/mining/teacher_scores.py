@@ -3,11 +3,9 @@
     OUT/train.jsonl.gz    the rows with the field ``scores``
     OUT/scoring.json      the teacher, the settings and statistics of the scores; written last
 
-A bi-encoder or ColBERT teacher encodes each distinct text once; a cross-encoder reads every pair. Scores are raw: a cross-encoder's are its
-logits, since a sigmoid saturates near 1.
-
-Rows are scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the
-next one starts. In memory a row takes 8 bytes per query and document; a text takes 24 bytes if rows hold texts.
+A bi-encoder or ColBERT teacher encodes each distinct text once; a cross-encoder reads every pair, and its scores are logits. Rows are
+scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the next one
+starts.
 
 Shapes: R rows, n_r documents of row r, B pairs of a part, T texts (of an ensemble: teachers).
 Source of min-max normalized teacher scores: JaColBERTv2.5, arXiv:2407.20750.
@@ -16,7 +14,6 @@ Source of min-max normalized teacher scores: JaColBERTv2.5, arXiv:2407.20750.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import platform
 from array import array
@@ -99,12 +96,12 @@ def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
             ends.append(len(documents))
         if not len(queries):
             raise InputError(f"{', '.join(section.train)}: no rows")
-        numbers = [np.array(each, np.int64) for each in (queries, documents, ends)]
-        for each in numbers:
+        of_queries, of_documents, of_rows = (np.array(each, np.int64) for each in (queries, documents, ends))
+        for each in (of_queries, of_documents, of_rows):
             digest.update(each.tobytes())
-        for block in blocks(np.unique(np.concatenate(numbers[:2])).tolist()):
+        for block in blocks(np.unique(np.concatenate([of_queries, of_documents])).tolist()):
             digest.update(b"".join(writer.digests(block)))
-    return ScoringData(TextColumn(folder / "texts.arrow"), *numbers, lines, digest.hexdigest())
+    return ScoringData(TextColumn(folder / "texts.arrow"), of_queries, of_documents, of_rows, lines, digest.hexdigest())
 
 
 def _number_texts(_section: DataSection, examples: Iterator[Example], writer: TableWriter) -> Iterator[tuple[int, list[int]]]:
@@ -199,7 +196,7 @@ class CrossEncoderTeacher:
     def __init__(self, source: str, *, device: str, batch_tokens: int | None = None, executor: Executor = IN_PROCESS) -> None:
         folder = local_folder(source)
         self._source, self._batch_tokens, self._executor = source, batch_tokens, executor
-        self._model = _cross_encoder(source, device)
+        self._model = _load_cross_encoder(source, device)
         labels = int(self._model.config.num_labels)
         if labels != 1:
             raise InputError(f"{source}: the cross-encoder has {labels} classes; a teacher must return one score per pair")
@@ -208,7 +205,7 @@ class CrossEncoderTeacher:
             "kind": "cross-encoder",
             "source": source,
             "max_length": length,
-            "fingerprint": _fingerprint(source, folder, length),
+            "fingerprint": _hash_cross_encoder(source, folder, length),
         }
 
     @contextmanager
@@ -253,8 +250,8 @@ class _ScoringTask:
         if self.model is not None:
             return _PairScorer(self.model, self.batch_tokens, advance)
         torch.set_num_threads(self.threads)
-        model = _cross_encoder(self.source, default_device())
-        found = _fingerprint(self.source, local_folder(self.source), model.max_length)
+        model = _load_cross_encoder(self.source, default_device())
+        found = _hash_cross_encoder(self.source, local_folder(self.source), model.max_length)
         if found != self.fingerprint:
             raise InputError(
                 f"{self.source}: the model on {platform.node()} has other files than on the first machine; all machines need the same files"
@@ -262,14 +259,13 @@ class _ScoringTask:
         return _PairScorer(model, self.batch_tokens, advance)
 
 
-def _cross_encoder(source: str, device: str) -> Any:
+def _load_cross_encoder(source: str, device: str) -> Any:
     library = import_for("a cross-encoder", "sentence_transformers", "'quiver-retrieval[train]'")
     folder = local_folder(source)
     if not has_safetensors(base := base_folder(folder)):
         read_weights(base)  # explains in one line why a pickle is refused
     try:
-        with _no_bars():
-            return library.CrossEncoder(str(folder), device=device)
+        return library.CrossEncoder(str(folder), device=device)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{source}: sentence-transformers cannot load this model ({first_line(error)})") from error
 
@@ -339,7 +335,7 @@ def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOpti
     raise InputError(f"{source}: a cross-encoder has no prompts and one length, that of its folder; leave out lengths, prompts and width")
 
 
-def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
+def _hash_cross_encoder(source: str, folder: Path, max_length: int | None) -> str:
     """Hash of everything that affects a cross-encoder's scores: weights, configuration, tokenizer and maximum length."""
     weights = set(weight_files(base_folder(folder)))
     if missing := sorted(path.name for path in weights if not path.is_file()):
@@ -347,19 +343,6 @@ def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
     files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
     sums = {str(path.relative_to(folder) if path.is_relative_to(folder) else path.name): file_sha256(path) for path in files}
     return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Disable the progress bars of transformers while it loads."""
-    bars = importlib.import_module("transformers.utils.logging")
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 class Ensemble:

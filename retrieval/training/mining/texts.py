@@ -1,8 +1,7 @@
 """Texts, queries and positives that hard negatives are mined for and from.
 
 Texts are written once to a folder as Arrow files and found by number, id or content. Two texts are equal if they differ only in case and
-white space, so that a copy of the positive does not become a negative. In memory a text takes 32 bytes, and about 60 while it is written
-and sorted (measured: 550 MB for the 9 million passages of MS MARCO).
+white space, so that a copy of the positive does not become a negative. In memory a text takes 32 bytes, and about 60 while it is written.
 
 Sources are a BEIR folder (its judgements and its corpus) or pairs in files (the corpus is their distinct positives, preceded by another
 corpus if one is given). With an index, its documents are the corpus.

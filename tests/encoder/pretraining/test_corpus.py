@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from quiver.encoder import InputError, Tokenizer
-from quiver.encoder.pretraining import corpus as module
 from quiver.encoder.pretraining.corpus import BLOCK_CHARACTERS, Corpus, open_corpus, prepare_corpus, side_of, train_texts
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 
@@ -85,18 +84,18 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.ids", "train.ends", "held_out.ids"])
-def test_damage_is_detected(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+def test_a_damaged_corpus_is_made_again(tokenizer: Tokenizer, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1)
     prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path = tmp_path / "corpus" / name
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: missing or damaged; delete .*corpus to make the corpus again"):
+    content[7] ^= 1
+    with caplog.at_level("WARNING"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
-    path.unlink()
-    with pytest.raises(InputError, match=f"{name}: missing or damaged"):
-        prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    assert caplog.messages == [f"{tmp_path / 'corpus'}: {name} is damaged; tokenizing the sources again"]
+    assert path.read_bytes() == content
 
 
 def test_another_vocabulary_or_source_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -125,18 +124,6 @@ def test_a_source_without_training_text_is_refused(tokenizer: Tokenizer, tmp_pat
     with pytest.raises(InputError, match=r"data\.sources: blank has no text to train on \(.*blank\.jsonl\); remove it"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
-
-
-def test_memory_does_not_grow_with_the_corpus_while_writing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Document ends are written at once: the writer holds only numbers and files."""
-    with (tmp_path / "ids").open("wb") as ids, (tmp_path / "ends").open("wb") as ends:
-        side = module._Side(ids, ends, dtype=np.dtype("<u2"))
-        for count in (3, 1, 2):
-            side.add([7] * count)
-        assert not [value for value in vars(side).values() if isinstance(value, list | dict | np.ndarray)]
-        assert (side.documents, side.tokens) == (3, 6)
-    assert np.fromfile(tmp_path / "ends", "<i8").tolist() == [3, 4, 6]
-    assert np.fromfile(tmp_path / "ids", "<u2").tolist() == [7] * 6
 
 
 def test_a_vocabulary_can_be_trained_on_a_share_of_the_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import RunStoppedError
-from quiver.encoder.files import file_sha256, read_json, write_json
+from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining import phases, task
 from quiver.encoder.pretraining.corpus import open_corpus
@@ -278,19 +278,6 @@ def test_an_unusable_initial_model_is_refused_before_the_corpus_is_read(
         pretrain(
             make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"
         )
-
-
-def test_a_resumed_run_reads_its_corpus_once_to_verify_it(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, out, read = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out", []
-    pretrain_until(2, recipe, out)
-
-    def noted(path: Path) -> str:
-        read.append(path.name)
-        return file_sha256(path)
-
-    monkeypatch.setattr("quiver.encoder.pretraining.corpus.file_sha256", noted)
-    pretrain(recipe, out, resume=True)
-    assert sorted(read) == ["held_out.ends", "held_out.ids", "train.ends", "train.ids"]
 
 
 @pytest.mark.slow

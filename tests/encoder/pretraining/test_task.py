@@ -16,11 +16,11 @@ from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import prepare
 from quiver.encoder.pretraining.stream import Masker, RowMaker, held_out_rows
 from quiver.encoder.pretraining.task import HeldOut, PretrainingTask, Session, read_checkpoint
-from quiver.encoder.training.log import LOG, RunLog, read_log
+from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.state import read_state, write_state
-from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.trainer import Progress, Trainer, TrainerSettings, TrainingBatch
 
 pytest.importorskip("optimi")
 
@@ -47,8 +47,7 @@ def train_three_rows(task: PretrainingTask, session: Session, monkeypatch: pytes
         task.after_step(number)
     monkeypatch.setattr(task, "steps", lambda: iter([batches]))
     monkeypatch.setattr(task, "next_phase", lambda: False)
-    output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG))
-    Trainer(task, TrainerSettings(7, counts=("room", "flops")), output, Processes(), StopRequest(), Progress()).train()
+    Trainer(task, TrainerSettings(7, counts=("room", "flops")), session.out, Processes(), StopRequest(), Progress()).train()
     return batches
 
 

@@ -14,10 +14,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bar_shows_the_latest_value_of_each_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    with training_bar(3, 10, enabled=True, forms={**FORMS, "ndcg@10": "nDCG@10 {:.4f}"}) as show:
-        show(4, {"loss": 0.75, "tokens_per_second": 12345.6, "grad_norm": 2.0})
-        show(5, {"ndcg@10": 0.43219})
-        show(6, {"loss": 0.5})
+    with training_bar(3, 10, enabled=True, forms={**FORMS, "ndcg@10": "nDCG@10 {:.4f}"}) as bar:
+        bar.on_log(4, {"loss": 0.75, "tokens_per_second": 12345.6, "grad_norm": 2.0})
+        bar.on_log(5, {"ndcg@10": 0.43219})
+        bar.on_step(6)
+        bar.on_log(6, {"loss": 0.5})
     found = capsys.readouterr()
     assert found.out == ""
     assert "step" in found.err
@@ -33,6 +34,6 @@ def test_the_bar_starts_at_the_position_of_the_earlier_session(capsys: pytest.Ca
 
 
 def test_a_disabled_bar_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with training_bar(0, 10, enabled=False) as show:
-        show(4, {"loss": 0.75})
+    with training_bar(0, 10, enabled=False) as bar:
+        bar.on_log(4, {"loss": 0.75})
     assert tuple(capsys.readouterr()) == ("", "")

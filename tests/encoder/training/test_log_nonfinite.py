@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from quiver.encoder.training.log import SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.log import keep_batches
 
 
-def seen(loss: float, first: int) -> SeenBatch:
+def seen(loss: float, first: int) -> tuple[float, list[dict[str, Any]], dict[str, Any]]:
     rows = [{"row": first + place, "epoch": 1, "query": f"q{first + place}", "document_1": "d\u2028"} for place in range(2)]
     whole = torch.arange(first, first + 6).reshape(2, 3)
     features = {"query_input_ids": whole, "query_attention_mask": whole[:, 1], "twice": whole, "return_loss": True}
-    return SeenBatch(rows, features, loss)
+    return loss, rows, features
 
 
 def kept(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -43,11 +43,3 @@ def test_all_batches_are_written_if_only_the_gradient_is_not_finite(tmp_path: Pa
     described, _ = kept(tmp_path)
     assert [batch["loss"] for batch in described["batches"]] == [0.5, 0.25]
     assert described["grad_norm"] == "inf"
-
-
-def test_the_error_names_step_folder_and_learning_rate(tmp_path: Path) -> None:
-    advice = f"the batch was saved to {tmp_path}: check its texts, or lower phase.rate"
-    loss = nonfinite_error(tmp_path, step=3, loss=math.nan, grad_norm=math.nan, setting="phase.rate")
-    gradient = nonfinite_error(tmp_path, step=3, loss=0.5, grad_norm=math.inf, setting="phase.rate")
-    assert str(loss) == f"the loss is nan at step 3; {advice}"
-    assert str(gradient) == f"the norm of the gradient is inf at step 3; {advice}"

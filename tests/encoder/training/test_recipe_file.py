@@ -131,11 +131,6 @@ class Training(TextSchema):
 
 
 class DescribedRecipe(RecipeSchema):
-    name: str
-    description: str | None = None
-    source: str | None = None
-    cost: str | None = None
-    expected: str | None = None
     model: Model
     data: Data
     training: Training

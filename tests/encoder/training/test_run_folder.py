@@ -20,6 +20,7 @@ from quiver.encoder.files import write_json
 from quiver.encoder.schema import TextSchema
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
@@ -44,8 +45,7 @@ from quiver.encoder.training.run_folder import (
     refuse_other_run,
     remove_leftovers,
     remove_run,
-    unfinished_model,
-    warn_of_changes,
+    resume_run,
 )
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
@@ -73,15 +73,16 @@ def train(out: Path, name: str) -> None:
     (out / LOG).write_text(f'{{"step": 1, "name": "{name}"}}\n')
     with Checkpoints(out / CHECKPOINTS).writing(1) as folder:
         (folder / "weights").write_text(name)
-    shutil.rmtree(unfinished_model(out), ignore_errors=True)
-    unfinished_model(out).mkdir()
-    (unfinished_model(out) / "weights").write_text(name)
+
+
+def save_as(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "weights").write_text(name)
 
 
 def finished(out: Path, name: str = "old") -> None:
     begin(out)
     train(out, name)
-    finish_run(out, {"schema": "quiver-run/2", "name": name, "recipe": IDENTITY.recipe})
+    finish_run(out, save_as(name), {"schema": "quiver-run/2", "name": name, "recipe": IDENTITY.recipe})
 
 
 def test_finishing_a_run_writes_model_and_record(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_finishing_a_run_writes_model_and_record(tmp_path: Path) -> None:
     (out / START).mkdir()
     (out / ".replaced-abc").mkdir()
     (out / ".replaced-abc" / RECORD).write_text("an earlier one")
-    finish_run(out, {"schema": "quiver-run/2", "recipe": {"name": "as recorded"}})
+    finish_run(out, save_as("old"), {"schema": "quiver-run/2", "recipe": {"name": "as recorded"}})
     assert sorted(path.name for path in out.iterdir()) == sorted([RECIPE, BEGUN, RECORD, MODEL, LOG, CHECKPOINTS])
     assert contents(out / MODEL) == {"weights": b"old"}
     assert recipe_of(out) == {"name": "as recorded"}
@@ -217,12 +218,6 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
     assert {*texts, "data.revision", *(f"training.{name}" for name in numbers)} == run_folder.WITHOUT_WEIGHT
     now = replace(IDENTITY, recipe=Recipe(**texts, training=Training(seed=7, **numbers)).model_dump())
     refuse_other_run(tmp_path, now)
-    with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
-        warn_of_changes(tmp_path, now)
-    assert caplog.messages == [
-        f"{tmp_path}: changed since the run was started: name, description, source, cost, expected, training.log_every, "
-        "training.keep_checkpoints; this does not affect the weights"
-    ]
     with pytest.raises(
         InputError, match=r"of the interrupted run; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"
     ):
@@ -230,6 +225,12 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
     seed = replace(IDENTITY, recipe=Recipe(training=Training(seed=8, log_every=50)).model_dump())
     with pytest.raises(InputError, match=r"of the interrupted run; training\.seed was 7, is 8$"):
         refuse_other_run(tmp_path, seed)
+    with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
+        assert resume_run(tmp_path, now, Processes()) == 0
+    assert caplog.messages == [
+        f"{tmp_path}: changed since the run was started: name, description, source, cost, expected, training.log_every, "
+        "training.keep_checkpoints; this does not affect the weights"
+    ]
 
 
 def test_settings_that_an_older_recipe_lacks_have_their_defaults(tmp_path: Path) -> None:
@@ -281,9 +282,9 @@ def test_a_run_killed_between_its_first_two_files_can_be_resumed(tmp_path: Path)
 def test_a_change_that_may_affect_the_last_bits_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path)
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
-        warn_of_changes(tmp_path, changed(about={"command": "quiver train --resume"}))
+        resume_run(tmp_path, changed(about={"command": "quiver train --resume"}), Processes())
         assert caplog.messages == []
-        warn_of_changes(tmp_path, changed(about={"device": "cuda", "threads": 1, "versions": {"torch": "2.12", "pylate": None}}))
+        resume_run(tmp_path, changed(about={"device": "cuda", "threads": 1, "versions": {"torch": "2.12", "pylate": None}}), Processes())
     assert caplog.messages == [
         f"{tmp_path}: changed since the run was started: device, threads, versions.torch; the final weights may differ slightly"
     ]
@@ -307,7 +308,7 @@ def rest(out: Path) -> None:
     (out / DATA / "half").write_text("new")
     (out / LOG).write_text("new")
     (out / CHECKPOINTS / ".step-000004.unfinished").mkdir(parents=True)
-    unfinished_model(out).mkdir()
+    (out / f".{MODEL}-unfinished").mkdir()
 
 
 def test_a_first_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -339,8 +340,7 @@ def test_a_run_that_fails_after_a_checkpoint_stays(tmp_path: Path, mark: Callabl
     assert (out / "notes.txt").exists()
     [aside] = out.glob(".replaced-*")
     assert contents(aside) == old, "whole, until the new one is complete"
-    (unfinished_model(out) / "weights").write_text("new")
-    finish_run(out, {"schema": "quiver-run/2"})
+    finish_run(out, save_as("new"), {"schema": "quiver-run/2"})
     assert not list(out.glob(".*"))
     assert contents(out / MODEL) == {"weights": b"new"}
 
@@ -409,7 +409,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: 
         with lock_run(out), new_run(out):
             begin(out)
             train(out, "new")
-            finish_run(out, {"schema": "quiver-run/2", "name": "new"})
+            finish_run(out, save_as("new"), {"schema": "quiver-run/2", "name": "new"})
 
     reset()
     old = contents(out)
@@ -429,7 +429,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: 
         with lock_run(out), new_run(out):
             begin(out)
             train(out, "again")
-            finish_run(out, {"schema": "quiver-run/2", "name": "again"})
+            finish_run(out, save_as("again"), {"schema": "quiver-run/2", "name": "again"})
         assert sorted(path.name for path in out.iterdir()) == sorted([BEGUN, RECIPE, RECORD, MODEL, LOG, CHECKPOINTS])
         assert contents(out / MODEL) == {"weights": b"again"}
     first, last = found.index("between"), found.index("new")

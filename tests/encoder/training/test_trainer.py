@@ -19,10 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
-from quiver.encoder.training.log import RunLog, read_log
+from quiver.encoder.training.log import read_log
 from quiver.encoder.training.processes import Processes, StepMemory, StopRequest
-from quiver.encoder.training.run_folder import Checkpoints
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
 
 
 class Line:
@@ -101,9 +100,8 @@ Train = Callable[..., Progress]
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
     def run(task: Line, progress: Progress | None = None, callbacks: Sequence[Callback] = (), **settings: Any) -> Progress:
-        output = RunOutput(tmp_path, Checkpoints(tmp_path / "checkpoints"), RunLog(tmp_path / "log.jsonl"), callbacks)
         progress = progress or Progress()
-        Trainer(task, TrainerSettings(7, **settings), output, Processes(), StopRequest(), progress).train()
+        Trainer(task, TrainerSettings(7, callbacks=callbacks, **settings), tmp_path, Processes(), StopRequest(), progress).train()
         return progress
 
     return run
@@ -231,8 +229,7 @@ def test_a_step_reads_from_the_device_once(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(
             Tensor, name, lambda tensor, *arguments, name=name, method=method: read.append(name) or method(tensor, *arguments)
         )
-    output = RunOutput(tmp_path, Checkpoints(tmp_path / "checkpoints"), RunLog(tmp_path / "log.jsonl"))
-    Trainer(task, TrainerSettings(7, max_grad_norm=100.0), output, Processes(0, size), StopRequest(), Progress()).train()
+    Trainer(task, TrainerSettings(7, max_grad_norm=100.0), tmp_path, Processes(0, size), StopRequest(), Progress()).train()
     monkeypatch.undo()
     assert read == ["tolist"] * 3
     assert task.weight == pytest.approx([-6.0, -9.0])
