@@ -190,12 +190,8 @@ class Shard(NamedTuple):
     shape: tuple[int, int]  # number of rows and vector width d
     start: int  # position of the vectors in the file, in bytes
 
-    def read(self, rows: NDArray[np.intp]) -> DenseVectors:
-        """Copy rows out of the file.
-
-        Raises:
-            InputError: The file was removed, truncated, or cannot be read.
-        """
+    def read(self, rows: NDArray[np.intp] | slice) -> DenseVectors:
+        """Rows of the file; an `InputError` if it was removed, truncated, or cannot be read."""
         path = self.folder / TEXTS
         try:
             vectors: DenseVectors = np.memmap(path, "<f4", "r", self.start, self.shape)[rows]
@@ -258,7 +254,7 @@ class VectorFolder:
                 name = f"{int(max(self._sealed.names(), default='-1')) + 1:06d}"
                 with (
                     self._sealed.writing(name) as part,
-                    self._sealed.disk.create(part.folder / TEXTS) as file,
+                    pa.OSFile(str(part.folder / TEXTS), "wb") as file,
                     pa.ipc.new_file(file, batch.schema) as writer,
                 ):
                     writer.write_batch(batch)
@@ -639,5 +635,10 @@ class _ShardRows:
         shards = np.searchsorted(self._first_rows, stored, side="right") - 1
         for shard in np.unique(shards).tolist():
             positions = np.flatnonzero(shards == shard)
-            out[positions] = self._shards[shard].read(stored[positions] - self._first_rows[shard])
+            out[_slice_if_adjacent(positions)] = self._shards[shard].read(_slice_if_adjacent(stored[positions] - self._first_rows[shard]))
         return out
+
+
+def _slice_if_adjacent(numbers: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Numbers that follow each other as a slice, which copies rows faster."""
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if (np.diff(numbers) == 1).all() else numbers

@@ -28,7 +28,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.disk import remove_tree
 from quiver.encoder.errors import InputError, system_error
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolders
@@ -150,19 +149,12 @@ def _cached_tables(
     if found is None:
         if sealed.path(name).exists():
             sealed.remove(name)
-        worker = uuid.uuid4().hex  # several processes may count the same words
-        found = sealed.begin(name, worker=worker)
-        hidden = found.folder
-        try:
+        with sealed.writing(name, worker=uuid.uuid4().hex) as found:  # several processes may count the same words
             sizes = []
             for number, table in enumerate(_count_blocks(read(), limits)):
-                table.save(hidden / f"{number:04d}", REAL)
+                table.save(found.folder / f"{number:04d}", REAL)
                 sizes.append(len(table))
             found.about = {"blocks": sizes}
-            sealed.finish(name, found, worker=worker)
-        finally:
-            if hidden.exists():
-                remove_tree(hidden, REAL)
         if limit is not None:
             prune_cache(limit)
     mark_used(found.folder)
