@@ -128,11 +128,17 @@ def rank(ranker: Ranker, benchmark: Benchmark, collection: Collection, k: int, e
         found = search_groups(search, wanted, groups.values_of)
         ids = [[group.key for group in own] for own in found.groups or []]
         hits = replace(found, ids=ids, groups=None, seconds=sum_seconds([each.seconds for each in searched]))
+
+    def count_truncated(leaf: Retriever | Scorer) -> int | None:
+        if isinstance(leaf, ModelSearcher):
+            return leaf.documents.counts.truncated
+        return 0 if isinstance(leaf, StreamedWords) else _most(map(index_truncated, indexes_of(leaf)))
+
     leaves = list(_leaves(retriever))
     return Ranking(
         run=cut(hits.to_run([query.id for query in queries]), k, policy),
         index=_index_used(retriever, hits, wanted, collection, OVERLAPS),
-        truncated=Truncated(documents=_most(map(_documents_truncated, leaves)), queries=_queries_truncated(hits)),
+        truncated=Truncated(documents=_most(map(count_truncated, leaves)), queries=_queries_truncated(hits)),
         seconds={_STAGES.get(stage, stage): taken for stage, taken in hits.seconds.items()},
         cached=sum(leaf.documents.reused for leaf in leaves if isinstance(leaf, ModelSearcher)),
         depth=candidates,
@@ -156,12 +162,6 @@ def _most(counts: Iterator[int | None]) -> int | None:
     given = list(counts)
     known = [count for count in given if count is not None]
     return max(known) if known and len(known) == len(given) else None
-
-
-def _documents_truncated(leaf: object) -> int | None:
-    if isinstance(leaf, ModelSearcher):
-        return leaf.documents.counts.truncated
-    return 0 if isinstance(leaf, StreamedWords) else _most(map(index_truncated, indexes_of(leaf)))
 
 
 def _queries_truncated(hits: Hits) -> int | None:
@@ -451,7 +451,10 @@ class SystemDocuments:
             ids = [each.id for each in judged]
             missing = [each for each, place in zip(ids, self.index.locate(ids), strict=True) if place is None]
             where = "in the index"
-            if missing and (field := _find_field_with(self.index, missing[0])) is not None:
+            value = "'" + missing[0].replace("'", "''") + "'" if missing else ""
+            texts = {name: '"' + name.replace('"', '""') + '"' for name, kind in self.index.fields.items() if kind == "string"}
+            field = next((name for name, quoted in texts.items() if missing and self.index.count(f"{quoted} = {value}")), None)
+            if field is not None:
                 where += f"; they are values of the field {field!r}: add --group-by {field} (group_by)"
             documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
         if missing:
@@ -461,13 +464,6 @@ class SystemDocuments:
                 raise InputError(said)
             logger.warning("%s; they count as not found", said)
         return benchmark, replace(collection, documents=documents, missing=tuple(missing))
-
-
-def _find_field_with(index: IndexReader, value: str) -> str | None:
-    """A field of an index that has a value."""
-    literal = "'" + value.replace("'", "''") + "'"
-    texts = {name: '"' + name.replace('"', '""') + '"' for name, kind in index.fields.items() if kind == "string"}
-    return next((name for name, quoted in texts.items() if index.count(f"{quoted} = {literal}")), None)
 
 
 def _open_indexes_of(given: object) -> Sequence[IndexReader]:

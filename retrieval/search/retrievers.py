@@ -78,16 +78,10 @@ class Retriever(Protocol):
         """Name in tables and reports."""
 
     def search(self, queries: Sequence[Query], k: int, *, filter: FilterLike = None) -> Hits:
-        """Return the k best documents of each query, in the order of the queries.
-
-        Args:
-            queries: At least one.
-            k: Documents per query, at most.
-            filter: Condition on the documents.
+        """The k >= 1 best documents of each query that meet the filter, in the order of the queries, of which there is at least one.
 
         Raises:
             InputError: The queries, the filter or a target recall cannot be used.
-            ValueError: k < 1.
         """
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:

@@ -55,8 +55,8 @@ def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool
 Ranking: TypeAlias = Mapping[str, float]
 """Documents of one query: id -> score, ordered by score, then id, both descending."""
 
-Terms: TypeAlias = tuple[Mapping[str, float], float]
-"""Unweighted contributions of a ranking: of each of its documents, and of all others."""
+METHODS = ("rrf", "weighted")
+"""Names of the methods of fusion."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Fusion:
     normalise: str = "min-max"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("fusion", self.method, METHODS), ("normalisation", self.normalise, NORMALISATIONS)):
+        for name, value, known in (("fusion", self.method, METHODS), ("normalisation", self.normalise, ("min-max", "z-score"))):
             if value not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if not (math.isfinite(self.constant) and self.constant >= 0):
@@ -122,7 +122,7 @@ def fuse(rankings: Sequence[Ranking], fusion: Fusion) -> dict[str, float]:
     if not rankings:
         raise ValueError("there are no rankings to fuse")
     used = [(ranking, weight) for ranking, weight in zip(rankings, fusion.weights_of(len(rankings)), strict=True) if weight]
-    terms = [(*METHODS[fusion.method](ranking, fusion), weight) for ranking, weight in used]
+    terms = [(*_contributions(ranking, fusion), weight) for ranking, weight in used]
     scores: dict[str, float] = {}
     for document in dict.fromkeys(document for ranking, _ in used for document in ranking):
         # fsum rounds once, so the order of the rankings does not matter.
@@ -212,46 +212,29 @@ def describe_nothing_found(index: IndexReader, condition: Filter | None, *, word
     return "; ".join(parts)
 
 
-def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:
-    return {document: 1 / (fusion.constant + rank) for rank, document in enumerate(ranked(ranking), start=1)}, 0.0
-
-
-def _normalised_scores(ranking: Ranking, fusion: Fusion) -> Terms:
+def _contributions(ranking: Ranking, fusion: Fusion) -> tuple[Mapping[str, float], float]:
+    """Unweighted contributions of a ranking: of each of its documents, and of all others."""
+    if fusion.method == "rrf":
+        return {document: 1 / (fusion.constant + rank) for rank, document in enumerate(ranked(ranking), start=1)}, 0.0
     scores: NDArray[np.float64] = np.fromiter(ranking.values(), np.float64, len(ranking))
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite to be normalized")
     if not len(scores):
         return {}, 0.0
-    normalised, missing = NORMALISATIONS[fusion.normalise](scores)
-    return dict(zip(ranking, normalised.tolist(), strict=True)), missing
-
-
-def _min_max(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    low, high = float(scores.min()), float(scores.max())
-    # Documents with equal scores are equally good, and better than those that were not found.
-    return (np.ones_like(scores) if high == low else (scores - low) / (high - low)), 0.0
-
-
-def _z_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    if float(scores.min()) == float(scores.max()):  # the deviation of equal numbers need not round to 0
-        return np.zeros_like(scores), 0.0
-    normalised = (scores - scores.mean()) / scores.std()
-    return normalised, float(normalised.min())
-
-
-METHODS: Mapping[str, Callable[[Ranking, Fusion], Terms]] = {"rrf": _reciprocal_ranks, "weighted": _normalised_scores}
-"""Name of the method -> function that computes the contributions of a ranking."""
-
-NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.float64], float]]] = {
-    "min-max": _min_max,
-    "z-score": _z_score,
-}
-"""Name of the normalization -> function that returns the normalized scores, and the score of documents that are not in the ranking."""
+    low, high, missing = float(scores.min()), float(scores.max()), 0.0
+    if fusion.normalise == "min-max":
+        # Documents with equal scores are equally good, and better than those that were not found.
+        scores = np.ones_like(scores) if high == low else (scores - low) / (high - low)
+    elif high == low:  # the deviation of equal numbers need not round to 0
+        scores = np.zeros_like(scores)
+    else:
+        scores = (scores - scores.mean()) / scores.std()
+        missing = float(scores.min())
+    return dict(zip(ranking, scores.tolist(), strict=True)), missing
 
 
 ScoreCandidates: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[NDArray[np.float32]]]
-"""Q query texts and the candidates of each -> the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without
-vectors."""
+"""Texts of Q queries and the candidates of each -> the scores of each query's candidates, Q arrays (P,); see `rerank`."""
 
 
 def rerank(hits: Hits, queries: Sequence[str], scorer: ScoreCandidates, k: int) -> Hits:

@@ -46,17 +46,11 @@ class _Waiting(Generic[Work, Result]):
 
 
 class Batcher(Generic[Work, Result]):
-    """A queue that batches work: a free worker takes everything that waits, up to the size of a batch.
+    """A queue that batches work: a free worker takes everything that waits, up to the ``largest`` batch in queries.
 
-    Work never waits for a batch to fill. Under light load a batch is one query, under heavy load many, which share the cost.
-
-    Args:
-        run: Runs a batch in a thread; returns one result or error per piece of work, in order.
-        threads: Executor for batches.
-        workers: Number of batches that run at the same time.
-        largest: Largest batch, in queries; a larger piece of work is a batch of its own.
-        room: Largest number of waiting queries.
-        observe: Called with the number of queries of every batch that starts.
+    Work never waits for a batch to fill. Under light load a batch is one query, under heavy load many, which share the cost. A larger piece
+    of work is a batch of its own; at most ``room`` queries wait. ``run`` runs a batch in a thread and returns one result or error per piece
+    of work, in order; ``observe`` is called with the number of queries of every batch that starts.
     """
 
     def __init__(
@@ -225,14 +219,8 @@ class RankedQueries:
 class ServedRetriever:
     """Ranks documents for the queries of concurrent requests, in batches.
 
-    Args:
-        name: Name in requests.
-        parts: What it ranks by; several are fused by reciprocal ranks.
-        threads: Executor for searches.
-        limits: Limits of a batch and of the queue.
-        workers: Number of batches that run at the same time.
-        metrics: Records every batch.
-        reranker: Re-ranks what the parts find; None for no re-ranking.
+    Its parts are fused by reciprocal ranks, if there are several, and re-ranked, if there is a re-ranker. ``workers`` batches run at the
+    same time.
     """
 
     def __init__(

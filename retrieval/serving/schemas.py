@@ -22,48 +22,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on requests.
+    """Limits on requests."""
 
-    Attributes:
-        k: Largest number of hits per query.
-        explained: Largest number of explained hits per query.
-        facets: Largest number of fields whose values are counted per request.
-        query_characters: Longest query, in characters.
-        filter_characters: Longest condition of a filter, in characters; its time grows linearly with them.
-        conditions: Largest number of conditions in a filter.
-        batch: Largest number of queries per request.
-        hits: Largest number of hits per request, over all its queries.
-        passages: Largest number of passages that a search with ``group_by`` ranks; there may be more groups in the others.
-        documents: Largest number of documents that a request adds or deletes.
-        texts: Largest number of texts that a request embeds or re-ranks; OpenAI's API takes 2,048.
-        body_bytes: Largest request body, in bytes. The bodies of all running requests take at most 32 times as much.
-        queue: Largest number of queries that wait for a retriever; further requests are refused with status 429.
-        connections: Largest number of open connections; fewer where the process may not open as many files. Further ones are refused with
-            status 503.
-        seconds: Time limit of a search, from the end of the request to the response.
-        write_seconds: Time limit for adding or deleting documents, and for embedding or re-ranking texts.
-        lock_seconds: Time to wait for another process that writes to the index; part of ``write_seconds``.
-        read_seconds: Time limit for a client to send the header, to send the body, and to read a part of the response.
-    """
-
-    k: int = 1000
-    explained: int = 20
-    facets: int = 20
-    query_characters: int = 8 << 10
-    filter_characters: int = 16 << 10
-    conditions: int = 8
-    batch: int = 64
-    hits: int = 2000
-    passages: int = 100_000
-    documents: int = 100
-    texts: int = 2048
-    body_bytes: int = 8 << 20
-    queue: int = 256
+    k: int = 1000  # largest number of hits per query
+    explained: int = 20  # largest number of explained hits per query
+    facets: int = 20  # largest number of fields whose values are counted per request
+    query_characters: int = 8 << 10  # longest query, in characters
+    filter_characters: int = 16 << 10  # longest condition of a filter, in characters; its time grows linearly with them
+    conditions: int = 8  # largest number of conditions in a filter
+    batch: int = 64  # largest number of queries per request
+    hits: int = 2000  # largest number of hits per request, over all its queries
+    passages: int = 100_000  # largest number of passages that a search with ``group_by`` ranks; there may be more groups in the others
+    documents: int = 100  # largest number of documents that a request adds or deletes
+    texts: int = 2048  # largest number of texts that a request embeds or re-ranks; OpenAI's API takes 2,048
+    body_bytes: int = 8 << 20  # largest request body, in bytes; those of all running requests take at most 32 times as much
+    queue: int = 256  # largest number of queries that wait for a retriever; further requests are refused with status 429
+    # Open connections; fewer where the process may not open as many files. Further ones are refused with status 503.
     connections: int = 1000
-    seconds: float = 10.0
-    write_seconds: float = 5 * 60.0
-    lock_seconds: float = 30.0
-    read_seconds: float = 10.0
+    seconds: float = 10.0  # time limit of a search, from the end of the request to the response
+    write_seconds: float = 5 * 60.0  # time limit for adding or deleting documents, and for embedding or re-ranking texts
+    lock_seconds: float = 30.0  # time to wait for another process that writes to the index; part of ``write_seconds``
+    read_seconds: float = 10.0  # time limit for a client to send the header, to send the body, and to read a part of the response
 
     def __post_init__(self) -> None:
         """Refuse limits that are not above 0."""

@@ -35,25 +35,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Address:
-    """Address and shutdown of the service.
+    """Address and shutdown of the service."""
 
-    Attributes:
-        host: Name or IP address of the interface.
-        port: Port; 0 for a free one.
-        origins: Origins of web pages that may send requests (CORS).
-        hosts: Hosts to accept in addition to those of `quiver.retrieval.serving.middleware.own_hosts`.
-        poll_seconds: Interval between checks for a newer generation.
-        drain_delay: Time from SIGTERM until connections are refused, in seconds.
-        drain_seconds: Grace period for running requests after that, in seconds.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    origins: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    poll_seconds: float = 2.0
-    drain_delay: float = 1.0
-    drain_seconds: float = 30.0
+    host: str = "127.0.0.1"  # name or IP address of the interface
+    port: int = 8080  # port; 0 for a free one
+    origins: Sequence[str] = ()  # origins of web pages that may send requests (CORS)
+    hosts: Sequence[str] = ()  # hosts to accept in addition to those of `quiver.retrieval.serving.middleware.own_hosts`
+    poll_seconds: float = 2.0  # interval between checks for a newer generation
+    drain_delay: float = 1.0  # time from SIGTERM until connections are refused, in seconds
+    drain_seconds: float = 30.0  # grace period for running requests after that, in seconds
 
 
 _MALFORMED = RequestError(

@@ -185,17 +185,6 @@ def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, mak
     assert index_truncated(open_index(tmp_path / "index")) == 0
 
 
-def test_what_a_run_truncated_is_not_known(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection()
-    evaluate(model, folder, out=tmp_path / "model")
-    run = tmp_path / "model" / "runs"
-    for given in ({"run": run}, {"run": run, "fuse": ["bm25"]}):
-        found = evaluate(None, folder, out=tmp_path / f"out{len(given)}", **given)
-        assert found.collections[0].truncated.documents is None
-    write_report([tmp_path / "out1"], tmp_path / "report.md")
-    assert "the number is not known" in (tmp_path / "report.md").read_text(encoding="utf-8")
-
-
 def test_an_effort_and_candidates_are_refused_where_nothing_uses_them(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
     folder = make_collection()
     build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")

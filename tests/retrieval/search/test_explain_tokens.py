@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
@@ -105,13 +104,6 @@ def test_byte_level_tokens_are_words_and_specials_have_names(make_model: MakeMod
     assert any(token.startswith("'\\n") for token in document), document
 
 
-def test_byte_tokens_that_are_no_character_keep_their_name(make_model: MakeModel) -> None:
-    document = names(make_model(), "\u20ac", "document")[2:-1]
-    assert len(document) == 3  # three bytes of UTF-8, none learnt together
-    assert all(len(token) == 1 and token.isprintable() and token != "\ufffd" for token in document)
-    assert "".join(names(make_model(), "\u00fcber", "document")[2:-1]) == "\u00fcber"
-
-
 def test_word_pieces_keep_their_hashes(make_model: MakeModel) -> None:
     model = make_model(word_piece(), skiplist=(",", "?"))
     assert names(model, "Birds, a zebra?", "document") == ["[CLS]", "[D]", "bird", "##s", "a", "[UNK]", "[SEP]"]
@@ -126,32 +118,10 @@ def test_sentence_pieces_are_shown_without_their_space_mark(make_model: MakeMode
     assert names(model, "bird birds", "query") == ["bird", "bird", "s"]
 
 
-def test_skiplist_tokens_are_never_matched(make_model: MakeModel) -> None:
-    with_commas = make_model(skiplist=())
-    assert "," in names(with_commas, DOCUMENT, "document")
-    model = make_model()
-    assert "," not in names(model, DOCUMENT, "document")
-    assert not {match.document.name for match in token_matches(model, "?,.:", DOCUMENT)} & set("?,.:")
-    assert "?" in {match.query.name for match in token_matches(model, "?", DOCUMENT)}  # queries keep them
-
-
 def test_a_document_without_vectors_matches_nothing(make_model: MakeModel) -> None:
     model = make_model(skiplist=("[CLS]", "[SEP]", "."), document_prefix="")
     assert model.encode_document(["."])[0].shape == (0, 16)
     assert token_matches(model, QUERY, ".") == []
-
-
-def test_a_token_added_later_is_named(make_model: MakeModel) -> None:
-    model = make_model()
-    assert "zebra" not in names(model, "zebra", "document")
-    model.tokenizer.add_token("zebra")
-    assert "zebra" in names(model, "zebra", "document")
-
-
-def test_similarities_are_plain_numbers(make_model: MakeModel) -> None:
-    match = token_matches(make_model(), QUERY, DOCUMENT)[0]
-    assert type(match.similarity) is float
-    assert np.isclose(match.similarity, match[2])
 
 
 def spans(model: ColBERT, text: str, role: Role) -> list[str | None]:
@@ -199,8 +169,3 @@ def test_spans_of_a_truncated_text_are_right(make_model: MakeModel, side: str) -
         ["a", "bird", "has"] if side == "right" else ["wings", "a", "bird"]
     )
     assert len(text_tokens(model, text, "document")) == len(model.encode_document([text])[0])
-
-
-def test_spans_of_sentence_pieces_are_right(make_model: MakeModel) -> None:
-    model = make_model(sentence_piece(), query_prefix="", document_prefix="", skiplist=(), query_expansion=False)
-    assert [part for part in spans(model, "bird  birds", "query") if part and part.strip()] == ["bird", "bird", "s"]

@@ -77,12 +77,6 @@ def test_fusion_agrees_with_its_definition_in_any_order_of_rankings(fusion: Fusi
             assert fuse([rankings[place] for place in order], shuffled) == found
 
 
-def test_a_ranking_with_weight_0_is_ignored() -> None:
-    for method in ("rrf", "weighted"):
-        assert fuse([A, B], Fusion(method, weights=(1, 0))) == fuse([A], Fusion(method))
-        assert "d4" not in fuse([A, B], Fusion(method, weights=(1, 0)))
-
-
 @pytest.mark.parametrize("normalise", ["min-max", "z-score"])
 def test_rankings_with_equal_scores_are_normalized(normalise: str) -> None:
     fusion = Fusion("weighted", normalise=normalise)

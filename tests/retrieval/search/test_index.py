@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import quiver
 from quiver import Document, InputError, build_index, evaluate, open_index
 from quiver.retrieval.index.filters import Filter
 from quiver.retrieval.integrations import langchain_retriever
@@ -122,15 +120,6 @@ def test_an_index_shows_its_own_changes_and_others_do_not(index: Index) -> None:
         build_index(DOCUMENTS, "bm25").add([Document("x", "y")])
 
 
-def test_an_index_reads_its_sources_again(tmp_path: Path) -> None:
-    source = tmp_path / "notes"
-    source.mkdir()
-    (source / "owl.md").write_text("Owls have wings.\n", encoding="utf-8")
-    index = build_index(source, "bm25", tmp_path / "index")
-    (source / "trout.md").write_text("Trout have fins.\n", encoding="utf-8")
-    assert [hit.fields["file"] for hit in index.refresh().search("fins")] == ["trout.md"]
-
-
 class Fixed:
     """A user's own retriever: it has no effort, and finds the same documents for every query."""
 
@@ -175,14 +164,3 @@ def test_a_collection_of_mappings_is_evaluated(word_sum: Any) -> None:
         evaluate("bm25", documents={"other": "text"}, queries=queries, qrels=qrels)
     with pytest.raises(InputError, match="go together, and without data"):
         evaluate(word_sum, documents=rows)
-
-
-def test_no_module_of_index_imports_search() -> None:
-    folder = Path(quiver.__file__).parent.parent / "retrieval" / "index"
-    modules = sorted(folder.rglob("*.py"))
-    assert len(modules) > 10
-    for module in modules:
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not [name for name in names if name.startswith(("quiver.retrieval.search", "quiver.retrieval.cluster"))], module

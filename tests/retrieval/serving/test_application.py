@@ -10,8 +10,6 @@ import os
 import re
 import resource
 import shutil
-import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -27,11 +25,9 @@ from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import IndexSearcher
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits, json_body
 from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
-from tests.processes import imported_python
-from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
+from tests.retrieval.serving.conftest import TOKEN, Indexes, answer, documents
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +103,6 @@ def test_an_explanation_adds_up_and_its_spans_are_of_its_texts(app: Any) -> None
             assert all(text[slice(*token["span"])] == token["token"] for token in spoken)
 
 
-def test_a_bi_encoder_hit_is_explained_by_its_similarity(app: Any) -> None:
-    hit = search(app, query="bird", k=1, explain=True).json()["hits"][0]
-    assert hit["explanation"]["kind"] == "similarity"
-    assert hit["explanation"]["score"] == pytest.approx(hit["score"], rel=1e-5)
-
-
 def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
     queries = ["bird", "granite snow", "deep sea"]
     together = answer(app, "POST", "/v1/search/batch", json={"queries": queries, "k": 4, "filter": "even"}).json()["results"]
@@ -170,24 +160,6 @@ def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
     assert "unknown parameter 'top' (did you mean 'k'?); the parameters are q, k, offset, retriever, filter, effort" in unknown.text
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        ("", {"query": "a", "facet": ["year"]}, "unknown field 'facet' (did you mean 'facets'?); the fields are query, k, offset,"),
-        ("", {"query": "a", "top_k": 1}, "unknown field 'top_k' (did you mean 'k'?); the fields are query, k, offset, retriever, filter,"),
-        ("", {"query": "a", "where": "year>1", "by": 2}, "unknown fields 'where' (did you mean 'filter'?), 'by'; the fields are query,"),
-        ("", {"q": "a"}, "unknown field 'q' (did you mean 'query'?); the fields are query, k, offset, retriever, filter, effort,"),
-        ("/batch", {"queries": ["a"], "group_by": "year"}, "unknown field 'group_by'; the fields are queries, k,"),
-    ],
-)
-def test_an_unknown_field_of_a_body_is_named_with_those_that_there_are(app: Any, path: str, body: dict[str, Any], said: str) -> None:
-    response = answer(app, "POST", f"/v1/search{path}", json=body)
-    assert refused(response) == (422, "invalid_request")
-    message = response.json()["error"]["message"]
-    assert message.startswith(said)
-    assert ("body.query: Field required" in message) == ("q" in body)
-
-
 def test_unknown_fields_of_parts_of_a_body_are_named_by_their_place(indexes: Indexes, tmp_path: Path) -> None:
     app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN)))
     body = {"documents": [{"id": "a", "text": "b", "txt": "c"}]}
@@ -196,6 +168,9 @@ def test_unknown_fields_of_parts_of_a_body_are_named_by_their_place(indexes: Ind
     message = response.json()["error"]["message"]
     assert message == "unknown field 'documents.0.txt' (did you mean 'text'?); the fields are id, text, title, metadata"
     for path, body, said in (
+        ("/v1/search", {"query": "a", "top_k": 1, "by": 2}, "unknown fields 'top_k' (did you mean 'k'?), 'by'; the fields are query, k,"),
+        ("/v1/search", {"query": "a", "filter": {"year": 2015}}, 'body.filter: must be text or a list; write it as "year >= 2015"'),
+        ("/v1/search", {"query": "a", "k": "10", "facets": "year"}, "body.k: must be a whole number; body.facets: must be a list"),
         ("/rerank", {"query": "a", "texts": ["b"], "raw": 1}, "unknown field 'raw'; the fields are query, texts, raw_scores"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_k": 1}, "unknown field 'top_k' (did you mean 'top_n'?); the fields are query,"),
         ("/v2/rerank", {"query": "a", "documents": ["b"], "topn": 1}, "unknown field 'topn' (did you mean 'top_n'?)"),
@@ -319,30 +294,6 @@ def test_documents_are_returned_by_id(app: Any) -> None:
     assert refused(answer(app, "GET", "/v1/documents/d/7?retriever=none")) == (404, "unknown_retriever")
 
 
-def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
-    hits = search(app, query="bird", retriever="silent", k=2).json()["hits"]
-    assert [set(hit) for hit in hits] == [{"id", "score", "title", "text", "metadata", "explanation", "group", "passages"}] * 2
-    assert hits[0]["text"] is None
-
-
-CONDITIONS = 'write it as "year >= 2015", or as a list of such conditions'
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/v1/search", {"query": "a", "filter": {"year": 2015}}, f"body.filter: must be text or a list; {CONDITIONS}"),
-        ("/v1/search", {"query": "a", "filter": ["year = 1", {"year": 2}]}, f"body.filter.1: must be text; {CONDITIONS}"),
-        ("/v1/search", {"query": "a", "k": "10", "facets": "year"}, "body.k: must be a whole number; body.facets: must be a list"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", 5]}, "body.documents.1: must be text or an object"),
-        ("/v1/embeddings", {"model": "dense", "input": {"a": 1}}, "body.input: must be text or a list"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_one_plain_line(app: Any, path: str, body: dict[str, Any], message: str) -> None:
-    response = answer(app, "POST", path, json=body)
-    assert (response.status_code, response.json()["error"]["message"]) == (422, message)
-
-
 def test_answers_and_errors_are_readable_utf8(app: Any) -> None:
     assert "바다" in answer(app, "GET", "/v1/documents/바다").content.decode("utf-8")
     assert json_body({"text": "바다 \ud800"}) == '{"text": "바다 \\ud800"}'.encode()
@@ -351,17 +302,13 @@ def test_answers_and_errors_are_readable_utf8(app: Any) -> None:
 MALFORMED = [
     (b"{", 400, "malformed_json"),
     (b"", 422, "invalid_request"),
-    (b"\xff\xfe{}", 400, "malformed_json"),
     (b"[" * 1500, 400, None),
     (b'{"query": ' + b"[" * 900 + b"]" * 900 + b"}", 422, "invalid_request"),
     (b'{"query": "a", "k": 1' + b"0" * 1900 + b"}", 422, None),
     (b"null", 422, "invalid_request"),
-    (b"[]", 422, "invalid_request"),
     (b'{"query": 5}', 422, "invalid_request"),
-    (b'{"query": ""}', 422, "invalid_request"),
     (b'{"query": " "}', 422, "invalid_request"),
     (b'{"query": "\\ud800"}', 422, "invalid_request"),
-    (b'{"query": "a", "k": "10"}', 422, "invalid_request"),
     (b'{"query": "a", "k": 0}', 422, "invalid_request"),
     (b'{"query": "a", "k": true}', 422, "invalid_request"),
     (b'{"query": "a", "k": NaN}', 422, "invalid_request"),
@@ -372,7 +319,6 @@ MALFORMED = [
     (b'{"query": "a", "filter": "colour = 1"}', 422, "invalid_request"),
     (b'{"query": "a", "filter": "year=' + b"1" * 1901 + b'"}', 422, "beyond_limit"),
     (b'{"query": "a", "filter": ["year=1"' + b', "year=1"' * 8 + b"]}", 422, "beyond_limit"),
-    (b'{"query": "a", "effort": "none"}', 422, "invalid_request"),
     (b'{"query": "a", "target_recall": 2}', 422, "invalid_request"),
     (b'{"query": "a", "target_recall": Infinity}', 422, "invalid_request"),
     (b'{"query": "a", "target_recall": 0.9, "effort": "fast"}', 422, "invalid_request"),
@@ -440,19 +386,6 @@ def test_other_origins_are_refused_unless_they_are_named(app: Any, service: Serv
     assert allowed.headers["access-control-allow-origin"] == "https://elsewhere.example"
     other = answer(named, "GET", "/v1/info", headers={"Origin": "https://another.example"})
     assert "access-control-allow-origin" not in other.headers
-
-
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ("https://Elsewhere.example:443", "https://elsewhere.example"),
-        ("http://localhost:3000", "http://localhost:3000"),
-        ("*", "http://a.example"),
-    ],
-)
-def test_an_origin_is_allowed_as_browsers_send_it(service: Service, given: str, sent: str) -> None:
-    named = create_application(service, origins=[web_origin(given)])
-    assert answer(named, "GET", "/v1/info", headers={"Origin": sent}).headers["access-control-allow-origin"] in (sent, "*")
 
 
 @pytest.mark.parametrize("kept", [range(0), range(40)])
@@ -616,7 +549,7 @@ def test_a_null_is_as_if_the_field_were_not_there(app: Any) -> None:
     assert search(app, query="bird", **nulls).json()["hits"] == search(app, query="bird").json()["hits"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 def test_a_full_or_locked_disk_is_one_line_and_changes_nothing(
@@ -633,7 +566,7 @@ def test_a_full_or_locked_disk_is_one_line_and_changes_nothing(
     monkeypatch.setattr(f"quiver.retrieval.serving.indexes.{name}", fail)
     body = {"documents": [{"id": "new", "text": "snow"}]} if method == "POST" else {"ids": ["d/7"]}
     response = answer(app, method, "/v1/documents", json=body, headers=AUTHORISED)
-    full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = number == errno.ENOSPC
     assert refused(response) == ((507, "no_space") if full else (409, "not_changed"))
     assert str(indexes.dense) not in response.text
     assert all(record.exc_info is None and "\n" not in record.getMessage() for record in caplog.records)
@@ -656,23 +589,6 @@ def test_a_disk_that_fills_while_documents_are_added_leaves_the_index_as_it_was(
     after = search(app, query="bird", k=20).json()
     assert (after["hits"], after["generation"]) == (before["hits"], before["generation"])
     assert answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED).json()["documents"] == 110
-
-
-def test_tokens_are_compared_in_constant_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compares them decides: the comparison of `hmac`, for every token that the service knows."""
-    app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN, "another token of enough characters")))
-    compared: list[bytes] = []
-    for decision, status in ((True, 200), (False, 401)):
-
-        def compare(given: bytes, allowed: bytes, decision: bool = decision) -> bool:
-            compared.append(allowed)
-            return decision
-
-        monkeypatch.setattr("hmac.compare_digest", compare)
-        for token in (TOKEN, "wrong"):
-            compared.clear()
-            assert answer(app, "GET", "/v1/info", headers={"Authorization": f"Bearer {token}"}).status_code == status
-            assert len(set(compared)) == 2  # also when the first is the right one
 
 
 def test_a_change_is_completed_when_its_client_disconnects(indexes: Indexes, tmp_path: Path) -> None:
@@ -717,50 +633,6 @@ def test_a_change_is_completed_when_its_client_disconnects(indexes: Indexes, tmp
     assert answer(app, "GET", "/v1/documents/new").status_code == 200
 
 
-KILLED = """
-import os, signal, sys
-from quiver.retrieval.index import add_documents, open_index
-from quiver.retrieval.models.loading import load_model
-
-model = load_model(open_index(sys.argv[1]).manifest.model.source)
-
-
-class Killed:
-    card, calls = model.card, int(sys.argv[3])
-
-    def encode_texts(self, texts, role, *, progress=False):
-        if not self.calls:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.calls -= 1
-        return model.encode_texts(texts, role)
-
-
-add_documents(sys.argv[1], sys.argv[2], Killed())
-"""
-
-
-@pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: Indexes, tmp_path: Path, quiver: Any, calls: int) -> None:
-    """A process that adds 1,100 documents is killed before it has encoded anything, and again after two of three batches."""
-    folder, corpus, other = tmp_path / "index", tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
-    shutil.copytree(indexes.dense, folder)
-    corpus.write_text("".join(json.dumps({"_id": f"k{number}", "text": WORDS[number % 15]}) + "\n" for number in range(1100)))
-    other.write_text(json.dumps({"_id": "by command", "text": "snow"}))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    child = subprocess.run([imported_python(), "-c", KILLED, folder, corpus, str(calls)], cwd=REPOSITORY, env=environment, check=False)
-    assert child.returncode == -signal.SIGKILL
-    assert any((folder / "tmp").iterdir())
-    app = create_application(open_service({"dense": folder}, access=Access(TOKEN)))
-    added = answer(app, "POST", "/v1/documents", json={"documents": [{"id": "by http", "text": "sea"}]}, headers=AUTHORISED)
-    assert (added.status_code, added.json()["documents"]) == (200, 61)
-    for arguments in (("add", folder, other), ("delete", folder, "d/7"), ("compact", folder), ("add", folder, corpus)):
-        done = quiver("index", *arguments)
-        assert done.code == 0, done.err
-    expected = [f"d/{number}" for number in range(60) if number != 7] + ["by http", "by command"] + [f"k{number}" for number in range(1100)]
-    assert list(open_index(folder).ids) == expected
-    assert not any((folder / "tmp").iterdir())
-
-
 def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, tmp_path: Path, quiver: Any) -> None:
     folder, begun, release = tmp_path / "index", threading.Event(), threading.Event()
     shutil.copytree(indexes.dense, folder)
@@ -798,21 +670,7 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
     finally:
         release.set()
         writer.join(60)
-    for arguments in (("delete", folder, "d/1"), ("compact", folder), ("calibrate", folder, "-k", 5), ("repair", folder)):
-        release.clear()
-        begun.clear()
-        writer = threading.Thread(target=add_documents, args=(folder, [Document(f"before {arguments[0]}", "snow")], Held()))
-        writer.start()
-        assert begun.wait(60)
-        threading.Timer(0.3, release.set).start()
-        done = quiver("index", *arguments, "--wait", "60s")
-        writer.join(60)
-        assert done.code == 0, done.err
-    assert list(open_index(folder).ids)[59:] == [
-        "held",
-        "patient",
-        *(f"before {name}" for name in ("delete", "compact", "calibrate", "repair")),
-    ]
+    assert list(open_index(folder).ids)[-2:] == ["held", "patient"]
 
 
 def test_the_schema_describes_every_route_and_its_errors(app: Any) -> None:
@@ -830,20 +688,3 @@ def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
         open_service({"silent": indexes.silent}, combined=Combinations(words=True))
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)
-
-
-def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
-    index = build_index(documents(), "bm25", tmp_path / "words")
-    app = create_application(open_service({"words": index.path}, access=Access(TOKEN)))
-    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
-    assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
-    found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
-    assert [(hit["id"], hit["score"]) for hit in found] == [
-        (hit.id, hit.score) for hit in index.search("granite snow", 3, filter="year>=2003")
-    ]
-    assert [part["word"] for part in found[0]["explanation"]["words"]] == ["granite", "snow"]
-    assert answer(app, "POST", "/v1/embeddings", json={"input": "granite", "model": "words"}).status_code == 404
-    added = {"documents": [{"id": "new", "text": "granite granite basalt"}]}
-    response = answer(app, "POST", "/v1/documents", json=added, headers={"Authorization": f"Bearer {TOKEN}"})
-    assert response.status_code == 200, response.text
-    assert [hit["id"] for hit in search(app, query="basalt", k=3).json()["hits"]] == ["new"]

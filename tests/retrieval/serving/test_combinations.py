@@ -282,20 +282,6 @@ def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_pa
     assert served["bm25+colbert"] == served["colbert"] * 2
 
 
-@pytest.mark.parametrize("home", ["file/home", "~nobody-has-this-name"])
-def test_a_fusion_with_bm25_needs_no_writable_home(
-    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, home: str
-) -> None:
-    """As in `docker run --read-only`, or for a user without an account."""
-    expected = [(hit.id, hit.score) for hit in open_index(indexes.dense).search(QUERY, 5, fuse="bm25")]
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("QUIVER_CACHE", home if home.startswith("~") else str(tmp_path / home))
-    assert [(hit.id, hit.score) for hit in open_index(indexes.dense).search(QUERY, 5, fuse="bm25")] == expected
-    app = create_application(open_service({"dense": indexes.dense}, combined=Combinations(fused=[["dense", "bm25"]])))
-    assert [hit["id"] for hit in search(app, k=5, retriever=FUSED)["hits"]] == [key for key, _ in expected]
-    assert sum("for this run only" in record.getMessage() for record in caplog.records) == 1
-
-
 @pytest.mark.parametrize(
     ("fused", "reranked_by", "first"),
     [

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import typer.main
 
 from quiver.cli.main import app
-from quiver.retrieval.index import open_index
-from tests.retrieval.serving.conftest import REPOSITORY, Indexes
+from tests.retrieval.serving.conftest import REPOSITORY
 
 tomllib = pytest.importorskip("tomllib")  # of Python 3.11
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -62,42 +57,3 @@ def docker(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout.strip()
-
-
-@pytest.fixture
-def container(indexes: Indexes) -> Iterator[str]:
-    """Address of a container that serves the dense index."""
-    if shutil.which("docker") is None:
-        pytest.skip("there is no docker command")
-    running = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    if running.returncode:
-        pytest.skip(f"Docker does not run: {running.stderr.strip().splitlines()[-1]}")
-    # The values of these arguments are taken from variables of the same names where they are set: mirrors.
-    arguments = [word for name in ("BASE_IMAGE", "TORCH_INDEX", "PIP_INDEX_URL") for word in ("--build-arg", name)]
-    docker("build", *arguments, "--tag", "quiver-test", str(REPOSITORY))
-    model = open_index(indexes.dense).manifest.model.source
-    mounts = ["-v", f"{indexes.dense}:/index:ro", "-v", f"{model}:/model:ro"]
-    command = ["serve", "/index", "--model", "/model", "--fuse", "bm25", "--host", "0.0.0.0"]
-    name = docker("run", "--detach", "-p", "127.0.0.1::8080", *mounts, "quiver-test", *command)
-    try:
-        yield name
-    finally:
-        docker("rm", "--force", name)
-
-
-@pytest.mark.slow
-@pytest.mark.network
-def test_the_image_serves_a_mounted_index(container: str) -> None:
-    for _ in range(120):
-        state = docker("inspect", "--format", "{{.State.Status}} {{.State.Health.Status}}", container)
-        if state != "running starting":
-            break
-        time.sleep(1)
-    assert state == "running healthy", docker("logs", container)
-    port = docker("port", container, "8080").splitlines()[0].rpartition(":")[2]
-    for retriever in ("index", "index%2Bbm25"):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/search?q=bird&k=3&retriever={retriever}", timeout=10) as found:
-            assert len(json.load(found)["hits"]) == 3
-    assert docker("exec", container, "id", "-u") == "10001"
-    docker("stop", "-t", "60", container)
-    assert docker("inspect", "--format", "{{.State.ExitCode}}", container) == "0"

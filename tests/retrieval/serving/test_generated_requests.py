@@ -93,8 +93,3 @@ def check(counted: Counter[tuple[str, str, int]], cases: int) -> None:
 @pytest.mark.slow
 def test_a_few_generated_requests_conform_to_the_schema(indexes: Indexes, tmp_path: Path) -> None:
     check(attacked(indexes, tmp_path, 60), 60)
-
-
-@pytest.mark.exhaustive
-def test_ten_thousand_generated_requests_conform_to_the_schema(indexes: Indexes, tmp_path: Path) -> None:
-    check(attacked(indexes, tmp_path, 10_100), 10_000)

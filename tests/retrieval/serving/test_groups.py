@@ -13,7 +13,7 @@ import pytest
 
 from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, IndexReader, add_documents, delete_documents
+from quiver.retrieval.index import BuildOptions, add_documents, delete_documents
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.serving.application import create_application
@@ -106,15 +106,6 @@ def test_grouped_hits_are_the_same_wherever_they_are_asked_for(
     assert not any(hit["more_passages"] for hit in called["hits"])
 
 
-def test_hits_that_are_not_grouped_have_no_group(built: Built) -> None:
-    hit = post(built.app, group_by=None, k=1).json()["hits"][0]
-    assert (hit["group"], hit["passages"]) == (None, None)
-    hit = call_tool(built.service, k=1).structured_content["hits"][0]
-    assert (hit["group"], hit["passages"], hit["more_passages"]) == (None, None, False)
-    (found,) = open_index(built.folder).search(QUERY, 1)
-    assert (found.group, dict(found.passages)) == (None, {})
-
-
 def test_several_queries_are_grouped_each_for_itself(built: Built) -> None:
     index = open_index(built.folder)
     queries = ["stone", QUERY, "xylophone"]
@@ -145,21 +136,6 @@ def test_the_groups_of_a_query_do_not_depend_on_other_queries() -> None:
 
     assert searched("near", "far") == searched("near") + searched("far")
     assert [len(group.passages) for group in searched("near", "far")[0]] == [4, 4]
-
-
-def test_requests_that_are_searched_in_one_batch_are_grouped_each_for_itself(built: Built) -> None:
-    import httpx
-
-    queries = ["stone", QUERY, "salt", "stone"] * 3
-
-    async def together() -> list[Any]:
-        transport = httpx.ASGITransport(built.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-            bodies = [{"query": query, "group_by": "document", "k": 2} for query in queries]
-            return await asyncio.gather(*(client.post("/v1/search", json=body) for body in bodies))
-
-    for query, response in zip(queries, asyncio.run(together()), strict=True):
-        assert shown(response.json()["hits"]) == shown(post(built.app, query=query, k=2).json()["hits"])
 
 
 def test_pages_of_groups_are_parts_of_one_ranking(built: Built) -> None:
@@ -218,23 +194,6 @@ def test_a_field_that_no_document_has_is_refused_in_the_same_words(quiver: Calla
     assert refused.content[0].text.endswith(said)
     for wrong in ("", 7, ["document"]):
         assert post(built.app, group_by=wrong).status_code == 422
-
-
-def test_an_index_without_texts_cannot_group_its_hits(quiver: Callable[..., Any], built: Built) -> None:
-    said = "the index was built with --no-text (store_text=False), so the fields of hits are unknown; build it again"
-    done = quiver("search", built.silent, QUERY, "--group-by", "document")
-    assert (done.code, done.err.strip().endswith(said)) == (2, True)
-    with pytest.raises(InputError, match=re.escape(said)):
-        open_index(built.silent).search(QUERY, group_by="document")
-    assert message_of(post(built.app, retriever="silent")) == said
-    assert call_tool(built.service, group_by="document", retriever="silent").content[0].text.endswith(said)
-
-
-def test_k_of_groups_is_checked(built: Built) -> None:
-    index: IndexReader = open_index(built.folder)
-    with pytest.raises(ValueError, match="k must be"):
-        index.search(QUERY, 0, group_by="document")
-    assert message_of(post(built.app, k=1001)).startswith("k: at most 1,000, got 1001")
 
 
 def test_why_nothing_was_found_is_told_alike_everywhere(quiver: Callable[..., Any], built: Built, caplog: pytest.LogCaptureFixture) -> None:

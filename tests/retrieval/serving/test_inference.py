@@ -18,7 +18,6 @@ from quiver.retrieval.index import open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Combinations, open_service
@@ -210,19 +209,6 @@ def test_documents_are_ranked_by_the_fields_that_are_named(app: Any) -> None:
         assert (response.status_code, response.json()["error"]["message"]) == (422, said)
 
 
-def test_objects_with_very_many_fields_are_refused_at_once(app: Any) -> None:
-    many = {f"x{number}": 1 for number in range(2000)}
-    for path, body in (
-        ("/v1/search", {"query": "a"} | many),
-        ("/v1/search/batch", {"queries": ["a"]} | many),
-        ("/embed", {"inputs": "a"} | many),
-        ("/v2/rerank", {"query": "a", "documents": ["a"]} | many),
-    ):
-        response = answer(app, "POST", path, json=body)
-        assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request"), path
-        assert "at most 1,000 fields, got 2,0" in response.json()["error"]["message"]
-
-
 def test_text_that_is_not_utf8_is_refused_in_one_line(app: Any) -> None:
     for path, body in (
         ("/v1/embeddings", {"model": "dense", "input": ["a", "\ud800"]}),
@@ -337,34 +323,6 @@ def test_a_search_goes_before_the_next_piece_of_many_texts(indexes: Indexes, den
     pieces = [size for role, size in turns if role == "document"]
     assert (sum(pieces), max(pieces)) == (256, 32)  # the model reads 64 tokens of a text
     assert np.array(embedded.json()) == pytest.approx(dense.encode_document(texts), abs=1e-5)
-
-
-def test_pieces_get_their_turn_beside_searches_without_end(dense: BiEncoder) -> None:
-    shared = SharedModel(SimpleNamespace(card=dense.card))  # type: ignore[arg-type]
-    stop = threading.Event()
-
-    def always() -> None:
-        while not stop.is_set():
-            with shared.lock:
-                time.sleep(0.001)
-
-    searches = [threading.Thread(target=always) for _ in range(3)]
-    try:
-        for each in searches:
-            each.start()
-        for _ in range(3):
-            held = threading.Event()
-
-            def piece(held: threading.Event = held) -> None:
-                with shared.lock:
-                    held.set()
-
-            threading.Thread(target=piece, daemon=True).start()
-            assert held.wait(10)
-    finally:
-        stop.set()
-        for each in searches:
-            each.join()
 
 
 @pytest.mark.slow

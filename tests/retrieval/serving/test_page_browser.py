@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import re
 import threading
 import time
@@ -20,13 +19,10 @@ import pyarrow as pa
 import pytest
 
 from quiver.retrieval.index.filters import Columns, Filter
-from quiver.retrieval.models.bm25 import query_words
 from quiver.retrieval.serving.page import content_security_policy, page_html
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 # A file of axe-core, such as axe.min.js of its npm package, for the rules of accessibility.
-AXE = os.environ.get("QUIVER_AXE")
-
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&amp;\u202e"
 
 DOCUMENTS = {
@@ -262,15 +258,6 @@ def test_results_update_while_typing_and_the_address_holds_the_state(browser: An
     assert browser.complaints() == []
 
 
-def test_a_link_with_a_query_string_opens_a_search(browser: Any, service: Service) -> None:
-    browser.open(f"{service.url}?q=sea+birds&in=colbert", DESK)
-    browser.until(f"{FOUND}.length")
-    assert [service.searches[-1][name] for name in ("query", "retriever")] == ["sea birds", "colbert"]
-    browser.run("document.getElementById('query').select()")
-    browser.send("Input.dispatchKeyEvent", type="keyDown", key="Backspace", windowsVirtualKeyCode=8)
-    browser.until("document.querySelector('.welcome') && location.hash === '#in=colbert' && location.search === ''")
-
-
 def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service) -> None:
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year >= 2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
@@ -315,29 +302,6 @@ def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> N
     assert all("group_by" not in search for search in service.searches[-len(KINDS) :]), "ranks side by side are those of passages"
 
 
-def test_what_the_heading_says_and_what_nearly_every_document_has_alone_are_left_out(
-    browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TITLES, "birds", "animals")
-    dates = [{"value": f"2026-01-{day:02}", "count": 3} for day in range(1, 21)]
-    found, many = service.found, {"values": dates, "distinct": 160}
-    files = {"values": [{"value": f"guides/{number}.md", "count": 40} for number in range(8)], "distinct": 31}
-    facets = {"kind": many, "places": {"values": [{"value": "sea", "count": 25}], "distinct": 160}, "file": files, "path": files}
-    facets["open"] = {"values": [{"value": "text/html", "count": 300}], "distinct": 30}
-    service.fields = {**FIELDS, "file": ["string"], "path": ["string"]}
-    service.found = lambda body: {**found(body), "matching": 481, "facets": facets}  # type: ignore[method-assign]
-    browser.open(f"{service.url}#q=sea+birds", DESK)
-    browser.until(f"{FOUND}.length")
-    facts = browser.run("[...document.querySelectorAll('.card[data-document=birds] .field')].map(each => each.textContent.trim())")
-    assert facts == ["year", "open", "places"], "its kind is its title"
-    fields = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
-    assert fields == ["places", "open"], "eight dates of three documents each are less than a twentieth of 481, and files are many"
-    browser.run("document.querySelector('#facets .left').click()")
-    assert browser.run("document.querySelector('#facets .left').textContent") == "159 more"
-    assert browser.run("[document.getElementById('filter').hidden, document.getElementById('filter-field').value]") == [False, "places"]
-    assert browser.run("document.activeElement.id") == "filter-value"
-
-
 def test_marked_words_are_those_that_bm25_matches_and_elsewhere_those_of_the_query(browser: Any, service: Service) -> None:
     for retriever, words in (("bm25", {"tern", "cliff"}), ("dense", {"tern", "terns", "cliff", "cliffs", "stars"})):
         browser.open(f"{service.url}#q=tern+the+cliff+star&in={retriever}", DESK)
@@ -347,16 +311,6 @@ def test_marked_words_are_those_that_bm25_matches_and_elsewhere_those_of_the_que
         browser.until("document.querySelector('#pane mark')")
         marked = browser.run("[...document.querySelectorAll('#pane mark')].map(each => each.textContent)")
         assert ("terns" in marked) == (retriever == "dense")
-
-
-def test_words_are_marked_in_any_script_case_and_form(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "A tern: Re\u0301sume\u0301 of İzmir, STRASSE, हिन्दी भाषा, ΟΔΥΣΣΕΥΣ, ﬁle, Donau\u00addampf. Resume, हि, izm."
-    query = "tern résumé izmir Straße भाषा Οδυσσευς file donaudampf the"
-    monkeypatch.setitem(DOCUMENTS, "birds", text)
-    browser.open(f"{service.url}#q={quote(query)}&in=bm25", DESK)
-    browser.until("document.querySelector('.list mark')")
-    marked = browser.run("[...document.querySelectorAll('.card[data-document=birds] mark')].map(each => each.textContent)")
-    assert [query_words(each) for each in marked] == [[word] for word in query_words(query)]
 
 
 def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
@@ -426,42 +380,6 @@ def test_filters_are_set_by_a_form_and_by_clicking_a_value(browser: Any, service
     browser.until(f"{FOUND}.length === 1 && document.querySelectorAll('.chip').length === 1")
 
 
-@pytest.mark.slow
-def test_an_empty_result_shows_the_reason(browser: Any, service: Service) -> None:
-    browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
-    assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
-    browser.open(f"{service.url}#q=sea&filter={quote('year = 1')}", DESK)
-    browser.until("document.querySelector('.empty button')")
-    browser.run("document.querySelector('.empty button').click()")
-    browser.until(f"{FOUND}.length === 5")
-
-
-def test_code_arabic_texts_and_long_titles_are_readable_in_a_list(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "def zebra(count):\n    if count:\n        return 'zebra'\n    raise ValueError(count)\n"
-    for name, text in {"code": code, "arabic": "\u0627\u0644\u0628\u062d\u0631 zebra.", "long": "A zebra. " * 9}.items():
-        monkeypatch.setitem(DOCUMENTS, name, text)
-        monkeypatch.setitem(METADATA, name, {})
-    monkeypatch.setitem(TITLES, "long", "Stripes of the zebra " * 40)
-    browser.open(f"{service.url}#in=bm25&q={quote(chr(0x628) + chr(0x62D) + ' zebra')}", TELEPHONE)
-    browser.until(f"{FOUND}.length === 3")
-    card = "document.querySelector('.card[data-document={}] {}')"
-    passage = card.format("code", ".passage")
-    assert browser.run(f"{passage}.textContent") == "if count:\n    return 'zebra'\nraise ValueError(count)"
-    assert browser.run(f"[getComputedStyle({passage}).whiteSpace, {passage}.querySelectorAll('mark').length]") == ["pre-wrap", 1]
-    assert browser.run(f"[{card.format('arabic', '.title')}, document.getElementById('query')].every(each => each.matches(':dir(rtl)'))")
-    title = card.format("long", ".title")
-    assert browser.run(f"{title}.clientHeight < 100 && {title}.scrollHeight > 300")
-    assert browser.run("document.getElementById('figures').innerText").startswith("1\u20133 of 3 results in 8 documents")
-    # Where there is no room for all retrievers in one row, they stand in several.
-    row = "document.getElementById('retrievers')"
-    browser.run(f"{row}.style.width = '9rem'")
-    ends = f"[...{row}.querySelectorAll('label')].map(each => each.getBoundingClientRect()).map(each => [each.right, each.top])"
-    placed = browser.run(ends)
-    assert len(placed) == 4
-    assert max(right for right, _ in placed) <= browser.run(f"{row}.getBoundingClientRect().right")
-    assert len({top for _, top in placed}) > 1
-
-
 SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
 
 
@@ -496,12 +414,6 @@ def test_the_heat_map_shows_the_matched_tokens(browser: Any, service: Service) -
     browser.run("document.activeElement.blur()")
     browser.press("h")
     browser.until("!document.querySelector('.met') && location.hash.includes('heat=off')")
-
-
-def test_words_of_bm25_are_shown_as_a_table(browser: Any, service: Service) -> None:
-    browser.open(f"{service.url}#q=sea+birds&in=bm25&document=birds", DESK)
-    browser.until("document.querySelector('#pane details[open] table')")
-    assert browser.run("[...document.querySelectorAll('#pane tbody th')].map(each => each.textContent)") == ["sea", "birds"]
 
 
 def test_side_by_side_shows_the_rank_of_a_document_in_the_other_list(browser: Any, service: Service) -> None:
@@ -555,25 +467,6 @@ def test_every_control_works_by_keyboard(browser: Any, service: Service) -> None
     assert browser.run("document.activeElement.id") == "query"
     browser.press("?", "j")
     assert browser.run("document.getElementById('query').value.endsWith('?j')")  # a letter is a letter where one writes
-
-
-def test_side_by_side_warns_of_rankings_of_different_documents(browser: Any, service: Service) -> None:
-    notices = "[...document.querySelectorAll('.notice')].map(each => each.innerText)"
-    browser.open(f"{service.url}#q=sea&view=together", DESK)
-    browser.until("document.querySelectorAll('.column .card').length > 3")
-    assert browser.run(notices) == []
-    service.warnings = {"colbert": "'dense' and 'colbert' rank different documents"}
-    browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
-    browser.until(f"{notices}.length")
-    assert browser.run(notices) == ["'dense' and 'colbert' rank different documents."]
-    service.warnings["bm25"] = "'dense' and 'bm25' rank different documents"
-    browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
-    browser.until(f"{notices}.length")
-    assert browser.run(notices) == ["'dense' and 'colbert' rank different documents; the same holds for 'bm25'."]
-    # One list alone is compared with nothing.
-    browser.open(f"{service.url}#q=sea+birds&in=colbert", DESK)
-    browser.until(f"{FOUND}.length")
-    assert browser.run(notices) == []
 
 
 def test_a_field_of_any_name_and_type_can_be_filtered_by(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -637,59 +530,6 @@ def test_markup_in_texts_is_shown_as_text(browser: Any, service: Service) -> Non
         assert HOSTILE[:40] in browser.run("document.querySelector('.reading').textContent")
         assert "\u202e" not in browser.run("document.body.innerText + document.title")
     assert browser.complaints() == []
-
-
-@pytest.mark.slow
-def test_a_document_that_is_not_in_the_list_is_fetched(browser: Any, service: Service) -> None:
-    browser.open(f"{service.url}#q=zebra&in=bm25&document={quote('fish/1 %?#', safe='')}", DESK)
-    browser.until("document.querySelector('#pane .text')?.textContent.includes('own light')")
-    browser.open(f"{service.url}#q=zebra&in=bm25&document=nowhere", DESK)
-    browser.until("document.getElementById('pane').textContent.includes('There is no such document')")
-
-
-# States of the page: the fragment of its address, what has to be there, and what is done then.
-STATES = {
-    "welcome": ("", "document.querySelector('.welcome')", "0"),
-    "list": ("#q=sea&in=dense", "document.querySelector('.list .card')", "document.getElementById('add-filter').click()"),
-    "read": ("#q=fish+light&in=colbert", "document.querySelector('.list .met')", "document.querySelector('.title').click()"),
-    "words": ("#q=sea+birds&in=bm25&document=birds", "document.querySelector('.fold')", "0"),
-    "together": ("#q=sea&view=together", "document.querySelectorAll('.column .card').length > 9", "0"),
-    "keys": ("#q=refused", "document.querySelector('.notice')", "document.getElementById('keys').showModal()"),
-    "nothing": ("#q=sea&filter=year%3D1", "document.querySelector('.empty')", "0"),
-}
-
-
-def states(browser: Any, url: str, size: tuple[int, int], *, dark: bool) -> Iterator[str]:
-    for name, (fragment, ready, act) in STATES.items():
-        browser.open(url + fragment, size, dark=dark)
-        browser.until(ready)
-        browser.run(act)
-        if name == "read":
-            browser.until("document.querySelector('.reading .asked')")
-        browser.run("Promise.allSettled(document.getAnimations().map(each => each.finished)).then(() => 0)")
-        yield name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_axe_reports_no_accessibility_problem(browser: Any, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
-    if AXE is None:
-        pytest.skip("QUIVER_AXE names no file of axe-core")
-    rules = Path(AXE).read_text(encoding="utf-8")
-    seen = 0
-    for name in states(browser, service.url, size, dark=dark):
-        browser.screenshot(tmp_path / f"{name}.png")
-        browser.run(f"{rules}; 0")
-        checks, violations = browser.run(
-            "axe.run(document).then(found => [found.passes.length, found.violations.map(each => "
-            "[each.impact, each.id, each.nodes.map(node => node.html.slice(0, 120))])])"
-        )
-        assert checks > 10
-        assert violations == [], name
-        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-        seen += 1
-    assert seen == len(STATES)
 
 
 @pytest.mark.slow
