@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.ray_backend import connected_ray
-from quiver.retrieval.index.documents import is_texts
+from quiver.retrieval.index.documents import TEXTS_FILE
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.filters import FilterLike
@@ -96,7 +96,7 @@ def segment_needs(index: IndexReader) -> list[SegmentNeed]:
     """Memory of each segment."""
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
-        mapped = sum(file.bytes for name, file in entry.files.items() if not is_texts(name))
+        mapped = sum(file.bytes for name, file in entry.files.items() if name != TEXTS_FILE)
         mapped += DIGEST * sum(count_blocks(file.bytes) for file in entry.files.values())
         needs.append(SegmentNeed(entry.name, segment.vectors.size.resident + mapped))
     return needs

@@ -1,8 +1,9 @@
 """Types of the fields of documents: one per field, decided by all of its values, or declared.
 
 A field is a boolean, an integer (64 bits), a number, a date, a timestamp or a string, or a list of one of these (``string[]``). A field
-with values of several types holds the widest of them: integers are numbers, a single value among lists is a list of one, and any other mix
-is strings. Text is a date or a timestamp only if all values are in the form of ISO 8601 (``2021-06-01``, ``2021-06-01T08:30:00``).
+with values of several types holds the widest of them: integers are numbers, unless a float has another value than one of them; a single
+value among lists is a list of one; and any other mix is strings. Text is a date or a timestamp only if all values are in the form of ISO
+8601 (``2021-06-01``, ``2021-06-01T08:30:00``).
 
 The cells of CSV and TSV are text: a column is of booleans, integers, numbers, amounts of one currency or dates if every cell that is not
 missing is one; otherwise of strings, which stay as they are. Nothing is lost: leading zeros, plus signs, hexadecimal digits, percent signs,
@@ -86,16 +87,10 @@ class ColumnTypes:
         self._mixed: set[str] = set()
 
     def add(self, column: str, cell: str, *, comma: bool = False, position: object = None) -> bool:
-        """Take a cell into account.
+        """Take a cell into account; return whether the next cells can change the type of the column.
 
-        Args:
-            column: Name of the column.
-            cell: The cell.
-            comma: Whether a comma begins decimals, and dates may have the day first, as in files whose cells semicolons separate.
-            position: Where the cell is, for messages.
-
-        Returns:
-            Whether the next cells can change the type of the column.
+        With ``comma``, a comma begins decimals and dates may have the day first, as in files whose cells semicolons separate.
+        ``position`` says in messages where the cell is.
         """
         before = self._possible.get(column)
         if before is not None and not before:
@@ -168,9 +163,8 @@ def _types_of_value(value: Value) -> frozenset[str]:
         return _types_of_text(value) if len(value) <= 32 and value[:4].isdigit() else frozenset()
     if isinstance(value, bool):
         return frozenset((_BOOLEAN,))
-    if isinstance(value, int) and -_INT64 <= value < _INT64:
-        return frozenset((_INTEGER, _NUMBER))
-    return frozenset((_NUMBER,))
+    found = {_NUMBER} if isinstance(value, float) or _is_exact(value) else set()
+    return frozenset(found | {_INTEGER} if isinstance(value, int) and -_INT64 <= value < _INT64 else found)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -184,10 +178,7 @@ def _types_of_text(text: str) -> frozenset[str]:
 
 
 def typed_value(value: Value, kind: str) -> Typed:
-    """A value as a column of a type holds it; text is read, and timestamps with a zone are those of UTC.
-
-    Raises:
-        ValueError: It does not fit the type.
+    """A value as a column of a type holds it; text is read, and timestamps with a zone are those of UTC. ValueError: it does not fit.
 
     Example:
         >>> typed_value(2012, "number"), typed_value("7", "integer"), typed_value("2021-06-01", "date"), typed_value(7, "string")
@@ -200,9 +191,8 @@ def typed_value(value: Value, kind: str) -> Typed:
     if kind == _BOOLEAN and isinstance(value, bool):
         return value
     if not isinstance(value, bool):
-        if kind == _NUMBER and (isinstance(value, int) or math.isfinite(value)):
-            # Integers beyond all floats are greater than all of them.
-            return float(value) if abs(value) <= sys.float_info.max else math.inf if value > 0 else -math.inf
+        if kind == _NUMBER and (_is_exact(value) if isinstance(value, int) else math.isfinite(value)):
+            return float(value)
         if kind == _INTEGER and -_INT64 <= value < _INT64 and value == int(value):
             return int(value)
     raise ValueError(f"not a {kind}")
@@ -238,8 +228,10 @@ def parse_types(declared: Mapping[str, str]) -> dict[str, str]:
         >>> parse_types({"created": "date", "tags": "string[]"})
         {'created': 'date', 'tags': 'string[]'}
     """
+    if not isinstance(declared, Mapping):
+        raise InputError(f"types must be a mapping from field to type, such as {{'created': 'date'}}, got {declared!r}")
     for field, kind in declared.items():
-        if kind.removesuffix(LIST) not in FIELD_TYPES:
+        if str(kind).removesuffix(LIST) not in FIELD_TYPES:
             raise InputError(f"--type {field}={kind}: a type is {', '.join(FIELD_TYPES)}, or a list of one such as string[]")
     return dict(declared)
 
@@ -253,7 +245,7 @@ def _types_of(cell: str, comma: bool) -> frozenset[str]:
     sign, bare = _split_sign(cell)
     # An integer is a string if a column of its type would not hold its value.
     digits = _DIGITS.fullmatch(bare)
-    exact = not digits or _is_exact(bare)
+    exact = not digits or (len(bare) <= 20 and _is_exact(int(bare)))
     if digits and not sign and len(cell) <= 20 and -(1 << 63) <= int(cell) < 1 << 63:
         found.add(_INTEGER)
     if _REAL.fullmatch(cell) and exact and math.isfinite(float(cell)):
@@ -265,18 +257,13 @@ def _types_of(cell: str, comma: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_exact(digits: str) -> bool:
-    """Whether a float is the value of an integer."""
-    return len(digits) <= 20 and int(float(digits)) == int(digits)
+def _is_exact(value: int) -> bool:
+    """Whether a float has the value of an integer: beyond 2**53 not each has."""
+    return abs(value) <= sys.float_info.max and int(float(value)) == value
 
 
 def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float | bool | None:
-    """The value of a cell in a column of a type.
-
-    Args:
-        cell: The cell.
-        kind: The type, as `ColumnTypes.types` says it.
-        comma: As for `ColumnTypes.add`.
+    """The value of a cell in a column of a type that `ColumnTypes.types` says.
 
     Example:
         >>> read_cell("02139", "string"), read_cell("NA", "string"), read_cell("NA", "integer"), read_cell(" 7", "integer")

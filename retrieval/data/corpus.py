@@ -73,11 +73,7 @@ class Judgement(NamedTuple):
 
 
 def to_query(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Query:
-    """Make a query of a row, as `to_document` does.
-
-    Raises:
-        InputError: A field is missing or has the wrong type, or the id is blank.
-    """
+    """Make a query of a row, as `to_document` does."""
     return Query(check_id(position, id_of_row(position, row, columns)), text_of_row(position, row, columns))
 
 
@@ -128,15 +124,7 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def check_names(rename: Mapping[str, str], tables: Iterable[Iterable[tuple[EntryPosition, Mapping[str, object]]]]) -> None:
-    """Check that fields to rename exist in one of the tables, and get a name by which queries and judgements are read.
-
-    Args:
-        rename: Field -> name that it is read by.
-        tables: Rows of each table; only the first of each is looked at.
-
-    Raises:
-        InputError: They do not.
-    """
+    """Check that fields to rename exist in the first row of one of the tables, and get a name by which queries and judgements are read."""
     known = dict.fromkeys((*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES))
     if not rename:
         return
@@ -209,24 +197,13 @@ class Collection:
 
 
 class StreamedDocuments:
-    """Documents that are read from their files one at a time."""
+    """Documents that are read from their files one at a time; their number is that of a first pass, which has checked them."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[EntryPosition, Document]]], count: int) -> None:
-        """Make a stream of documents that have been checked in a first pass.
-
-        Args:
-            read: Function that starts a pass.
-            count: Number of documents in the first pass.
-        """
         self._read = read
         self._count = count
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over the documents in file order.
-
-        Raises:
-            InputError: An entry is malformed, or the number of documents has changed since the first pass.
-        """
         file, found = None, 0
         for position, document in self._read():
             file, found = position.file, found + 1
@@ -240,17 +217,12 @@ class StreamedDocuments:
 
 
 class NamedDocuments:
-    """Documents of which only the ids are known.
-
-    Args:
-        ids: The ids; one that is repeated counts once.
-    """
+    """Documents of which only the ids are known."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._ids = tuple(dict.fromkeys(ids))
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over the documents, without texts."""
         return (Document(key, "") for key in self._ids)
 
     def __len__(self) -> int:
@@ -281,8 +253,7 @@ def load_collection(
         duplicates: What several judgements of one pair give, see `merged_judgements`.
 
     Raises:
-        InputError: Files are missing (names all of them), a file is malformed, the split does not exist (lists those that do), or
-            `assemble` raises.
+        InputError: Files are missing (names all of them), a file is malformed, the split does not exist, or `assemble` raises.
     """
     without_corpus = folder is None or not (needs_corpus or has_corpus(folder))
     if folder is not None:
@@ -314,11 +285,7 @@ def _with_numbers(judgements: Sequence[Judgement], queries: Path, rename: Mappin
 
 
 def with_numbers(judged: Sequence[Judgement], path: Path, queries: Iterable[tuple[EntryPosition, Query]]) -> Iterator[Judgement]:
-    """Replace the texts that judgements name by the numbers of the queries.
-
-    Raises:
-        InputError: No judgement names the text of a query.
-    """
+    """Replace the texts that judgements name by the numbers of the queries; raises InputError if none names the text of a query."""
     numbers = {query.text: query.id for _, query in queries}
     if judged and not any(judgement.query in numbers for judgement in judged):
         raise InputError(
@@ -343,12 +310,7 @@ def has_corpus(folder: Path) -> bool:
 
 
 def stem(file: Path) -> str:
-    """Name of a file without its suffix and ``.gz``, which names the collection or split that it holds.
-
-    Example:
-        >>> stem(Path("data/questions.jsonl.gz"))
-        'questions'
-    """
+    """Name of a file without its suffix and ``.gz``, which names the collection or split that it holds."""
     return PurePath(file.name.removesuffix(".gz")).stem
 
 
@@ -363,9 +325,7 @@ _GENERIC = re.compile(
 def telling_name(path: Path, own: str = "") -> str:
     """Name of a collection: the last part of the path that says something, which ``data``, ``test`` and the like do not.
 
-    Args:
-        path: File or folder of the collection. Symbolic links are not followed, because a link may have the better name.
-        own: Name of the file without its suffixes; empty for a folder.
+    ``own`` is the name of a file without its suffixes, empty for a folder. Links are not followed: one may have the better name.
 
     Example:
         >>> telling_name(Path("/srv/manuals/data/test")), telling_name(Path("/srv/manuals/queries.jsonl"), "queries")
@@ -406,8 +366,7 @@ def assemble(
         judgements: The judgements of the split, at most one for each pair, see `merged_judgements`.
 
     Raises:
-        InputError: A document id or query id is repeated, a judgement names a missing query, or none of the judged documents is in the
-            corpus. Names the entry.
+        InputError: An id is repeated, a judgement names a missing query, or none of the judged documents is in the corpus. Names the entry.
     """
     judged = tuple(judgements)
     qrels = _by_query(judged)
@@ -455,13 +414,9 @@ def describe_missing(collection: Collection) -> str:
 def write_beir(
     folder: Path, documents: Iterable[Document], queries: Iterable[Query], splits: Mapping[str, Iterable[tuple[str, str, int]]]
 ) -> None:
-    """Write a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``.
+    """Write a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, with split -> (query id, document id, grade).
 
-    Args:
-        folder: Folder; created if missing. The splits are written last, so an interrupted call leaves no valid collection.
-        documents: The documents.
-        queries: The queries of all splits.
-        splits: Split -> judgements (query id, document id, grade).
+    The splits are written last, so an interrupted call leaves no valid collection.
 
     Raises:
         InputError: ``folder`` already contains a collection, or cannot be written.
@@ -488,13 +443,10 @@ def write_beir(
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Stream the documents of a corpus, one JSON object per line: ``_id`` (or ``id``), ``text`` and optionally ``title``.
+    """Stream the documents of ``.jsonl[.gz]``, one JSON object per line: ``_id`` (or ``id``), ``text`` and optionally ``title``.
 
     An integer id becomes a string. A text may be empty. Further fields, and those of BEIR's object ``metadata``, become the document's
-    metadata, see `flat_metadata`.
-
-    Args:
-        path: A ``.jsonl`` or ``.jsonl.gz`` file, or a folder that holds ``corpus.jsonl[.gz]``.
+    metadata, see `flat_metadata`. ``path`` may be a folder that holds ``corpus.jsonl[.gz]``.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated (names both lines).
@@ -503,16 +455,12 @@ def read_documents(path: Path) -> Iterator[Document]:
 
 
 def read_queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[Query]:
-    """Stream queries from a table, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
+    """Stream queries from a table, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`, or are renamed to them.
 
     A table is a file of JSON Lines, JSON, CSV, TSV, Parquet or Arrow, or a folder that a data set was saved in.
 
     A single field of another name beside the id is the text. A table of texts alone, or of texts and documents that answer them, needs no
     ids: its different texts are numbered from 1. A TSV file without such a header has two columns, id and text.
-
-    Args:
-        path: The table.
-        rename: Field of the table -> name that it is read by.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
@@ -535,11 +483,7 @@ def read_qrels(path: Path, duplicates: DuplicateJudgements = "error") -> dict[st
 
 
 def find_jsonl(folder: Path, stem: str) -> Path:
-    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder.
-
-    Raises:
-        InputError: Neither exists, or both do.
-    """
+    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder; raises InputError if neither exists, or both do."""
     found = [folder / f"{stem}{suffix}" for suffix in _SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
     if not found:
         raise InputError(f"{folder}: no {stem}.jsonl or {stem}.jsonl.gz in this folder")
@@ -549,11 +493,7 @@ def find_jsonl(folder: Path, stem: str) -> Path:
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """Return the path of a split's judgements in a BEIR folder.
-
-    Raises:
-        InputError: The folder or the split does not exist (lists the splits that do), or the split is a path.
-    """
+    """Return the path of a split's judgements in a BEIR folder; raises InputError, which lists the splits that exist."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if split != PurePath(split).name:
@@ -573,10 +513,6 @@ def find_split(folder: Path, split: str) -> Path:
 
 def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[Judgement]:
     """Stream the judgements of a file that `read_qrels` can read, with their positions; repeated pairs are not checked.
-
-    Args:
-        path: The file, or the folder of a saved data set.
-        rename: Field of a table -> name that it is read by.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if there is only a header.
@@ -772,11 +708,7 @@ def have_ids(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> bool
 
 
 def check_one_table(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> None:
-    """Check that in a table of queries with their documents a field is not taken for both.
-
-    Raises:
-        InputError: It is: the only field without a known name could be either.
-    """
+    """Check that in a table of queries with their documents, the only field without a known name is not taken for both."""
     for position, row in itertools.islice(rows, 1):
         text = _query_fields(position, row).text
         if text == _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS):
@@ -806,11 +738,10 @@ def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
 def merged_judgements(judgements: Iterable[Judgement], duplicates: DuplicateJudgements = "error") -> list[Judgement]:
     """Make one judgement of all that judge the same document for the same query, such as the clicks of a log; their number is logged.
 
-    Equal judgements are one. Different grades are an error, as for trec_eval, unless ``duplicates`` says which grade they give.
-
     Args:
         judgements: The judgements, in any order.
-        duplicates: ``error``, ``max`` for the highest grade, or ``sum`` for the sum of the grades of all, equal ones too.
+        duplicates: ``error``: different grades are an error, as for trec_eval; ``max`` for the highest grade, or ``sum`` for the sum of the
+            grades of all, equal ones too.
 
     Returns:
         The judgements, each with the position of the first that it was made of.
@@ -857,13 +788,7 @@ def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
 
 
 def ranked(scores: Mapping[str, float]) -> list[str]:
-    """Sort the documents of one query, best first, in trec_eval's order.
-
-    Args:
-        scores: Document id -> score.
-
-    Raises:
-        ValueError: A score is NaN.
+    """Sort the documents of one query, best first, in trec_eval's order; raises ValueError for a score that is NaN.
 
     Example:
         >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0 + 1e-9})
@@ -880,16 +805,12 @@ UNFIT = f"is empty, or has {SPACE}, a tab or a line end, which a TREC run cannot
 
 
 def write_run(run: Run, path: Path, *, tag: str) -> None:
-    """Write a run by one rename. A query without documents has no line.
+    """Write a run by one rename, queries in the order given. A query without documents has no line.
 
-    Args:
-        run: Query id -> document id -> score; queries are written in this order.
-        path: Target file, compressed if it ends in ``.gz``. Its folder must exist.
-        tag: Name of the system, the last column.
+    ``path`` is compressed if it ends in ``.gz``; its folder must exist. ``tag``, one word, is the name of the system, the last column.
 
     Raises:
         InputError: An id is empty or contains a tab or a line end, which the format does not allow, or a score is not finite.
-        ValueError: The tag is empty or contains white space.
     """
     if tag.split() != [tag]:
         raise ValueError(f"the tag of a run must be one word, got {tag!r}")

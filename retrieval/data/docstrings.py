@@ -53,14 +53,7 @@ _TEST = re.compile(r"(^|_)tests?(_|$)|^conftest$")
 
 
 def stdlib_files() -> dict[str, Path]:
-    """List the source files of the standard library, without IDLE and the turtle demos.
-
-    Returns:
-        Module name -> file, sorted by top-level module. Modules written in C have no file.
-
-    Raises:
-        InputError: Python was installed without the library's source.
-    """
+    """List the source files of the standard library, module -> file, without IDLE and the turtle demos; those written in C have none."""
     root = Path(sysconfig.get_path("stdlib"))
     files: dict[str, Path] = {}
     for name in sorted(sys.stdlib_module_names - _APPLICATIONS):  # excludes site-packages and the test package
@@ -74,13 +67,7 @@ def stdlib_files() -> dict[str, Path]:
 
 
 def package_files(package: str) -> dict[str, Path]:
-    """List the source files of an installed package.
-
-    Args:
-        package: Top-level import name.
-
-    Returns:
-        Module name -> file, sorted by name.
+    """List the source files of an installed package by its top-level import name, module -> file.
 
     Raises:
         InputError: The package is not installed, has no Python source, or belongs to the standard library.
@@ -142,9 +129,6 @@ def first_of_each(texts: Sequence[str]) -> list[int]:
     multisets at least `MULTISET_SIMILARITY`. Words in comments and strings count as identifiers, Python keywords do not. The search is
     exact: such sets share one of their few rarest members, so only texts that do are compared. A text without identifiers is not a
     duplicate.
-
-    Args:
-        texts: Source code, in order of preference.
 
     Source: Allamanis 2019, arXiv:1812.06469 (measure and thresholds); the prefix filter is Chaudhuri, Ganti and Kaushik 2006, "A primitive
     operator for similarity joins in data cleaning".
@@ -238,11 +222,11 @@ class Pair:
 
 
 def mine(*, packages: Sequence[str] = (), stdlib: bool = True, progress: bool = False) -> list[Pair]:
-    """Mine pairs from the standard library and installed packages.
+    """Mine pairs from the standard library, without its tests, IDLE and the turtle demos, and installed packages.
 
     Args:
         packages: Import names of installed packages (``sklearn``, not ``scikit-learn``).
-        stdlib: Include the standard library, without its tests, IDLE and the turtle demos.
+        stdlib: Include the standard library.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -250,7 +234,6 @@ def mine(*, packages: Sequence[str] = (), stdlib: bool = True, progress: bool = 
 
     Raises:
         InputError: A package is not installed, has no Python source, or belongs to the standard library.
-        ValueError: ``stdlib`` is False and ``packages`` is empty.
     """
     if not stdlib and not packages:
         raise ValueError("nothing to mine: stdlib is False and packages is empty")
@@ -271,10 +254,6 @@ def read_file(path: Path, module: str) -> list[Pair]:
     """Mine the pairs of one source file, in the order of lines, with duplicates.
 
     A file that cannot be decoded or parsed (Python 2, a template) is logged and gives no pairs.
-
-    Args:
-        path: A ``.py`` file.
-        module: Dotted name of the module.
     """
     try:
         with tokenize.open(path) as file:
@@ -333,15 +312,10 @@ def deduplicate(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Split pairs into training and held-out pairs that share no package, query or code.
+    """Split pairs into training and held-out pairs that share no package, query or code; both keep the order.
 
-    Packages are held out in the order of a hash of seed and name, as long as the held-out share is not exceeded. Training pairs whose query
-    or code is also held out are dropped.
-
-    Args:
-        pairs: Pairs from `mine`; both results keep their order.
-        held_out: Maximum share of held-out pairs, between 0 and 1 (exclusive).
-        seed: Random seed; equal seeds give equal splits on every platform.
+    Packages are held out in the order of a hash of seed and name, as long as the share ``held_out`` is not exceeded. Training pairs whose
+    query or code is also held out are dropped. Equal seeds give equal splits on every platform.
 
     Raises:
         ValueError: ``held_out`` is out of range.
@@ -390,11 +364,7 @@ class Splits(NamedTuple):
 
 
 def split_pairs(pairs: Sequence[Pair]) -> Splits:
-    """Split pairs from `mine` by package, in the same way everywhere: about 85 % train, 5 % dev and 10 % test.
-
-    Raises:
-        InputError: There are too few packages.
-    """
+    """Split pairs from `mine` by package, in the same way everywhere: about 85 % train, 5 % dev and 10 % test."""
     train, held_out = split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED)
     return Splits(train, *split_by_module(held_out, held_out=TEST, seed=SPLIT_SEED))
 
@@ -406,13 +376,6 @@ def write_collection(splits: Splits, folder: Path) -> None:
     docstrings; ``qrels`` the splits train, dev and test, in which each query has one relevant function; `TRAINING_PAIRS` the rows
     ``{"query": ..., "positive": ...}`` of train. A query's id is its function's id with the prefix ``query:``, since harnesses that
     remove the document with the query's own id from the results would otherwise remove the answer.
-
-    Args:
-        splits: The pairs.
-        folder: Folder; created if missing.
-
-    Raises:
-        InputError: The folder already contains a collection, or cannot be written.
     """
     pairs = [*splits.train, *splits.dev, *splits.test]
     write_beir(

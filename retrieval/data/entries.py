@@ -33,12 +33,7 @@ class EntryPosition(NamedTuple):
         return f"{self.file}:{self.number}"
 
     def seen_from(self, other: EntryPosition) -> str:
-        """Describe this position for an error that begins with another position.
-
-        Example:
-            >>> EntryPosition(Path("c.jsonl"), 3).seen_from(EntryPosition(Path("c.jsonl"), 9))
-            'on line 3'
-        """
+        """Describe this position for an error that begins with another position: ``on line 3``."""
         if self.file != other.file:
             return f"in {self}"
         return f"{'in row' if self.file.suffix in ('.parquet', '.arrow') else 'on line'} {self.number}"
@@ -48,13 +43,7 @@ Position = TypeVar("Position", EntryPosition, None)
 
 
 class FieldNames(NamedTuple):
-    """Names of the fields of documents or queries in a file.
-
-    Attributes:
-        id: Names of the id, in order of preference.
-        text: Name of the text.
-        title: Name of the optional title.
-    """
+    """Names of the fields of documents or queries in a file; those of the id in order of preference."""
 
     id: tuple[str, ...] = ("_id", "id")
     text: str = "text"
@@ -84,9 +73,6 @@ def to_metadata(position: EntryPosition, row: Mapping[str, object], columns: Fie
     The fields of BEIR's object ``metadata`` are treated as fields of the row; the row's own take precedence. A ``metadata`` that is not an
     object is a field of that name.
 
-    Raises:
-        InputError: A value cannot be metadata; names the field.
-
     Example:
         >>> to_metadata(EntryPosition(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
         {'tags': ['b', 'c'], 'year': 2019}
@@ -104,10 +90,6 @@ def checked_document(document: Document) -> Document:
 
     Raises:
         InputError: The id is blank or neither a string nor an integer, or a value cannot be metadata.
-
-    Example:
-        >>> checked_document(Document(7, "x", metadata={"author": {"name": "Bo"}, "year": None}))
-        Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
     """
     key = as_id(document.id)
     if not key.isascii():
@@ -124,16 +106,10 @@ def checked_document(document: Document) -> Document:
 
 
 def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
-    """Flatten metadata to what an index stores: field -> string, finite number, boolean, or list of these.
+    """Flatten metadata to what an index stores: field -> string, finite number, boolean, or list of these; None if there are none.
 
     Fields of a nested object are named ``object.field``; those of objects in a list become lists. Null and NaN mean a missing value.
-
-    Args:
-        fields: Metadata of one document.
-        where: Position of the document, for errors.
-
-    Returns:
-        The fields; None if there are none.
+    ``where`` is the position of the document, for errors.
 
     Raises:
         InputError: A value has another type, a field's name is not a string, or two fields get the same name.
@@ -185,25 +161,14 @@ def _value(value: object, name: str, where: str) -> Value:
 
 
 def check_id(position: EntryPosition, key: str) -> str:
-    """Return the id unchanged.
-
-    Raises:
-        InputError: The id is blank, or contains half of a surrogate pair.
-    """
+    """Return the id unchanged; raises InputError if it is blank, or contains half of a surrogate pair."""
     if not check_utf8(key, f"{position}: the id").strip():
         raise InputError(f"{position}: the id is blank")
     return key
 
 
 def key_of(value: object) -> str | None:
-    """Return a string or integer id as a string; None for other types.
-
-    A float without a fraction is an integer: pandas makes floats of the integers of a column with gaps.
-
-    Example:
-        >>> key_of(7), key_of(7.0), key_of("7.0"), key_of(7.5)
-        ('7', '7', '7.0', None)
-    """
+    """Return a string or integer id as a string; None for other types. Pandas makes floats of integers in a column with gaps: 7.0 is 7."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | np.integer):
@@ -214,11 +179,7 @@ def key_of(value: object) -> str | None:
 
 
 def as_id(value: object) -> str:
-    """Return a string or integer id from Python code as a string.
-
-    Raises:
-        InputError: The id is neither a string nor an integer.
-    """
+    """Return a string or integer id from Python code as a string; raises InputError if it is neither."""
     key = key_of(value)
     if key is None:
         raise InputError(f"the id of a document must be a string or an integer, got {value!r}")
@@ -228,17 +189,10 @@ def as_id(value: object) -> str:
 def unique(
     read: Callable[[], Iterable[tuple[Position, Identified]]], *, hashed: Callable[[str], int] = hash
 ) -> Iterator[tuple[Position, Identified]]:
-    """Yield entries, and check at the end that all ids are unique.
+    """Yield entries, and check at the end that all ids are unique; raises InputError that names the positions of both entries.
 
-    Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time
-    and compared.
-
-    Args:
-        read: Function that starts a pass over the entries and their positions, which are None for those of Python code.
-        hashed: A hash function of at most 64 bits.
-
-    Raises:
-        InputError: At the end, if an id is repeated; names the positions of both.
+    Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time,
+    by another call of ``read``, and compared.
     """
     hashes = array("q")
     for position, entry in read():

@@ -79,12 +79,7 @@ _OTHER_TYPES = "files of other types left out"
 
 
 def type_of(path: Path) -> str | None:
-    """The type of a file by its name, such as ``markdown``; None if it is not a type that is read.
-
-    Example:
-        >>> type_of(Path("a/README")), type_of(Path("b.PDF")), type_of(Path("c.png"))
-        ('text', 'pdf', None)
-    """
+    """The type of a file by its name, such as ``markdown``; None if it is not a type that is read."""
     return _TYPES.get(path.suffix.lower()) or _NAMES.get(path.name.lower())
 
 
@@ -96,15 +91,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def to_passages(name: str, kind: str, file: FileText, rules: PassageRules, token_spans: TokenSpans) -> list[Document]:
-    """Cut the text of a file into passages.
-
-    Args:
-        name: Path of the file, with ``/``; ids and titles begin with it.
-        kind: Its type.
-        file: Its text.
-        rules: Where it is cut.
-        token_spans: Finds tokens.
-    """
+    """Cut the text of a file, whose path has ``/`` and begins ids and titles, into passages."""
     base = title_of(name, (file.title,) if file.title else ())
     starts = [start for start, _ in file.places]
     documents = []
@@ -214,10 +201,7 @@ class FolderFiles:
         self._logged = False
 
     def __call__(self, unchanged: Callable[[str, str], bool] = lambda name, digest: False) -> Iterator[tuple[EntryPosition, Document]]:
-        """Start a pass.
-
-        Args:
-            unchanged: Whether a file with a path and a checksum can be skipped.
+        """Start a pass; ``unchanged`` says whether a file with a path and a checksum can be skipped.
 
         Raises:
             InputError: A library is missing, or a folder or the only file of the source cannot be read.
@@ -257,11 +241,7 @@ class FolderFiles:
             skipped.log(self.root, read, self._hidden(skipped))
 
     def _note_no_text(self, path: Path, name: str, kind: str, skipped: _Skipped) -> None:
-        """Count a file that has content and no text.
-
-        Raises:
-            EmptyInputError: It is the only file of the source.
-        """
+        """Count a file that has content and no text; raises EmptyInputError if it is the only file of the source."""
         reason = f" ({NO_TEXT[kind]})" if kind in NO_TEXT else ""
         if self.root.is_file():
             raise EmptyInputError(f"{path}: the file has no text{reason}")

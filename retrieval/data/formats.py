@@ -79,12 +79,7 @@ class UnreadableFileError(InputError):
 
 
 def read_file(path: Path, content: bytes, kind: str) -> FileText:
-    """Read the text of a file.
-
-    Args:
-        path: Name of the file, for errors.
-        content: Its bytes.
-        kind: Its type, as `quiver.retrieval.data.files.type_of` returns it.
+    """Read the text of a file of a type that `quiver.retrieval.data.files.type_of` returns.
 
     Raises:
         UnreadableFileError: The content is binary, damaged or encrypted, or would unpack to far more than a document has.
@@ -287,11 +282,7 @@ _RATIO = 20  # how many times its size a larger archive may unpack to; XML reach
 
 
 def _open_archive(path: Path, content: bytes) -> zipfile.ZipFile:
-    """Open a document that is a ZIP archive.
-
-    Raises:
-        UnreadableFileError: It is encrypted, a bomb of compressed data or of XML entities, or no archive.
-    """
+    """Open a document that is a ZIP archive, unless it is encrypted, or a bomb of compressed data or of XML entities."""
     if content.startswith(_OLD_OFFICE):
         raise UnreadableFileError(f"{path}: the file needs a password, or is in the format of Office 97")
     archive = zipfile.ZipFile(io.BytesIO(content))

@@ -51,13 +51,7 @@ _CLOSED_TAG = re.compile(r"<([A-Za-z][^\s<>/]*)((?:\s(?:[^<>\"']|\"[^\"]*\"|'[^'
 
 
 class ConvertedPage(NamedTuple):
-    """A page as Markdown.
-
-    Attributes:
-        text: The Markdown.
-        places: First character of a line and the line of the source that it comes from, ascending.
-        title: Title of the page; empty if it has none.
-    """
+    """A page as Markdown, its title, and the first character of lines with the line of the source that they come from, ascending."""
 
     text: str
     places: list[tuple[int, int]]
@@ -65,15 +59,12 @@ class ConvertedPage(NamedTuple):
 
 
 def convert_html(source: str, *, xml: bool = False, headers: bool = False) -> ConvertedPage:
-    """Convert a page.
+    """Convert a page; raises ImportError if selectolax, beautifulsoup4 or markdownify is not installed.
 
     Args:
         source: Its HTML.
         xml: Whether it is XHTML, in which every element may be closed by ``/>``; otherwise an XML declaration at its start says so.
         headers: Whether the first row of a table is its header if none is marked.
-
-    Raises:
-        ImportError: selectolax, beautifulsoup4 or markdownify is not installed.
     """
     from bs4 import BeautifulSoup
 

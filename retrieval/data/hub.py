@@ -64,11 +64,7 @@ class HubSource(NamedTuple):
 
     @classmethod
     def parse(cls, source: str) -> HubSource:
-        """Parse a name.
-
-        Raises:
-            InputError: It has another form.
-        """
+        """Parse a name; raises InputError if it has another form."""
         found = _HUB.fullmatch(source)
         repository, revision, inside, split = found.groups() if found else ("", None, "", None)
         parts = inside.split("/")[1:]
@@ -100,11 +96,7 @@ def hub_documents(source: str, columns: Columns) -> Iterator[tuple[EntryPosition
 
 
 def ir_documents(source: str, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
-    """Stream the documents of a data set of ir_datasets; without a named text, a document's text is what the library takes for it.
-
-    Raises:
-        InputError: The library is not installed, the data set does not exist, has no documents or cannot be downloaded.
-    """
+    """Stream the documents of a data set of ir_datasets; without a named text, a document's text is what the library takes for it."""
     yield from table_of(partial(_ir_rows, source, named=bool(columns.text)), source, columns)
 
 

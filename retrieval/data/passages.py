@@ -36,23 +36,13 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Words and punctuation marks, in place of tokens where there is no tokenizer.
-
-    Example:
-        >>> word_spans("a bird.")
-        [(0, 1), (2, 6), (6, 7)]
-    """
+    """Words and punctuation marks, in place of tokens where there is no tokenizer."""
     return [match.span() for match in _WORDS.finditer(text)]
 
 
 @dataclass(frozen=True)
 class PassageTokens:
-    """The tokens that passages are measured in.
-
-    Attributes:
-        spans: Finds the tokens of a text.
-        length: Tokens that the model reads of a document; None if that is unknown.
-    """
+    """The tokens that passages are measured in, and how many of them the model reads of a document (None if unknown)."""
 
     spans: TokenSpans = word_spans
     length: int | None = None
@@ -80,14 +70,9 @@ class PassageRules:
 
 
 def parse_passages(text: str, *, tokens: int = 256) -> PassageRules:
-    """Parse a description of passages.
+    """Parse a description of passages, such as ``headings,functions`` or ``tokens:256,overlap:32``; ``whole`` leaves texts uncut.
 
-    Args:
-        text: Such as ``headings,functions`` or ``tokens:256,overlap:32``; ``whole`` leaves texts uncut.
-        tokens: Limit in tokens if the text names none.
-
-    Raises:
-        InputError: The text is malformed; the message shows the grammar.
+    ``tokens`` is the limit in tokens if the text names none. Raises InputError that shows the grammar.
 
     Example:
         >>> parse_passages("headings,overlap:8", tokens=100)
@@ -115,13 +100,7 @@ def parse_passages(text: str, *, tokens: int = 256) -> PassageRules:
 
 
 class Span(NamedTuple):
-    """A passage of a text.
-
-    Attributes:
-        start: Its first character.
-        end: The character after its last.
-        path: Headings, or names of class and function, that it is under, outermost first.
-    """
+    """A passage of a text; ``path`` are the headings, or names of class and function, that it is under, outermost first."""
 
     start: int
     end: int
@@ -129,17 +108,9 @@ class Span(NamedTuple):
 
 
 def cut(text: str, kind: Kind, rules: PassageRules, token_spans: TokenSpans, *, title: str = "") -> list[Span]:
-    """Cut a text into passages.
+    """Cut a text into passages in order, none of them blank; nothing is cut off.
 
-    Args:
-        text: The text; nothing is cut off.
-        kind: How it is divided.
-        rules: Where it is cut.
-        token_spans: Finds the tokens, those of the model's tokenizer.
-        title: Beginning of each passage's title, which counts towards its tokens.
-
-    Returns:
-        Spans in order, none of them blank; empty for a blank text.
+    ``title`` begins each passage's title, which counts towards its tokens.
     """
     if kind in ("markdown", "rst"):
         sections = (_markdown(text) if kind == "markdown" else _rst(text)) if rules.headings else [Span(0, len(text))]
@@ -155,12 +126,7 @@ def cut(text: str, kind: Kind, rules: PassageRules, token_spans: TokenSpans, *, 
 
 
 def title_of(base: str, path: Sequence[str]) -> str:
-    """The title of a passage: its file and the headings that it is under.
-
-    Example:
-        >>> title_of("docs/a.md", ("Install", "Linux"))
-        'docs/a.md > Install > Linux'
-    """
+    """The title of a passage: its file and the headings that it is under, ``docs/a.md > Install > Linux``."""
     return " > ".join((base, *path)) if base else " > ".join(path)
 
 

@@ -68,11 +68,6 @@ class Corpus:
     measured: Callable[[PassageTokens], Corpus] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over the documents.
-
-        Raises:
-            InputError: While iterating, at the first malformed entry; at the end, if an id is repeated (names both positions).
-        """
         return (document for _, document in unique(self.read))
 
 
@@ -151,13 +146,7 @@ def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_o
 
 
 def emptied_corpus(source: str, options: SourceOptions, *, files: bool) -> Corpus:
-    """A source of an index of which nothing is left to read.
-
-    Args:
-        source: Its name.
-        options: How its documents were made.
-        files: Whether they were passages of files.
-    """
+    """A source of an index of which nothing is left to read; ``files`` says whether its documents were passages of files."""
     read: ReadDocuments = _files(Path(source), options) if files else lambda: iter(())
     return Corpus(source, options, read, numbered=lambda: files)
 
@@ -175,11 +164,7 @@ def holds_files(source: str | Path) -> bool:
 
 
 def holds_delimited(source: str | Path) -> bool:
-    """Whether a source of rows holds CSV or TSV.
-
-    Raises:
-        InputError: The source does not exist or is of no known type.
-    """
+    """Whether a source of rows holds CSV or TSV; raises InputError if it does not exist or is of no known type."""
     path = expand_home(source)
     return not has_no_path(source) and any(map(is_delimited, _tables(path, DEFAULTS, _files(path))))
 
@@ -256,11 +241,7 @@ def _refuse(source: str, reason: str, *given: Sequence[str]) -> None:
 
 
 def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[Path]:
-    """The tables of a source.
-
-    Raises:
-        InputError: There are none.
-    """
+    """The tables of a source; raises InputError if there are none."""
     if path.is_dir():
         if is_beir(path):
             return [find_jsonl(path, "corpus")]

@@ -122,11 +122,7 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
 
 
 def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
-    """Whether the rows of tables get numbers as ids, because the first one has no id.
-
-    Raises:
-        InputError: A named field is missing, or there is no field that could be the text.
-    """
+    """Whether the rows of tables get numbers as ids, because the first one has no id; raises InputError as `read_tables`."""
     first = next(chain.from_iterable(_READERS[_suffix(file)](file, columns.names) for file in files), None)
     return first is not None and not _choose_fields(first[0], _with_nested(first[1], _nested_names(columns)), columns).ids
 
@@ -141,11 +137,7 @@ def _rows_of_file(file: Path, names: tuple[str, ...], shown: Path | None) -> Ite
 
 
 def read_rows(file: Path) -> Iterator[tuple[EntryPosition, Row]]:
-    """Stream the rows of one table with their positions; the values of CSV and TSV are strings.
-
-    Raises:
-        InputError: The file is a pipe or a device; while iterating, at the first malformed row.
-    """
+    """Stream the rows of one table with their positions; the values of CSV and TSV are strings."""
     check_regular(file)
     return _READERS[_suffix(file)](file, ())
 
@@ -159,10 +151,7 @@ def tables_of(path: Path) -> Sequence[Path]:
     """The tables of a path: the file itself, or those of a folder that a data set was saved in.
 
     Of a saved data set, only the files that its description names: beside them lies what its library has cached, such as the rows that a
-    filter chose.
-
-    Raises:
-        InputError: The data set has several splits, or a file that its description names is missing.
+    filter chose. Raises InputError if it has several splits, or a file that its description names is missing.
     """
     if not path.is_dir():
         return [path]
@@ -192,15 +181,9 @@ def is_delimited(path: Path) -> bool:
 
 
 def table_of(read: Callable[[], Iterable[Row]], source: str, columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
-    """Make documents of rows from another library, such as those of a data set.
+    """Make documents of rows from another library, such as those of a data set; raises as `read_tables`.
 
-    Args:
-        read: Function that starts a pass over the rows, field -> value; a second pass is made if ``columns`` has lists.
-        source: Name for errors.
-        columns: The fields that make a document.
-
-    Raises:
-        InputError: As `read_tables`.
+    ``read`` starts a pass over the rows, field -> value; a second pass is made if ``columns`` has lists. ``source`` is a name for errors.
     """
     yield from _documents([_Table(lambda: _plain_rows(Path(source), read()))], columns)
 
@@ -269,12 +252,7 @@ def _typed_values(row: Row, types: Mapping[str, str], lists: Sequence[str], sepa
 
 
 def _with_nested(row: Row, names: Sequence[str]) -> Row:
-    """A row with what is called ``object.field`` as a field of its own; of objects in a list a list.
-
-    Example:
-        >>> _with_nested({"meta": {"title": "A", "year": 7}, "parts": [{"body": "x"}, {"body": "y"}]}, ["meta.title", "parts.body"])
-        {'meta': {'year': 7}, 'parts': [{}, {}], 'meta.title': 'A', 'parts.body': ['x', 'y']}
-    """
+    """A row with what is called ``object.field`` as a field of its own; of objects in a list a list."""
     taken = dict(row)
     for name in names:
         top, *path = name.split(".")
@@ -304,9 +282,8 @@ def _without(value: object, path: Sequence[str], found: list[object]) -> object:
 class GivenDocuments:
     """Documents made of what Python code has: texts, rows of any fields, a data frame, or a data set of the datasets library.
 
-    Args:
-        given: Items of one kind: texts, which are numbered from 1; mappings, whose fields are found as `table_of` finds them; or documents.
-            Or a data frame of pandas or polars, whose columns are the fields. It is read again at each iteration.
+    Items are of one kind: texts, which are numbered from 1; mappings, whose fields are found as `table_of` finds them; or documents. Data
+    frames are those of pandas or polars, their columns the fields. What was given is read again at each iteration.
 
     Example:
         >>> list(GivenDocuments(["owls", "trout"]))
@@ -319,11 +296,6 @@ class GivenDocuments:
         self._given = given
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over the documents.
-
-        Raises:
-            InputError: While iterating: an item is neither text, mapping nor document, or of another kind than the first, or as `table_of`.
-        """
         return documents_among(rows_of_frame(self._given))
 
     def numbered(self) -> bool:
@@ -350,11 +322,7 @@ def documents_among(items: Iterable[Any]) -> Iterator[Document]:
 
 
 def read_given(given: Any, columns: Columns) -> Iterator[tuple[EntryPosition, Document]]:
-    """The documents of rows in memory: a data frame, a pyarrow table, a data set or mappings.
-
-    Raises:
-        InputError: They are something else, or as `table_of`.
-    """
+    """The documents of rows in memory: a data frame, a pyarrow table, a data set or mappings; raises InputError for something else."""
     is_frame = hasattr(given, "to_batches") or hasattr(given, "collect_schema")
     if isinstance(given, Iterator | Document) or not (isinstance(given, Iterable) or is_frame):
         raise InputError(f"documents: must be a data frame, a data set or a list of mappings, got a {type(given).__name__}")
@@ -379,14 +347,8 @@ def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
 def rows_of_frame(given: Any, what: str = "documents") -> Iterable[Any]:
     """The rows of a data frame or pyarrow table as mappings, without importing their library, or of the only split of a data set.
 
-    Other values are returned unchanged.
-
-    Args:
-        given: The data frame, table or data set.
-        what: What the rows are, for errors.
-
-    Raises:
-        InputError: A data set has several splits, or a mapping holds something else.
+    Other values are returned unchanged. ``what`` says in errors what the rows are. Raises InputError if a data set has several splits, or a
+    mapping holds something else.
     """
     if isinstance(given, Mapping):
         if not given or not all(hasattr(split, "column_names") for split in given.values()):
@@ -432,11 +394,7 @@ def _check_names(what: str, names: Sequence[str]) -> None:
 
 
 def _choose_fields(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
-    """Find the fields of a document in the first row.
-
-    Raises:
-        InputError: A named field is missing, or there is no field that could be the text.
-    """
+    """Find the fields of a document in the first row; raises InputError if a named field is missing, or none could be the text."""
     for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
         if name is not None and name not in row:
             raise _no_field(position, option, name, row, columns)
@@ -549,11 +507,7 @@ def _json_line_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryP
 
 
 def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
-    """Read an array of objects, or an object with one array of objects; each object's line is that of its first character.
-
-    Raises:
-        InputError: The file is not JSON or has another form.
-    """
+    """Read an array of objects, or an object with one array of objects; each object's line is that of its first character."""
     del names
     text = read_whole(file)
     if not text.strip():
@@ -610,8 +564,7 @@ def _array_start(file: Path, text: str) -> int:
 def _members(text: str, place: int) -> Iterator[tuple[str, int, object]]:
     """The members of the object that a text is: name, place of the value, value; one at a time, so that only one is in memory.
 
-    Raises:
-        ValueError: The text is not JSON. There are no members if it is no object.
+    There are none if the text is no object. Raises ValueError if it is not JSON.
     """
     if text[place : place + 1] != "{":
         _JSON.decode(text)
@@ -643,11 +596,7 @@ def _past_space(text: str, place: int) -> int:
 
 
 def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[EntryPosition, Row], None, None]:
-    """Read CSV, quoted as RFC 4180 says, or TSV, which has no quoting.
-
-    Raises:
-        InputError: A row has another number of columns than the header, a column's name is repeated, or the file is no text or empty.
-    """
+    """Read CSV, quoted as RFC 4180 says, or TSV, which has no quoting."""
     csv.field_size_limit((1 << 31) - 1)  # the default, 128 KiB, is less than a long article; the limit belongs to the process
     separator = _separator(file)
     # Excel's first line may name the separator.
@@ -764,11 +713,7 @@ def _plain_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[EntryPosition
 
 
 def _plain_fields(fields: Mapping[Any, object], above: str, left_out: set[str]) -> Row:
-    """Fields whose names are strings, as JSON has them.
-
-    Raises:
-        InputError: A cell has no field, or two names are the same as strings.
-    """
+    """Fields whose names are strings, as JSON has them; raises InputError if a cell has no field, or two names are the same as strings."""
     found: dict[str, object] = {}
     for key, value in fields.items():
         name = key if type(key) is str else str(key)

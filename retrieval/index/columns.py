@@ -14,14 +14,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from quiver.retrieval.data.column_types import LIST
-from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_file
+from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, write_file
 
 LOOK = "the index is damaged, run quiver index check to find the file"
 """Advice for errors about damaged memory-mapped files."""
@@ -52,7 +52,7 @@ _REPEATED = 4  # how often strings must occur on average to be stored once
 _NOTHING = CheckedArray(np.zeros(0, np.uint8))
 
 
-class StringColumn(Sequence[str]):
+class StringColumn:
     """Strings of an Arrow column, in memory or mapped.
 
     Args:
@@ -60,9 +60,8 @@ class StringColumn(Sequence[str]):
         offsets: Start of each string, and the number of bytes, (n + 1,) int32 or int64, ascending.
     """
 
-    def __init__(self, content: NDArray[np.uint8] | CheckedArray, offsets: NDArray[Any] | CheckedArray) -> None:
-        self._content = as_checked(content)
-        self._offsets = as_checked(offsets)
+    def __init__(self, content: CheckedArray, offsets: CheckedArray) -> None:
+        self._content, self._offsets = content, offsets
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> StringColumn:
@@ -70,7 +69,7 @@ class StringColumn(Sequence[str]):
         encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+        return cls(CheckedArray(np.frombuffer(b"".join(encoded), np.uint8)), CheckedArray(offsets))
 
     @property
     def array(self) -> pa.Array:
@@ -82,17 +81,10 @@ class StringColumn(Sequence[str]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        number, size = index, len(self)
-        if isinstance(number, slice):
-            return self.take(np.arange(size)[number])
-        if not -size <= number < size:
-            raise IndexError(f"the string number must be below {size}, got {number}")
-        return _decoded([self.bytes_of(number % size)])[0]
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"the string number must be below {len(self)}, got {index}")
+        return _decode([self.bytes_of(index)])[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), 65_536):
@@ -104,29 +96,29 @@ class StringColumn(Sequence[str]):
         return content
 
     def take(self, indices: NDArray[np.intp]) -> list[str]:
-        """The strings with given numbers, in the order given.
-
-        Raises:
-            DamagedIndexError: The bytes are damaged.
-        """
+        """The strings with given numbers, in the order given."""
         if len(indices) <= _FEW:
             offset = self._offsets.item
             spans = [(offset(index), offset(index + 1)) for index in indices.tolist()]
-            return _decoded([self._content[begin:end].data for begin, end in spans])
+            return _decode([self._content[begin:end].data for begin, end in spans])
         begins, ends = self._offsets[indices], self._offsets[indices + 1]
         content = self._content.spans(begins, ends).data
-        return _decoded([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
+        return _decode([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
     def lost(self) -> NDArray[np.bool_]:
-        """Which strings have lost a byte or one of their offsets with a damaged file, (n,)."""
-        damaged = self._offsets.damaged()
-        lost = damaged[:-1] | damaged[1:]
-        lost_before, places = np.append(0, np.cumsum(self._content.damaged())), np.where(damaged, 0, self._offsets.whole())
-        found: NDArray[np.bool_] = lost | (lost_before[places[1:]] > lost_before[places[:-1]])
-        return found
+        """Strings that have lost a byte or one of their offsets with a damaged block, (n,)."""
+        return _find_lost_spans(self._offsets, self._content.damaged())
 
 
-def _decoded(strings: Sequence[bytes | memoryview]) -> list[str]:
+def _find_lost_spans(offsets: CheckedArray, lost: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Spans that have lost an element, or the offset of their beginning or end, (n,)."""
+    damaged = offsets.damaged()
+    before, places = np.append(0, np.cumsum(lost)), np.where(damaged, 0, offsets.whole())
+    found: NDArray[np.bool_] = damaged[:-1] | damaged[1:] | (before[places[1:]] > before[places[:-1]])
+    return found
+
+
+def _decode(strings: Sequence[bytes | memoryview]) -> list[str]:
     try:
         return [str(string, "utf-8") for string in strings]
     except UnicodeDecodeError as error:
@@ -138,9 +130,7 @@ class Column:
 
     Args:
         content: The bytes of the file.
-        layout: Of the column: ``kind`` (a key of `ARROW_TYPES`, with ``[]`` behind it for lists), numbers of ``rows`` and ``nulls``, place
-            and size of its ``buffers`` as Arrow orders them; the layout of the ``elements`` of a list, and of the ``words`` of strings of
-            which many are equal.
+        layout: As `_describe_layout` makes it.
 
     Attributes:
         kind: Its type.
@@ -171,11 +161,7 @@ class Column:
 
     @cached_property
     def array(self) -> pa.Array:
-        """The values, verified.
-
-        Raises:
-            DamagedIndexError: A block is damaged.
-        """
+        """The values, verified."""
         try:
             found = self._make_array() if self._length else to_column([], self.kind)
             if not self._is_verified:
@@ -211,7 +197,7 @@ class Column:
         if self.elements is not None:
             return [self.elements.at(place) for place in range(self._offsets.item(row), self._offsets.item(row + 1))]
         if self.kind == "string":
-            return _decoded([self.strings.bytes_of(row)])[0] if self.words is None else self.words.at(self.numbers.item(row))
+            return self.strings[row] if self.words is None else self.words.at(self.numbers.item(row))
         if self.kind == "boolean":
             return bool(self.numbers.item(row >> 3) >> (row & 7) & 1)
         value = self.numbers.item(row)
@@ -220,15 +206,12 @@ class Column:
         return _EPOCH + datetime.timedelta(microseconds=value) if self.kind == "timestamp" else value
 
     def lost(self) -> NDArray[np.bool_]:
-        """Which values have a byte in a damaged block of their file, (n,)."""
+        """Values that have a byte in a damaged block of their file, (n,)."""
         if not self._length:
             return np.zeros(0, bool)
         lost = _lost_bits(self._valid, self._length) if self._nulls else np.zeros(self._length, bool)
         if self.elements is not None:
-            damaged = self._offsets.damaged()
-            before = np.append(0, np.cumsum(self.elements.lost()))
-            places = np.where(damaged, 0, self._offsets.whole())
-            return lost | damaged[:-1] | damaged[1:] | (before[places[1:]] > before[places[:-1]])
+            return lost | _find_lost_spans(self._offsets, self.elements.lost())
         if self.words is not None:
             damaged = self.numbers.damaged()
             return lost | damaged | self.words.lost()[np.where(damaged, 0, self.numbers.whole())]
@@ -245,14 +228,7 @@ def _lost_bits(bits: CheckedArray, length: int) -> NDArray[np.bool_]:
 
 
 def to_column(values: Sequence[Any], kind: str) -> pa.Array:
-    """The column of values of one type, with None for nulls.
-
-    Args:
-        values: Strings, integers, numbers, booleans, dates or timestamps, or lists of them.
-        kind: Their type.
-
-    Raises:
-        OverflowError: An integer has more than 64 bits.
+    """The column of values of one type, with None for nulls; raises OverflowError for an integer of more than 64 bits.
 
     Example:
         >>> to_column(["a", None], "string").to_pylist(), to_column([[1, 2], [], None], "integer[]").to_pylist()
@@ -260,7 +236,7 @@ def to_column(values: Sequence[Any], kind: str) -> pa.Array:
     """
     count = len(values)
     nulls = sum(value is None for value in values)
-    valid = _bitmap(np.fromiter((value is not None for value in values), bool, count)) if nulls else None
+    valid = _pack_bits(np.fromiter((value is not None for value in values), bool, count)) if nulls else None
     if kind.endswith(LIST):
         elements = to_column([each for value in values if value for each in value], kind.removesuffix(LIST))
         ends = np.cumsum([0, *(len(value) if value else 0 for value in values)], dtype=np.int64)
@@ -271,7 +247,7 @@ def to_column(values: Sequence[Any], kind: str) -> pa.Array:
         return binary_column(encoded, pa.string(), valid, nulls)
     filled: Sequence[Any] = [0 if value is None else value for value in values] if nulls else values
     if kind == "boolean":
-        return pa.Array.from_buffers(pa.bool_(), count, [valid, _bitmap(np.fromiter(filled, bool, count))], nulls)
+        return pa.Array.from_buffers(pa.bool_(), count, [valid, _pack_bits(np.fromiter(filled, bool, count))], nulls)
     if kind == "date":
         filled = [value.toordinal() - _EPOCH.toordinal() if value else 0 for value in filled]
     elif kind == "timestamp":
@@ -281,14 +257,7 @@ def to_column(values: Sequence[Any], kind: str) -> pa.Array:
 
 
 def binary_column(encoded: Sequence[bytes], kind: pa.DataType, valid: pa.Buffer | None = None, nulls: int = 0) -> pa.Array:
-    """The column of the bytes of strings; more than 2 GiB of them make a `pa.large_string`.
-
-    Args:
-        encoded: The bytes of each, empty for a null.
-        kind: A type of strings or bytes.
-        valid: Bitmap of those that are no nulls; None for all.
-        nulls: Number of nulls.
-    """
+    """The column of the bytes of strings, empty for nulls; more than 2 GiB of them make a `pa.large_string`."""
     ends = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
     if kind == pa.string() and ends[-1] >= _INT32:
@@ -299,7 +268,7 @@ def binary_column(encoded: Sequence[bytes], kind: pa.DataType, valid: pa.Buffer 
 
 def number_column(numbers: NDArray[Any]) -> pa.Array:
     """The column of numbers or truth values."""
-    content = _bitmap(numbers) if numbers.dtype == bool else pa.py_buffer(np.ascontiguousarray(numbers))
+    content = _pack_bits(numbers) if numbers.dtype == bool else pa.py_buffer(np.ascontiguousarray(numbers))
     return pa.Array.from_buffers(_ARROW_OF[numbers.dtype.str[1:]], len(numbers), [None, content])
 
 
@@ -330,7 +299,7 @@ def lengths_of(array: pa.Array) -> NDArray[Any]:
     return np.diff(np.frombuffer(array.buffers()[1], dtype, offset=array.offset * dtype.itemsize, count=len(array) + 1))
 
 
-def _bitmap(truths: NDArray[np.bool_]) -> pa.Buffer:
+def _pack_bits(truths: NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(truths, bitorder="little"))
 
 
@@ -349,13 +318,7 @@ def concat_columns(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 class ColumnWriter:
-    """Writes ``STEM.arrow`` batch by batch.
-
-    Args:
-        folder: Folder of the segment.
-        stem: Start of the names of both files.
-        disk: Performs all writes.
-    """
+    """Writes ``STEM.arrow`` batch by batch, and at the end ``STEM.json``."""
 
     def __init__(self, folder: Path, stem: str, disk: Disk) -> None:
         self._folder, self._stem, self._disk = folder, stem, disk
@@ -374,17 +337,13 @@ class ColumnWriter:
             raise
 
     def close(self, holds: str) -> dict[str, str]:
-        """Finish both files; return what each holds, by name.
-
-        Args:
-            holds: What the columns are.
-        """
+        """Finish both files; return what each holds, by name."""
         try:
             self._writer.close()
         finally:
             self._file.close()
         content = Files.written(self._folder, self._disk).map(f"{self._stem}.arrow", np.uint8, (-1,)).whole()
-        write_file(self._folder / f"{self._stem}.json", json.dumps(_layout(content)).encode(), self._disk)
+        write_file(self._folder / f"{self._stem}.json", json.dumps(_find_layout(content)).encode(), self._disk)
         return {f"{self._stem}.arrow": f"{holds}, an Arrow IPC file", f"{self._stem}.json": f"where the buffers of {self._stem}.arrow are"}
 
 
@@ -395,15 +354,21 @@ def write_columns(folder: Path, stem: str, columns: Mapping[str, pa.Array], disk
     return writer.close(holds)
 
 
-def _layout(content: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """The columns of each batch of an Arrow file by name; see `Column`."""
+def _find_layout(content: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """The layouts of the columns of each batch of an Arrow file by name."""
     opened, begin = pa.ipc.open_file(pa.py_buffer(content)), content.ctypes.data
     batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
-    return [{name: _describe(column, begin) for name, column in zip(batch.schema.names, batch.columns, strict=True)} for batch in batches]
+    return [
+        {name: _describe_layout(column, begin) for name, column in zip(batch.schema.names, batch.columns, strict=True)} for batch in batches
+    ]
 
 
-def _describe(array: pa.Array, begin: int) -> dict[str, Any]:
-    """The layout of an array whose buffers lie behind an address."""
+def _describe_layout(array: pa.Array, begin: int) -> dict[str, Any]:
+    """The layout of an array whose buffers lie behind an address.
+
+    It is ``kind`` (a key of `ARROW_TYPES`, with ``[]`` behind it for lists), numbers of ``rows`` and ``nulls``, place and size of its
+    ``buffers`` as Arrow orders them; the layout of the ``elements`` of a list, and of the ``words`` of strings of which many are equal.
+    """
     is_list, has_words = pa.types.is_list(array.type), pa.types.is_dictionary(array.type)
     value = array.type.value_type if is_list else array.type
     buffers = array.buffers()[: 2 if is_list or has_words else None]
@@ -414,9 +379,9 @@ def _describe(array: pa.Array, begin: int) -> dict[str, Any]:
         "buffers": [[0, 0] if each is None or not each.size else [each.address - begin, each.size] for each in buffers],
     }
     if is_list:
-        described["elements"] = _describe(array.values, begin)
+        described["elements"] = _describe_layout(array.values, begin)
     if has_words:
-        described["words"] = _describe(array.dictionary, begin)
+        described["words"] = _describe_layout(array.dictionary, begin)
     return described
 
 
@@ -443,7 +408,7 @@ def open_columns(files: Files, stem: str) -> list[dict[str, Column]]:
     content = files.map(f"{stem}.arrow", np.uint8, (-1,))
     described = files.map(f"{stem}.json", np.uint8, (-1,))
     try:
-        layout = json.loads(described.whole().tobytes()) if described.is_whole else _layout(content.whole())
+        layout = json.loads(described.whole().tobytes()) if described.is_whole else _find_layout(content.whole())
         return [{name: Column(content, column) for name, column in columns.items()} for columns in layout]
     except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as error:
         if isinstance(error, DamagedIndexError):

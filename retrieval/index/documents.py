@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,9 @@ DESCRIBED_COPIES = 12
 
 _IDS, _FIELDS, _TEXTS = "ids", "fields", "texts"
 _BATCH_ROWS, _BATCH_BYTES = 4096, 8 << 20  # of texts
-_MANY = 32  # ids that are looked up together
+_SEARCHED = 2000  # an id is searched for among the sorted ids in the time in which so many rows are compared with a table of ids
+
+_Batches: TypeAlias = Sequence[Mapping[str, Column]] | DamagedIndexError
 
 
 def keeps_field(fields: Sequence[str] | None, name: str) -> bool:
@@ -74,24 +77,12 @@ def is_described(name: str) -> bool:
     return name in (f"{_IDS}.arrow", f"{_FIELDS}.arrow")
 
 
-def is_texts(name: str) -> bool:
-    """Whether a file of a segment holds texts, which no search reads."""
-    return name == f"{_TEXTS}.arrow"
-
-
 TEXTS_FILE = f"{_TEXTS}.arrow"
 """Name of the file of the texts."""
 
 
 class IdTable:
-    """The ids of a segment's P documents.
-
-    Args:
-        columns: The columns of ``ids.arrow``.
-
-    Attributes:
-        strings: The ids by row.
-    """
+    """The ids of a segment's P documents, of the columns of ``ids.arrow``; ``strings`` has them by row."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
@@ -125,23 +116,15 @@ class IdTable:
             DamagedIndexError: The table is damaged.
         """
         keys = [as_id(key).encode("utf-8", "surrogatepass") for key in ids]
-        order = self._columns["row"].numbers
-        if len(keys) < _MANY:
+        if len(keys) * _SEARCHED < len(self):
             return np.array([self._row_of(key) for key in keys], np.int64)
-        rows = order.whole()
-        if int(rows.max()) >= len(self):
-            raise DamagedIndexError(f"the table of ids refers to a row that does not exist; {LOOK}")
-        binary = pa.binary() if pa.types.is_string(self.array.type) else pa.large_binary()
-        stored, wanted = self.array.cast(binary), binary_column(keys, binary)
-        low, high = np.zeros(len(keys), np.int64), np.full(len(keys), len(self))
-        while (low < high).any():
-            middle = (low + high) // 2
-            less = truths_of(pc.less(stored.take(number_column(rows[np.minimum(middle, len(self) - 1)])), wanted))
-            less &= low < high
-            low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
-        found = rows[np.minimum(low, len(self) - 1)].astype(np.int64)
-        same = truths_of(pc.equal(stored.take(number_column(found)), wanted))
-        return np.where(same, found, -1)
+        wanted = binary_column(keys, self.array.type).dictionary_encode()
+        numbers = pc.index_in(self.array, value_set=wanted.dictionary)
+        there = np.flatnonzero(truths_of(numbers.is_valid()))
+        rows = np.full(len(wanted.dictionary), -1)
+        rows[numbers_of(numbers)[there]] = there
+        found: NDArray[np.int64] = rows[numbers_of(wanted.indices)]
+        return found
 
     def _row_of(self, key: bytes) -> int:
         order = self._columns["row"].numbers
@@ -163,7 +146,7 @@ class IdTable:
         return self._columns["id"].select(keep), numbers_of(self._columns["tokens"].select(keep))
 
     def lost(self) -> NDArray[np.bool_]:
-        """Rows whose id or token count is lost with a damaged file, (P,)."""
+        """Rows whose id or token count is lost with a damaged block, (P,)."""
         return self._columns["id"].lost() | self._columns["tokens"].lost()
 
 
@@ -176,16 +159,11 @@ def _write_ids(folder: Path, ids: pa.Array, tokens: NDArray[np.uint32], disk: Di
 
 
 class Texts:
-    """The stored documents by row; they stay on disk.
-
-    Args:
-        batches: The columns of each batch of ``texts.arrow``.
-        ids: The ids.
-    """
+    """The stored documents by row, in the batches of ``texts.arrow``; they stay on disk."""
 
     def __init__(self, batches: Sequence[Mapping[str, Column]], ids: IdTable) -> None:
         self._batches = batches
-        self._ends = np.cumsum([len(columns["text"]) for columns in batches])
+        self._ends = list(accumulate(len(columns["text"]) for columns in batches))
         self._ids = ids
 
     def __getitem__(self, row: int) -> Document:
@@ -203,8 +181,8 @@ class Texts:
         return Document("", batch["text"].at(place), batch["title"].at(place)).content(use_title=use_title)
 
     def _find(self, row: int) -> tuple[Mapping[str, Column], int]:
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        return self._batches[number], row - (int(self._ends[number - 1]) if number else 0)
+        number = bisect_right(self._ends, row)
+        return self._batches[number], row - (self._ends[number - 1] if number else 0)
 
     def batches(self, keep: NDArray[np.bool_]) -> Iterator[dict[str, pa.Array]]:
         """The columns of chosen rows, batch by batch."""
@@ -212,16 +190,12 @@ class Texts:
             yield {name: column.select(part) for name, column in columns.items()}
 
     def lost(self) -> NDArray[np.bool_]:
-        """Rows whose text is lost with a damaged file, (P,)."""
+        """Rows whose text is lost with a damaged block, (P,)."""
         return np.concatenate([np.logical_or.reduce([column.lost() for column in columns.values()]) for columns in self._batches])
 
 
 def fit_field(value: Value | Sequence[Value], kind: str) -> Any:
-    """The value of a field as its column holds it; a single value in a field of lists is a list of one.
-
-    Raises:
-        ValueError: It does not fit the type.
-    """
+    """The value of a field as its column holds it, in a field of lists always a list; raises ValueError if it does not fit."""
     values: Sequence[Value] = [value] if isinstance(value, str | int | float) else value
     if kind.endswith(LIST):
         return [typed_value(each, kind.removesuffix(LIST)) for each in values]
@@ -249,14 +223,7 @@ def _to_array(values: list[Any], kind: str) -> pa.Array:
 
 
 class DocumentTableWriter:
-    """Writes the documents of a segment; ids and fields are kept in memory.
-
-    Args:
-        folder: Folder of the segment.
-        disk: Performs all writes.
-        texts: Whether to store texts.
-        types: Type of each field that filters can test.
-    """
+    """Writes the documents of a segment, with their texts if ``texts`` says so; ids and fields are kept in memory."""
 
     def __init__(self, folder: Path, disk: Disk, *, texts: bool, types: Mapping[str, str]) -> None:
         self._folder, self._disk = folder, disk
@@ -330,78 +297,40 @@ class _TextWriter:
         return self._writer.close("titles and texts of the documents, and their metadata as JSON")
 
 
-Part = TypeVar("Part")
-
-
 class DocumentTable:
-    """The documents of a segment, opened.
+    """The documents of a segment, opened; of files that searches do not need, an error is raised when they are read.
 
     Args:
         ids: The ids.
-        fields: Columns of the fields by name, or the error that prevents reading them.
+        fields: Columns of the fields by name, in one batch, or the error that prevents reading them.
         texts: Batches of texts, or the error; None if texts are not stored.
         types: Types that the index gives the fields.
-
-    Attributes:
-        ids: The ids.
     """
 
-    def __init__(
-        self,
-        ids: IdTable,
-        fields: Mapping[str, Column] | DamagedIndexError,
-        texts: Sequence[Mapping[str, Column]] | DamagedIndexError | None,
-        types: Mapping[str, str],
-    ) -> None:
+    def __init__(self, ids: IdTable, fields: _Batches, texts: _Batches | None, types: Mapping[str, str]) -> None:
         self.ids = ids
         self._fields, self._texts, self._types = fields, texts, types
 
     @classmethod
     def open(cls, files: Files, count: int, *, texts: bool, types: Mapping[str, str]) -> DocumentTable:
-        """Open what a `DocumentTableWriter` wrote.
-
-        Every search needs ids, but not texts and fields: if their files are damaged, only operations that read them fail.
-
-        Args:
-            files: Files of the segment.
-            count: Number of documents P.
-            texts: Whether texts are stored.
-            types: Types of the fields in the index; values of this segment are read as such.
+        """Open what a `DocumentTableWriter` wrote; values are read as the types that the index gives their fields.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file of the ids is inconsistent with the others.
         """
-
-        def open_fields() -> Mapping[str, Column]:
-            return open_columns(files, _FIELDS)[0]
-
-        def open_texts() -> list[dict[str, Column]]:
-            batches = open_columns(files, _TEXTS)
-            _check_rows(files, _TEXTS, sum(len(columns["text"]) for columns in batches), count)
-            return batches
-
-        [columns] = open_columns(files, _IDS)
-        _check_rows(files, _IDS, len(columns["id"]), count)
-        return cls(IdTable(columns), _optional(files, open_fields), _optional(files, open_texts) if texts else None, types)
+        [columns] = _open_batches(files, _IDS, "id", count)
+        return cls(IdTable(columns), _open_optional(files, _FIELDS), _open_optional(files, _TEXTS, "text", count) if texts else None, types)
 
     @cached_property
     def texts(self) -> Texts | None:
-        """The texts; None if they are not stored.
-
-        Raises:
-            DamagedIndexError: Their files are damaged.
-        """
+        """The texts; None if they are not stored. Raises DamagedIndexError if their files are damaged."""
         return None if self._texts is None else Texts(_unless_damaged(self._texts), self.ids)
 
     @property
     def fields(self) -> Mapping[str, Column]:
-        """Columns of the fields by name.
-
-        Raises:
-            DamagedIndexError: Their file is damaged.
-        """
-        return _unless_damaged(self._fields)
+        """Columns of the fields by name. Raises DamagedIndexError if their file is damaged."""
+        return _unless_damaged(self._fields)[0]
 
     @cached_property
     def columns(self) -> Columns:
@@ -409,11 +338,7 @@ class DocumentTable:
         return Columns(len(self), self.column, self.ids.rows_of)
 
     def column(self, field: str) -> pa.Array | None:
-        """A column as its type in the index; None if no document of the segment has the field.
-
-        Raises:
-            DamagedIndexError: It is damaged.
-        """
+        """A column as its type in the index; None if no document of the segment has the field."""
         if field == "id" and field not in self._types:
             return self.ids.array
         column = self.fields.get(field)
@@ -465,18 +390,18 @@ def _as_lists(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(number_column(offsets), array.drop_null(), mask=array.is_null() if array.null_count else None)
 
 
-def _check_rows(files: Files, stem: str, found: int, count: int) -> None:
-    if found != count:
+def _open_batches(files: Files, stem: str, column: str = "", count: int = 0) -> list[dict[str, Column]]:
+    """Open columns, and check the number of rows by one of them."""
+    batches = open_columns(files, stem)
+    if column and (found := sum(len(columns[column]) for columns in batches)) != count:
         raise DamagedIndexError(f"{files.folder / stem}.arrow: {found} rows, but {count} were written; run quiver index repair")
+    return batches
 
 
-def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexError:
-    """Open a part of a segment that searches do not need; return the error if it is damaged.
-
-    Files are opened immediately, not on first use, so that they stay readable when a writer removes them.
-    """
+def _open_optional(files: Files, stem: str, column: str = "", count: int = 0) -> _Batches:
+    """Open immediately what searches do not need, so that it stays readable when a writer removes it; return the error if it is damaged."""
     try:
-        return opened()
+        return _open_batches(files, stem, column, count)
     except FileNotFoundError as error:
         if not files.folder.is_dir():  # a writer has just removed the whole segment
             raise
@@ -485,22 +410,16 @@ def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexEr
         return error
 
 
-def _unless_damaged(part: Part | DamagedIndexError) -> Part:
-    if isinstance(part, DamagedIndexError):
-        raise DamagedIndexError(str(part))
-    return part
+def _unless_damaged(batches: _Batches) -> Sequence[Mapping[str, Column]]:
+    if isinstance(batches, DamagedIndexError):
+        raise DamagedIndexError(str(batches))
+    return batches
 
 
 def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], folder: Path, disk: Disk) -> dict[str, str]:
     """Merge the documents of segments, keeping chosen rows in order; the bytes equal those of a segment written at once.
 
-    Args:
-        parts: Documents of segments, each with the rows to keep; either all have texts or none.
-        folder: Folder of the new segment.
-        disk: Performs all writes.
-
-    Returns:
-        What each file holds, by name.
+    All segments have texts, or none. Returns what each file holds, by name.
     """
     holds: dict[str, str] = {}
     if parts[0][0].texts is not None:
@@ -548,9 +467,6 @@ class FieldCheck:
         known: Type of each field that is declared, or that an index has.
         on_type_error: ``error``, or ``null`` to store no value for filters.
         is_index: Whether the types are those of an index, where integers may become numbers.
-
-    Attributes:
-        nulls: Field -> number of values that did not fit.
     """
 
     def __init__(self, known: Mapping[str, str] | None = None, on_type_error: OnTypeError = "error", *, is_index: bool = False) -> None:
@@ -559,14 +475,10 @@ class FieldCheck:
         self._known, self._on_type_error, self._is_index = parse_types(known or {}), on_type_error, is_index
         self._there: set[str] = set(self._known) if is_index else set()
         self._inferred = ColumnTypes()
-        self.nulls: dict[str, int] = {}
+        self._nulls: dict[str, tuple[int, str]] = {}  # field -> number of values that do not fit, id of the first document with one
 
     def add(self, document: Document) -> None:
-        """Check a document.
-
-        Raises:
-            InputError: A value does not fit; names document, field and type.
-        """
+        """Check a document; raises InputError for a value that does not fit, and names document, field and type."""
         if not document.metadata:
             return
         if self._known:
@@ -583,7 +495,8 @@ class FieldCheck:
         if self._is_index and wider != kind and not isinstance(value, str) and self._fits(value, wider):
             self._known[field] = wider
         elif self._on_type_error == "null":
-            self.nulls[field] = self.nulls.get(field, 0) + 1
+            count, first = self._nulls.get(field, (0, key))
+            self._nulls[field] = count + 1, first
         else:
             raise InputError(
                 f"document '{key}': the field '{field}' is of type {kind}, got {_shorten(value)}; declare another type (--type"
@@ -598,9 +511,12 @@ class FieldCheck:
 
     def tell_nulls(self) -> None:
         """Warn of the values that did not fit."""
-        for field, count in self.nulls.items():
+        for field, (count, first) in self._nulls.items():
+            values = "1 value does" if count == 1 else f"{count:,} values do"
+            such_as = "" if count == 1 else "such as "
+            kind = self._known[field]
             logger.warning(
-                "field '%s': %d of its values do not fit the type %s, and no filter finds them", field, count, self._known[field]
+                "field '%s': %s not fit the type %s, and filters find none there (%sdocument '%s')", field, values, kind, such_as, first
             )
 
     @staticmethod
@@ -613,11 +529,7 @@ class FieldCheck:
 
 
 def widened_types(path: Path, known: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """The types of an index with others that are declared for its fields or for new ones.
-
-    Raises:
-        InputError: The values that the index has would not fit a type.
-    """
+    """The types of an index with others that are declared for its fields or for new ones; raises InputError if its values would not fit."""
     for field, kind in parse_types(declared).items():
         old = known.get(field, kind)
         wider = {old, STRING} | ({"number"} if old == "integer" else set())

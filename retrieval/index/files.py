@@ -1,8 +1,5 @@
 """Files of an index: written through a `Disk`, memory-mapped and verified block by block as they are read.
 
-All changes to the file system that building, adding, deleting, compacting and repairing an index make go through a `Disk`
-(`quiver.encoder.disk`).
-
 Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
 16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read. Damage raises `DamagedIndexError`,
 so that programs can distinguish it from a wrong path; repair reads around damaged blocks.
@@ -53,11 +50,7 @@ class DamagedIndexError(InputError):
 
 
 def read_description(kind: type[Record], path: Path) -> Record:
-    """Read a JSON file that describes others, such as the sizes of a codec, as a dataclass.
-
-    Args:
-        kind: The dataclass, with the configuration `quiver.encoder.schema.RECORD`.
-        path: The file.
+    """Read a JSON file that describes others, such as the sizes of a codec, as a dataclass configured by `quiver.encoder.schema.RECORD`.
 
     Raises:
         DamagedIndexError: A field is missing, unknown or invalid.
@@ -72,7 +65,7 @@ def read_description(kind: type[Record], path: Path) -> Record:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Convert an error from reading a file: only missing or damaged files count as index damage, because repair replaces damaged files."""
+    """Convert an error of reading a file: only missing or damaged files count as index damage, because repair replaces damaged files."""
     if error.errno in _SPOILT:
         return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged, run quiver index repair")
     if error.errno in _TOO_MANY:
@@ -86,11 +79,7 @@ def missing_file(path: Path) -> DamagedIndexError:
 
 
 class MemoryDisk:
-    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
-
-    Attributes:
-        contents: Path -> bytes of the files that have been written and closed.
-    """
+    """Files of an index without a folder, in memory: ``contents`` has the bytes of those written and closed, by path."""
 
     def __init__(self) -> None:
         self.contents: dict[Path, NDArray[np.uint8]] = {}
@@ -108,15 +97,15 @@ class MemoryDisk:
         """See `Disk`; nothing to do."""
 
     def mkdir(self, path: Path) -> None:
-        """See `Disk`."""
+        """Refuse: an index in memory has no folders."""
         raise NotImplementedError(f"{path}: an index in memory has no folders")
 
     def rename(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
+        """Refuse: an index in memory renames no files."""
         raise NotImplementedError(f"{source}: an index in memory cannot rename files")
 
     def link(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
+        """Refuse: an index in memory links no files."""
         raise NotImplementedError(f"{source}: an index in memory cannot link files")
 
     def unlink(self, path: Path) -> None:
@@ -124,7 +113,7 @@ class MemoryDisk:
         del self.contents[path]
 
     def rmdir(self, path: Path) -> None:
-        """See `Disk`."""
+        """Refuse: an index in memory has no folders."""
         raise NotImplementedError(f"{path}: an index in memory has no folders")
 
 
@@ -155,15 +144,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(path: Path, size: int) -> NDArray[np.uint8]:
-    """Map a file into memory, read-only, as an array (size,); pages are read on access.
-
-    Args:
-        path: The file.
-        size: Its size in bytes, at least 1.
-
-    Raises:
-        OSError: The file cannot be opened or mapped.
-    """
+    """Map a file of ``size`` >= 1 bytes into memory, read-only; pages are read on access. Raises OSError."""
     if os.name == "nt":  # Windows has no mmap call and no limit on mappings
         return np.asarray(np.memmap(path, np.uint8, "r", shape=(size,)))
     return np.asarray(_Mapping(path, size))
@@ -237,11 +218,7 @@ def block_digest(content: bytes | bytearray | memoryview) -> bytes:
 
 
 def file_digests(path: Path) -> NDArray[np.uint8]:
-    """Digests of a file's blocks, (blocks, 16).
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Digests of a file's blocks, (blocks, 16). Raises OSError."""
     digests = bytearray()
     with path.open("rb", buffering=0) as file:
         while content := file.read(_READ * BLOCK):
@@ -259,15 +236,8 @@ def digests_sha256(digests: NDArray[np.uint8]) -> str:
 def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDArray[np.uint8]]:
     """Digests of the files of a folder, (blocks, 16) each, verified with the manifest where possible.
 
-    If the file of digests is damaged, the digests of intact files are recomputed. Those of damaged files are returned unverified: a
+    If the file of digests is damaged, the digests of intact files are computed again. Those of damaged files are returned unverified: a
     block that matches its stored digest is intact in any case.
-
-    Args:
-        folder: Folder of a segment or codec.
-        files: Entries of the manifest.
-
-    Raises:
-        InputError: A file cannot be read for a reason other than damage.
     """
     stored = read_around(folder / CHECKSUMS, Path.read_bytes) or b""
     wanted = DIGEST * sum(count_blocks(entry.bytes) for entry in files.values())
@@ -278,22 +248,14 @@ def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDAr
         digests = np.frombuffer(stored, np.uint8, size, place).reshape(-1, DIGEST)
         place += size
         if digests_sha256(digests) != entry.sha256:
-            digests = _recomputed(folder / name, entry, digests)
+            computed = read_around(folder / name, file_digests)
+            digests = computed if computed is not None and digests_sha256(computed) == entry.sha256 else digests
         found[name] = digests
     return found
 
 
-def _recomputed(path: Path, entry: FileEntry, otherwise: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    digests = read_around(path, file_digests)
-    return digests if digests is not None and digests_sha256(digests) == entry.sha256 else otherwise
-
-
 def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
-    """Read a file; return None if it is damaged.
-
-    Raises:
-        InputError: The file cannot be read for a reason other than damage.
-    """
+    """Read a file; None if it is damaged. Raises InputError if it cannot be read for a reason other than damage."""
     try:
         return read(path)
     except OSError as error:
@@ -304,13 +266,7 @@ def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
 
 
 class BlockChecks:
-    """Keeps track of the blocks of a file that have been compared with their digests; one instance per open file.
-
-    Args:
-        path: The file, for error messages.
-        content: Its bytes, memory-mapped, (size,).
-        digests: Digests of its blocks, (blocks, 16).
-    """
+    """Keeps track of the blocks of an open file that have been compared with their digests, (blocks, 16)."""
 
     def __init__(self, path: Path, content: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
         self._path = path
@@ -321,11 +277,7 @@ class BlockChecks:
         self._lock = threading.Lock()
 
     def need(self, first: int, last: int) -> None:
-        """Verify the blocks of the bytes ``first`` to ``last - 1`` that have not been verified yet.
-
-        Raises:
-            DamagedIndexError: A block does not match its digest.
-        """
+        """Verify the blocks of the bytes ``first`` to ``last - 1`` that have not been verified yet; raises DamagedIndexError."""
         if self._left and last > first:
             begin, end = first >> _SHIFT, ((last - 1) >> _SHIFT) + 1
             if self._unread[begin] if end == begin + 1 else self._unread[begin:end].any():
@@ -380,12 +332,7 @@ def read_damaged(path: Path, size: int, digests: NDArray[np.uint8]) -> tuple[NDA
 
 
 def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a file as a read-only array; pages are read on access.
-
-    Args:
-        path: File written by ``write_array``.
-        dtype: Type of the elements; they are little-endian in the file.
-        shape: Shape of the array; -1 as the first size is computed from the file size.
+    """Map a file that `write_array` wrote as a read-only array; -1 as the first size of the shape is computed from the file's size.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -419,11 +366,6 @@ class CheckedArray:
         lost: Blocks of the file known to be damaged, (blocks,); repair reads around them.
         start: The byte of the file at which the array begins.
         is_verified: Whether the content is what was written: it has checks, or was just made in memory.
-
-    Attributes:
-        shape: Shape of the array.
-        nbytes: Its size in bytes.
-        is_verified: Whether the content is what was written.
     """
 
     def __init__(
@@ -453,11 +395,7 @@ class CheckedArray:
         return self.shape[0]
 
     def part(self, start: int, dtype: DTypeLike, count: int) -> CheckedArray:
-        """A part of the array as an array of its own: ``count`` elements from a byte on, verified when they are first read.
-
-        Raises:
-            ValueError: The array has fewer bytes.
-        """
+        """``count`` elements from a byte on as an array of their own; raises ValueError if there are fewer."""
         stored = np.dtype(dtype).newbyteorder("<")
         content = self._array.reshape(-1).view(np.uint8)[start : start + count * stored.itemsize].view(stored)
         if start < 0 or len(content) != count:
@@ -507,11 +445,6 @@ class CheckedArray:
         lasts = firsts + self._width
         damaged: NDArray[np.bool_] = lost_before[-(-lasts // BLOCK)] > lost_before[firsts // BLOCK]
         return damaged
-
-
-def as_checked(array: NDArray[Any] | CheckedArray) -> CheckedArray:
-    """Wrap an array in memory as a `CheckedArray` without verification."""
-    return array if isinstance(array, CheckedArray) else CheckedArray(array)
 
 
 class Files:
@@ -565,12 +498,7 @@ class Files:
         return CheckedArray(array, checks, is_verified=checks is not None)
 
     def read(self, name: str) -> bytes:
-        """Read and verify a file.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            DamagedIndexError: The file is damaged.
-        """
+        """Read and verify a file; raises FileNotFoundError or DamagedIndexError."""
         content: bytes = self.map(name, np.uint8, (-1,)).whole().tobytes()
         return content
 
@@ -578,10 +506,7 @@ class Files:
 def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], total: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Replace lost lengths so that the rows after them keep their first vectors; also return the rows that cannot be located, (P,).
 
-    Args:
-        lengths: Number of vectors of each row, (P,).
-        lost: Which of the lengths are lost, (P,).
-        total: Number of vectors of all rows, T.
+    ``total`` is the number of vectors of all rows, T.
 
     Example:
         >>> lengths_around(np.array([2, 9, 9, 3]), np.array([False, True, True, False]), 10)
@@ -597,12 +522,7 @@ def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], t
 
 
 def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows that have at least one of the marked vectors, (P,).
-
-    Args:
-        vectors: Marked vectors, (T,).
-        offsets: First vector of each row, and T, (P + 1,).
-    """
+    """Rows that have at least one of the marked vectors, (P,); vectors (T,), first vector of each row and T, (P + 1,)."""
     before = np.append(0, np.cumsum(vectors))
     found: NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
     return found
@@ -613,13 +533,7 @@ COPIED = 1 << 20
 
 
 class RecordFiles:
-    """Writes several files of a segment at the same time.
-
-    Args:
-        folder: An existing folder.
-        disk: Performs all writes.
-        holds: Description of the content of each file, by name.
-    """
+    """Writes several files of a folder at the same time; ``holds`` describes the content of each, by name."""
 
     def __init__(self, folder: Path, disk: Disk, holds: Mapping[str, str]) -> None:
         self._holds = dict(holds)

@@ -12,11 +12,13 @@ Shapes: P documents, Q queries, k hits, n_i token vectors of text i, d vector wi
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, overload
 
 import numpy as np
 import pyarrow as pa
@@ -106,11 +108,7 @@ class SearchRequest:
 
 
 def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
-    """Check dense queries and return them as a contiguous float32 matrix, (Q, d).
-
-    Args:
-        queries: (Q, d).
-        dim: Width d of the index.
+    """Check dense queries, (Q, dim), and return them as a contiguous float32 matrix.
 
     Raises:
         InputError: A value is not finite or overflows float32; names the query's number, from 0.
@@ -127,11 +125,7 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
 
 
 def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
-    """Check token queries and return them as contiguous float32 matrices, Q arrays of (n_i, d).
-
-    Args:
-        queries: Q arrays of (n_i, d), n_i >= 1.
-        dim: Width d of the index.
+    """Check token queries and return them as contiguous float32 matrices, Q arrays of (n_i, dim), n_i >= 1.
 
     Raises:
         InputError: A value is not finite or overflows float32; names the query's number, from 0.
@@ -171,90 +165,51 @@ class Place(NamedTuple):
     row: int
 
 
-class _Places:
-    """Positions of all documents that are not deleted."""
+Row = TypeVar("Row")
 
-    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+
+class LiveRows(Sequence[Row]):
+    """What ``read`` gives for the documents that are not deleted, in the order in which they were added; read on access."""
+
+    def __init__(self, segments: Sequence[OpenSegment], read: Callable[[OpenSegment, int], Row]) -> None:
+        self._segments, self._read = segments, read
         self._rows = [None if segment.alive is None else np.flatnonzero(segment.alive) for segment in segments]
-        counts = [len(segment.documents) if rows is None else len(rows) for segment, rows in zip(segments, self._rows, strict=True)]
-        self._ends = np.cumsum(counts, dtype=np.int64)
+        counts = (len(segment.documents if rows is None else rows) for segment, rows in zip(segments, self._rows, strict=True))
+        self._ends = list(accumulate(counts))
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __iter__(self) -> Iterator[Place]:
-        begin = 0
-        for segment, (rows, end) in enumerate(zip(self._rows, self._ends.tolist(), strict=True)):
-            for row in range(end - begin) if rows is None else rows.tolist():
-                yield Place(segment, row)
-            begin = end
-
-    def __getitem__(self, number: int) -> Place:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"the document number must be below {len(self)}, got {number}")
-        number %= len(self)
-        segment = int(np.searchsorted(self._ends, number, side="right"))
-        row, rows = number - (int(self._ends[segment - 1]) if segment else 0), self._rows[segment]
-        return Place(segment, row if rows is None else int(rows[row]))
-
-
-class LiveIds(Sequence[str]):
-    """The ids of all documents that are not deleted.
-
-    Args:
-        segments: The segments of an index.
-    """
-
-    def __init__(self, segments: Sequence[OpenSegment]) -> None:
-        self._strings = [segment.documents.ids.strings for segment in segments]
-        self._places = _Places(segments)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __iter__(self) -> Iterator[str]:
-        return (self._strings[place.segment][place.row] for place in self._places)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if not isinstance(index, slice):
-            place = self._places[index]
-            return self._strings[place.segment][place.row]
-        return [self[number] for number in range(*index.indices(len(self)))]
-
-
-class LiveDocuments:
-    """The documents of an index that stores texts; deleted documents are excluded.
-
-    Args:
-        segments: The segments of an index.
-    """
-
-    def __init__(self, segments: Sequence[OpenSegment]) -> None:
-        self._segments = segments
-        self._places = _Places(segments)
-
-    def __len__(self) -> int:
-        return len(self._places)
+        return self._ends[-1] if self._ends else 0
 
     def __repr__(self) -> str:
         return f"<{len(self):,} documents>"
 
-    def __iter__(self) -> Iterator[Document]:
-        return map(self.at, self._places)
+    def __iter__(self) -> Iterator[Row]:
+        for number, rows in enumerate(self._rows):
+            for row in range(len(self._segments[number].documents)) if rows is None else rows.tolist():
+                yield self.at(Place(number, row))
 
-    def __getitem__(self, number: int) -> Document:
-        return self.at(self._places[number])
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the document number must be below {len(self)}, got {index}")
+        number = bisect_right(self._ends, index % len(self))
+        row, rows = index % len(self) - (self._ends[number - 1] if number else 0), self._rows[number]
+        return self.at(Place(number, row if rows is None else int(rows[row])))
 
-    def at(self, place: Place) -> Document:
-        """The document at a position."""
-        texts = self._segments[place.segment].documents.texts
-        if texts is None:
-            raise ValueError("this segment was opened without its texts")
-        return texts[place.row]
+    def at(self, place: Place) -> Row:
+        """That of the document at a position."""
+        return self._read(self._segments[place.segment], place.row)
+
+
+def _read_document(segment: OpenSegment, row: int) -> Document:
+    if segment.documents.texts is None:
+        raise ValueError("this segment was opened without its texts")
+    return segment.documents.texts[row]
 
 
 logger = logging.getLogger(__name__)
@@ -268,13 +223,6 @@ class IndexReader:
     """An opened generation of an index, which answers queries that are vectors, words, or texts that its model encodes.
 
     `quiver.retrieval.search.index.Index` adds fusion, re-ranking, explanations and changes.
-
-    Args:
-        path: Folder of the index.
-        manifest: What the index is and holds.
-        codec: What its segments share.
-        segments: Its segments, in the order in which documents were added.
-        verified: Whether the files were opened with verification.
 
     Attributes:
         path: Folder of the index.
@@ -312,7 +260,6 @@ class IndexReader:
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments, self.schema))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
         self._model: DenseModel | TokenModel | None = None
-        self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
 
@@ -351,7 +298,7 @@ class IndexReader:
             >>> list(index.ids)
             ['1', '2']
         """
-        return LiveIds(self.segments)
+        return LiveRows(self.segments, lambda segment, row: segment.documents.ids.strings[row])
 
     @property
     def nbytes(self) -> int:
@@ -474,22 +421,7 @@ class IndexReader:
     ) -> Hits | QueryHits:
         """The k best documents of each query; ties go to the greater id.
 
-        One text gives its hits (`QueryHits`), a list of texts or of vectors gives the hits of each (`Hits`).
-
-        Args:
-            queries: A text or Q texts, which ``model`` encodes as queries; or vectors, (Q, d) for a dense index, Q arrays (n_i, d) for
-                token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
-                An index of BM25 takes texts, or Q lists of words.
-            k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
-            filter: SQL condition that hits must meet. It is applied during the search, so that k hits are found if k documents match.
-            effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
-            target_recall: Recall to reach, instead of an effort; see ``search_params_for``. It was measured without a filter; filtered
-                searches visit more of the index.
-
-        Raises:
-            InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, recall
-                was not measured for the target, a vector of a query is not finite, or a text contains half of a surrogate pair.
-            ValueError: k < 1, the queries have a wrong width, or both an effort and a target recall are given.
+        Args, results and errors as `quiver.retrieval.search.index.Index.search`.
         """
         if not hasattr(queries, "__len__"):
             raise InputError(f"a text, a list of texts or vectors are searched for, got {queries!r}")
@@ -509,11 +441,7 @@ class IndexReader:
         return self.document(key) if self.manifest.policy.store_text else None
 
     def request(self, queries: Any, k: int, options: SearchOptions) -> SearchRequest:
-        """The checked arguments of `search`, with the chosen search parameters.
-
-        Raises:
-            InputError: As `search`.
-            ValueError: As `search`.
+        """The checked arguments of `search`, with the chosen search parameters; raises as `search`.
 
         :meta private:
         """
@@ -528,9 +456,6 @@ class IndexReader:
 
     def answer(self, request: SearchRequest) -> Hits:
         """Search the segments of this index. The request is not checked again; an index with more segments may have checked it.
-
-        Raises:
-            ValueError: A query has scores that overflow float32.
 
         :meta private:
         """
@@ -682,9 +607,7 @@ class IndexReader:
             >>> index.document("owl")
             Document(id='owl', text='Owls have wings.', title='', metadata={'year': 2012})
         """
-        documents = self.documents
-        place = self._place(key, self.locate([key])[0])
-        return documents.at(place)
+        return self.documents.at(self._place(key, self.locate([key])[0]))
 
     def text_of(self, key: str) -> str:
         """The text of a document as the model encoded it, with its title if the index uses titles.
@@ -702,7 +625,7 @@ class IndexReader:
         return self.document(key).content(use_title=self.manifest.policy.use_title)
 
     @property
-    def documents(self) -> LiveDocuments:
+    def documents(self) -> LiveRows[Document]:
         """All documents in the order they were added, read on access.
 
         Raises:
@@ -716,7 +639,7 @@ class IndexReader:
         """
         if not self.manifest.policy.store_text:
             raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
-        return LiveDocuments(self.segments)
+        return LiveRows(self.segments, _read_document)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
         """Parse a filter and check it against the types of the fields.
@@ -840,12 +763,6 @@ class IndexReader:
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
         """Search parameters of a preset; see `presets`."""
-        found = self._preset_params.get((name, k))
-        if found is None:
-            found = self._preset_params[name, k] = self._chosen(name, k)
-        return found
-
-    def _chosen(self, name: Preset, k: int) -> Mapping[str, Setting]:
         usual = asdict(self.codec.preset_params(name, k=k))
         if self._measured is None or name == "exact":
             return usual
@@ -882,24 +799,14 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
 
 
 def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True) -> IndexReader:
-    """Open a generation whose manifest has been read; see `open_index`.
-
-    Args:
-        layout: Paths of the index.
-        manifest: The manifest; with a subset of the segments, only those are opened.
-        verify: See `open_index`.
-    """
+    """Open a generation whose manifest has been read, or of it the segments that a changed manifest has; see `open_index`."""
     codec = open_checked_codec(layout, manifest)
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
     return IndexReader(layout.root, manifest, codec, segments, verified=verify)
 
 
 def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
-    """Verify the files of a generation's codec and open it.
-
-    Raises:
-        DamagedIndexError: A file is damaged, or the codec does not fit the manifest's model.
-    """
+    """Verify the files of a generation's codec and open it; raises DamagedIndexError, also if it does not fit the manifest's model."""
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, {name: entry for name, entry in manifest.codec.files.items() if name != COPY}, full=True)
     codec = open_codec(manifest.codec.engine, folder)
@@ -910,25 +817,13 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
 
 
 def check_has_vectors(index: IndexReader, action: str) -> None:
-    """Check that an index has vectors.
-
-    Args:
-        index: The index.
-        action: What they are needed for, in the imperative.
-
-    Raises:
-        InputError: It is an index of BM25.
-    """
+    """Check that an index has vectors, for an action in the imperative; raises InputError for an index of BM25."""
     if index.manifest.model.kind == "bm25":
         raise InputError(f"{index.path}: an index of BM25 has no vectors to {action}")
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
-    """Check that a model is the one that built an index.
-
-    Raises:
-        InputError: The fingerprints of the models differ; names both models.
-    """
+    """Check that a model is the one that built an index; raises InputError that names both if their fingerprints differ."""
     built = manifest.model
     if card.fingerprint != built.fingerprint and card.source == built.source and card.dtype != built.dtype:
         raise InputError(

@@ -73,8 +73,8 @@ def index_vectors(
         lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
         engine: Engine with settings, see `quiver.retrieval.index.engines.parse_engine`.
         seed: Random seed of engines that are trained.
-        read_bytes: The exact engines read vectors outside memory completely if they have at most this size in bytes; by default 256 MiB.
-        device: Device that searches, see `quiver.retrieval.index.index.Index.search_on`, and trains centroids.
+        read_bytes: The exact engines read vectors outside memory completely if they have at most this size in bytes.
+        device: Device that searches and trains centroids.
 
     Raises:
         InputError: The engine or a setting is unknown or does not fit the model; there are no documents, an id is repeated, no document
@@ -102,17 +102,13 @@ def index_vectors(
     else:
         with clustering_on(device):
             segment = _written(codec, rows, offsets, dense=lengths is None)
-    documents = DocumentTable(IdTable.of(ids), {}, None, {})
+    documents = DocumentTable(IdTable.of(ids), [{}], None, {})
     tokens = TokenCounts(len(ids), 0, 0, 0)
     return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
 
 def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> IndexReader:
-    """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`.
-
-    Raises:
-        InputError: As `build_index`.
-    """
+    """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`."""
     given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
     source = survey(documents, MEMORY / "spool", disk=disk, fields=(check := FieldCheck(options.types, options.on_type_error)))

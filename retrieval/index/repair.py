@@ -16,7 +16,9 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import open_corpus, tokens_of
-from quiver.retrieval.index.documents import DocumentTable
+from quiver.retrieval.index.documents import DocumentTable, Texts
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import CHECKSUMS, COPY, REAL, DamagedIndexError, Disk, FileEntry, Files, read_around, read_digests
 from quiver.retrieval.index.index import check_model
@@ -57,13 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """Result of checking one generation.
-
-    Attributes:
-        generation: Its number.
-        manifest: Its manifest; None if damaged.
-        problems: Descriptions of the damage, one line each.
-    """
+    """Result of checking one generation; the manifest is None if it is damaged, the problems are one line each."""
 
     generation: int
     manifest: Manifest | None
@@ -106,38 +102,25 @@ def check_index(root: Path | str) -> CheckReport:
         checked = [_check_generation(layout, generation) for generation in generations]
         there = set(layout.generations())
         reports = tuple(report for report in checked if report.generation in there)
-    return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)), head_problems(layout))
+    leftovers = list[Path]()
+    with suppress(DamagedIndexError, FileNotFoundError):  # a generation cannot be read, or a writer is removing one
+        leftovers += unreferenced(layout, layout.generations())
+    return CheckReport(reports, (*leftovers, *entries(layout.temporary)), _find_head_problems(layout))
 
 
-def head_problems(layout: Layout) -> tuple[str, ...]:
+def _find_head_problems(layout: Layout) -> tuple[str, ...]:
     """Problems of HEAD or of the manifest that it names."""
-    known = head_generation(layout)
-    newest = max(layout.generations(), default=0)
+    known, newest = head_generation(layout), max(layout.generations(), default=0)
     if known is None:
         committed = newest or entries(layout.segments)
         return (f"{layout.head}: missing or changed, so the newest generation is unknown",) if committed else ()
     if known > newest:
         return (f"{layout.manifest(known)}: missing, and it is the newest generation",)
     content = head_manifest(layout)
-    if layout.head.read_bytes() != head_bytes(known, content) or (known and not _is_manifest(layout, content)):
-        return (f"{layout.head}: changed; quiver index repair writes it again",)
-    return ()
-
-
-def _is_manifest(layout: Layout, content: bytes) -> bool:
-    try:
-        parse_manifest(content, layout.head)
-    except InputError:
-        return False
-    return True
-
-
-def _leftovers(layout: Layout) -> list[Path]:
-    """Files that no generation names; empty if a generation cannot be read or a writer is removing one."""
-    try:
-        return unreferenced(layout, layout.generations())
-    except (DamagedIndexError, FileNotFoundError):
-        return []
+    with suppress(InputError):
+        if layout.head.read_bytes() == head_bytes(known, content) and (not known or parse_manifest(content, layout.head)):
+            return ()
+    return (f"{layout.head}: changed; quiver index repair writes it again",)
 
 
 def _check_generation(layout: Layout, generation: int) -> GenerationReport:
@@ -145,28 +128,32 @@ def _check_generation(layout: Layout, generation: int) -> GenerationReport:
         manifest = read_manifest(layout.manifest(generation))
     except (DamagedIndexError, FileNotFoundError) as error:
         return GenerationReport(generation, None, (str(error),))
-    problems = _folder_problems(layout.codecs / manifest.codec.name, manifest.codec.files)
+    problems = _find_folder_problems(layout.codecs / manifest.codec.name, manifest.codec.files)
     for segment in manifest.segments:
-        problems += _folder_problems(layout.segments / segment.name, segment.files)
-        try:
+        problems += _find_folder_problems(layout.segments / segment.name, segment.files)
+        with _noting(problems):
             verify_alive(layout, segment)
-        except DamagedIndexError as error:
-            problems.append(str(error))
     return GenerationReport(generation, manifest, tuple(problems))
 
 
-def _folder_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
+def _find_folder_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
     """Descriptions of the damage in a folder, one line per file."""
-    problems = []
+    problems = list[str]()
     for name, entry in files.items():
-        try:
+        with _noting(problems):
             verify_file(folder / name, entry.bytes, entry.sha256)
-        except DamagedIndexError as error:
-            problems.append(str(error))
     stored = b"".join(digests.tobytes() for digests in read_digests(folder, files).values())
     if not problems and (not (folder / CHECKSUMS).is_file() or (folder / CHECKSUMS).read_bytes() != stored):
         problems.append(f"{folder / CHECKSUMS}: missing or changed; quiver index repair writes it again")
     return problems
+
+
+@contextmanager
+def _noting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except DamagedIndexError as error:
+        problems.append(str(error))
 
 
 @dataclass(frozen=True)
@@ -227,7 +214,13 @@ def repair_index(
             cannot be loaded or is not that of the index.
     """
     layout = Layout(Path(root).resolve())
-    problems = _find_problems(layout)
+    try:
+        checked = check_index(layout.root)
+        problems = tuple(dict.fromkeys((*checked.head_problems, *(line for each in checked.generations for line in each.problems))))
+        if not checked.generations and not problems:
+            raise InputError(f"{layout.root}: nothing has been committed; build the index again")
+    except DamagedIndexError as error:  # the FORMAT file is damaged
+        problems = (str(error),)
     if not problems:
         newest = read_manifest(layout.manifest(layout.generations()[-1]))
         return RepairReport(dry_run, newest.generation, newest.generation, documents_before=newest.documents, documents=newest.documents)
@@ -238,12 +231,8 @@ def repair_index(
     before = {path: path.read_bytes() for path in (layout.format, layout.head) if path.is_file()}
     with writing(layout.root, damaged=True, wait=wait, disk=disk) as writer:
         plan, encoded = _Plan(layout, model, device), list[str]()
-        documents = plan.damaged_documents() if encode_again else iter(())
-        if (first := next(documents, None)) is not None:
-            plan.load_model()  # before anything is written
-        segments = plan.write_healthy(writer)
-        if first is not None:
-            segments.append(plan.write_encoded(writer, chain([first], documents), encoded))
+        added = plan.write_encoded(writer, encoded) if encode_again else []
+        segments = [*plan.write_healthy(writer), *added]
         if plan.manifest.documents and not segments:
             raise InputError(f"{layout.root}: no document can be restored; build the index again")
         committed = writer.commit(replace(plan.manifest, operation="repair", codec=plan.write_codec(writer), segments=tuple(segments)))
@@ -252,56 +241,39 @@ def repair_index(
     return replace(plan.report(problems, encoded), dry_run=False, generation=committed.generation, quarantined=quarantined)
 
 
-def _find_problems(layout: Layout) -> tuple[str, ...]:
-    """Descriptions of the damage in any generation."""
-    try:
-        report = check_index(layout.root)
-    except DamagedIndexError as error:  # the FORMAT file is damaged
-        return (str(error),)
-    if not report.generations and not report.head_problems:
-        raise InputError(f"{layout.root}: nothing has been committed; build the index again")
-    return tuple(dict.fromkeys((*report.head_problems, *(problem for each in report.generations for problem in each.problems))))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A segment of the generation that is repaired."""
-
-    entry: SegmentEntry  # its entry in the manifest
-    is_whole: bool  # whether its files are intact and stay
-    alive: Bitmap | None  # rows that are not deleted, if the tombstones have to be written again, (P,)
-    healthy: OpenSegment | None = None  # for a damaged segment its healthy rows that are not deleted; None if there are none
-
-    @property
-    def documents(self) -> int:
-        if self.is_whole:
-            return self.entry.alive if self.alive is None else int(np.count_nonzero(self.alive))
-        return 0 if self.healthy is None else int(np.count_nonzero(self.healthy.kept))
-
-
 class _Plan:
     """The healthy rows of the newest readable generation, and the documents of its damaged rows."""
 
     def __init__(self, layout: Layout, model: Model | str | Path | None, device: str | None) -> None:
         self._layout, self._model, self._device = layout, model, device
         self._newest = max([*layout.generations(), head_generation(layout) or 0])
-        self.manifest = _read_newest(layout)
+        self.manifest = _read_newest_manifest(layout)
         self._codec, self._codec_is_whole = _open_damaged_codec(layout, self.manifest)
         self._named: list[str] = []  # ids of damaged rows
         self._unnamed = 0  # damaged rows whose ids are damaged
-        self._stored: list[tuple[DocumentTable, NDArray[np.int64]]] = []  # damaged rows whose ids and texts are intact
+        self._stored: list[tuple[Texts, NDArray[np.int64]]] = []  # damaged rows whose ids and texts are intact
         self._undone_deletions = 0
-        self._parts = [self._examine(entry) for entry in self.manifest.segments]
+        self._intact: list[tuple[SegmentEntry, Bitmap, bool]] = []  # segments, rows that are not deleted, whether tombstones are damaged
+        self._healthy: list[OpenSegment] = []  # the healthy rows of damaged segments
+        for entry in self.manifest.segments:
+            alive, problems = self._find_alive(entry), list[str]()
+            with _noting(problems):
+                verify_alive(layout, entry)
+            if not _find_folder_problems(layout.segments / entry.name, entry.files):
+                self._intact.append((entry, alive, bool(problems)))
+            else:
+                self._examine(entry, alive)
 
     def report(self, problems: tuple[str, ...], encoded: list[str]) -> RepairReport:
-        generation, named, again = self.manifest.generation, set(self._named), set(encoded)
+        named, again = set(self._named), set(encoded)
+        healthy = [*(alive for _, alive, _ in self._intact), *(segment.kept for segment in self._healthy)]
         return RepairReport(
             dry_run=True,
-            generation=generation,
-            restored=generation,
+            generation=self.manifest.generation,
+            restored=self.manifest.generation,
             problems=problems,
-            documents_before=self.manifest.documents if generation == self._newest else None,
-            documents=sum(part.documents for part in self._parts) + len(encoded),
+            documents_before=self.manifest.documents if self.manifest.generation == self._newest else None,
+            documents=sum(int(np.count_nonzero(rows)) for rows in healthy) + len(encoded),
             encoded=tuple(encoded),
             lost=tuple(key for key in self._named if key not in again),
             lost_unnamed=self._unnamed - len(again - named),
@@ -316,46 +288,48 @@ class _Plan:
         return writer.add_codec(scratch, codec.engine, codec.parameters, self._codec.save(scratch, writer.disk), apart=True)
 
     def write_healthy(self, writer: StoreWriter) -> list[SegmentEntry]:
-        written = []
-        for part in self._parts:
-            if part.is_whole:
-                written.append(part.entry if part.alive is None else writer.delete(part.entry, part.alive))
-            elif part.healthy is not None:
-                scratch = writer.scratch("repair")
-                written.append(_add_segment(writer, scratch, merge_segments([part.healthy], self._codec, scratch, writer.disk)))
+        """The intact segments, and new ones of the healthy rows of the others."""
+        written = [
+            writer.delete(entry, alive) if has_damaged_tombstones else entry for entry, alive, has_damaged_tombstones in self._intact
+        ]
+        for segment in self._healthy:
+            scratch = writer.scratch("repair")
+            written.append(_add_segment(writer, scratch, merge_segments([segment], self._codec, scratch, writer.disk)))
         return written
 
-    def write_encoded(self, writer: StoreWriter, documents: Iterator[Document], encoded: list[str]) -> SegmentEntry:
-        """Encode documents as a segment of their own; append their ids to ``encoded``."""
-        policy, model, scratch = self.manifest.policy, self.load_model(), writer.scratch("encoded")
+    def write_encoded(self, writer: StoreWriter, encoded: list[str]) -> list[SegmentEntry]:
+        """Encode the damaged documents as a segment of their own, if there are any; append their ids to ``encoded``."""
+        documents, policy = self.damaged_documents(), self.manifest.policy
+        if (first := next(documents, None)) is None:
+            return []
+        model, scratch, stream = self.load_model(), writer.scratch("encoded"), chain([first], documents)
         target = SegmentFolderWriter(scratch, self._codec, writer.disk, texts=policy.store_text, types=policy.types)
-        chunks = iter(lambda: list(islice(documents, DEFAULTS.pieces.chunk_documents)), list[Document]())
+        chunks = iter(lambda: list(islice(stream, DEFAULTS.pieces.chunk_documents)), list[Document]())
         for chunk, vectors in encode(model, chunks, use_title=policy.use_title):
             target.add(chunk, vectors.vectors, None if model.card.kind == "dense" else vectors.lengths, vectors.token_ids, vectors.tokens)
             encoded += [document.id for document in chunk]
-        return _add_segment(writer, scratch, target.close())
+        return [_add_segment(writer, scratch, target.close())]
 
     def damaged_documents(self) -> Iterator[Document]:
         """The documents of damaged rows: the stored ones, then those of the sources."""
         wanted = set(self._named)
-        for table, rows in self._stored:
+        for texts, rows in self._stored:
             for row in rows.tolist():
-                if table.texts is not None:
-                    document = table.texts[row]
-                    wanted.discard(document.id)
-                    yield document
+                document = texts[row]
+                wanted.discard(document.id)
+                yield document
         sources = read_sources(self._layout.root).sources if wanted or self._unnamed else ()
-        # A document whose id is lost is one that a source has and the index has not, unless there are more of those than lost ones.
-        known = self._known_ids() if sources and self._unnamed else None
-        unnamed: dict[str, Document] = {}
         tokens = tokens_of(self.load_model()) if sources else None
-        for source in reversed(sources) if tokens is not None else ():
+        # A document whose id is lost is one that a source has and the index has not, unless there are more of those than lost ones.
+        known = {key for entry in self.manifest.segments if sources and self._unnamed for key in self._readable_ids(entry)}
+        unnamed: dict[str, Document] = {}
+        for source in reversed(sources):
             try:
                 for document in open_corpus(source.source, source.options, tokens):
                     if document.id in wanted:
                         wanted.discard(document.id)
                         yield document
-                    elif known is not None and document.id not in known and len(unnamed) <= self._unnamed:
+                    elif self._unnamed and document.id not in known and len(unnamed) <= self._unnamed:
                         unnamed.setdefault(document.id, document)
             except InputError as error:
                 logger.warning("%s: no documents of this source can be encoded again (%s)", source.source, error)
@@ -375,54 +349,42 @@ class _Plan:
         check_model(self._layout.root, self.manifest, self._model.card)
         return self._model
 
-    def _examine(self, entry: SegmentEntry) -> _Part:
-        """Find the healthy rows of a segment, and what is known of the others."""
-        alive, is_intact = self._find_alive(entry)
-        if not _folder_problems(self._layout.segments / entry.name, entry.files):
-            return _Part(entry, is_whole=True, alive=None if is_intact else alive)
-        files, policy = self._open_around(entry), self.manifest.policy
+    def _examine(self, entry: SegmentEntry, alive: Bitmap) -> None:
+        """Find the healthy rows of a damaged segment, and what is known of the others."""
+        policy, vectors = self.manifest.policy, None
+        without_id, without_text, damaged = np.ones((3, entry.documents), bool)
         try:
+            files = self._open_around(entry)
             table = DocumentTable.open(files, entry.documents, texts=policy.store_text, types=policy.types)
-            without_id, without_text, damaged = table.lost()
-        except DamagedIndexError as error:
-            logger.warning("%s", error)
-            self._unnamed += int(np.count_nonzero(alive))
-            return _Part(entry, is_whole=False, alive=alive)
-        try:
+            without_id, without_text, without_field = table.lost()
             vectors = self._codec.open(files, entry.documents)
-            damaged |= vectors.damaged() | without_id | without_text
+            damaged = vectors.damaged() | without_id | without_text | without_field
         except DamagedIndexError as error:
             logger.warning("%s", error)
-            vectors, damaged = None, np.ones(entry.documents, bool)
-        named = np.flatnonzero(alive & damaged & ~without_id)
-        self._named += table.ids.strings.take(named)
         self._unnamed += int(np.count_nonzero(alive & without_id))
-        self._stored.append((table, named[~without_text[named]] if policy.store_text else named[:0]))
-        healthy = alive & ~damaged
-        if vectors is None or not healthy.any():
-            return _Part(entry, is_whole=False, alive=alive)
-        return _Part(entry, is_whole=False, alive=alive, healthy=OpenSegment(table, vectors, healthy))
+        named = np.flatnonzero(alive & damaged & ~without_id)
+        if len(named):
+            self._named += table.ids.strings.take(named)
+            if table.texts is not None and not without_text[named].all():
+                self._stored.append((table.texts, named[~without_text[named]]))
+        if vectors is not None and (alive & ~damaged).any():
+            self._healthy.append(OpenSegment(table, vectors, alive & ~damaged))
 
     def _open_around(self, entry: SegmentEntry) -> Files:
         folder, sizes = self._layout.segments / entry.name, {name: each.bytes for name, each in entry.files.items()}
         return Files(folder, read_digests(folder, entry.files), sizes=sizes, around_damage=True)
 
-    def _find_alive(self, entry: SegmentEntry) -> tuple[Bitmap, bool]:
-        """Rows of a segment that are not deleted, (P,), and whether its tombstones are intact."""
-        everything = np.ones(entry.documents, bool)
+    def _find_alive(self, entry: SegmentEntry) -> Bitmap:
+        """Rows of a segment that are not deleted, (P,)."""
         try:
             alive = read_alive(self._layout, entry)
+            return np.ones(entry.documents, bool) if alive is None else alive
         except DamagedIndexError:  # only replaced documents are known to be deleted: a later segment has their ids
-            place = [each.name for each in self.manifest.segments].index(entry.name)
-            later = set().union(*(self._readable_ids(each) for each in self.manifest.segments[place + 1 :]))
+            place = self.manifest.segments.index(entry)
+            later = {key for each in self.manifest.segments[place + 1 :] for key in self._readable_ids(each)}
             alive = np.array([key is None or key not in later for key in self._readable_ids(entry)], bool)
             self._undone_deletions += int(np.count_nonzero(alive)) - entry.alive
-            return alive, False
-        try:
-            verify_alive(self._layout, entry)
-        except DamagedIndexError:
-            return everything if alive is None else alive, False
-        return everything if alive is None else alive, True
+            return alive
 
     def _readable_ids(self, entry: SegmentEntry) -> list[str | None]:
         """Ids of a segment by row; None for a damaged one."""
@@ -437,54 +399,40 @@ class _Plan:
             ids[row] = key
         return ids
 
-    def _known_ids(self) -> set[str | None]:
-        return set().union(*(self._readable_ids(entry) for entry in self.manifest.segments))
-
 
 def _add_segment(writer: StoreWriter, folder: Path, contents: Contents) -> SegmentEntry:
     return writer.add_segment(folder, contents.holds, documents=contents.documents, vectors=contents.vectors, tokens=contents.tokens)
 
 
-def _read_newest(layout: Layout) -> Manifest:
+def _read_newest_manifest(layout: Layout) -> Manifest:
     """The newest readable manifest, from its file or from the copy in HEAD."""
-    found: dict[int, Manifest] = {}
-    for generation in layout.generations():
-        try:
-            found[generation] = read_manifest(layout.manifest(generation))
-        except (DamagedIndexError, FileNotFoundError) as error:
-            logger.info("%s", error)
-    if copy := head_manifest(layout):
-        try:
-            manifest = parse_manifest(copy, layout.head)
-            found.setdefault(manifest.generation, manifest)
-        except DamagedIndexError as error:
-            logger.info("%s", error)
+    found: list[Manifest] = []
+    in_files = (partial(read_manifest, layout.manifest(generation)) for generation in layout.generations())
+    for read in (*in_files, partial(parse_manifest, head_manifest(layout), layout.head)):
+        with suppress(DamagedIndexError, FileNotFoundError):
+            found.append(read())
     if not found:
         raise InputError(f"{layout.root}: no manifest can be read; build the index again")
-    return found[max(found)]
+    return max(found, key=lambda manifest: manifest.generation)
 
 
 def _open_damaged_codec(layout: Layout, manifest: Manifest) -> tuple[AnyCodec, bool]:
     """Open a codec, damaged files of it from its copy; return whether all files are intact, too."""
     engine, folder, files = manifest.codec.engine, layout.codecs / manifest.codec.name, manifest.codec.files
-    if not _folder_problems(folder, files):
+    if not _find_folder_problems(folder, files):
         return open_codec(engine, folder), True
     copy, place = read_around(folder / COPY, Path.read_bytes) or b"", 0
     with tempfile.TemporaryDirectory() as name:
         for file in sorted(files.keys() - {COPY}):
             size, target = files[file].bytes, Path(name) / file
-            target.write_bytes(read_around(folder / file, Path.read_bytes) or b"")
-            if not _is_intact(target, files[file]):
-                target.write_bytes(copy[place : place + size])
-            if not _is_intact(target, files[file]):
+            for content in (read_around(folder / file, Path.read_bytes) or b"", copy[place : place + size]):
+                target.write_bytes(content)
+                problems = list[str]()
+                with _noting(problems):
+                    verify_file(target, size, files[file].sha256)
+                if not problems:
+                    break
+            else:
                 raise InputError(f"{folder / file}: the codec and its copy are damaged, so no vector can be read; build the index again")
             place += size
         return open_codec(engine, Path(name)), False
-
-
-def _is_intact(path: Path, entry: FileEntry) -> bool:
-    try:
-        verify_file(path, entry.bytes, entry.sha256)
-    except DamagedIndexError:
-        return False
-    return True

@@ -48,12 +48,7 @@ class PartHits(Protocol):
 
 @dataclass(frozen=True)
 class SegmentHits:
-    """Hits of a segment for one query; ids are read from the segment's file on access.
-
-    Attributes:
-        strings: Ids of the segment.
-        found: Rows and scores.
-    """
+    """Hits of a segment for one query; ids are read from the segment's file on access."""
 
     strings: StringColumn
     found: Found
@@ -70,12 +65,7 @@ class SegmentHits:
 
 @dataclass(frozen=True)
 class NamedHits:
-    """Hits for one query with ids in memory.
-
-    Attributes:
-        ids: Document ids, (n,).
-        scores: Scores, (n,).
-    """
+    """Hits for one query with ids in memory."""
 
     ids: Sequence[str]
     scores: NDArray[np.float32]
@@ -86,11 +76,7 @@ class NamedHits:
 
 
 def merged(found: Sequence[Sequence[PartHits]], k: int) -> Hits:
-    """Merge the hits of several parts into the k best of each query.
-
-    Args:
-        found: For each query the hits of the parts, in any order.
-        k: Maximum number of hits per query.
+    """Merge the hits of several parts into at most k of each query; ``found`` has the hits of the parts of each query, in any order.
 
     Example:
         >>> left, right = NamedHits(["b", "c"], np.float32([2, 1])), NamedHits(["d", "a"], np.float32([1, 1]))
@@ -145,14 +131,7 @@ class OpenSegment:
 
 @dataclass(frozen=True)
 class Contents:
-    """Counts and files of a segment.
-
-    Attributes:
-        documents: Number of rows.
-        vectors: Number of stored vectors.
-        tokens: Token counts of its documents.
-        holds: Description of each file, by name.
-    """
+    """Counts of a segment, those of deleted documents included, and a description of each file by name."""
 
     documents: int
     vectors: int
@@ -161,15 +140,7 @@ class Contents:
 
 
 class SegmentFolderWriter:
-    """Writes a segment into an empty folder, a chunk of documents at a time.
-
-    Args:
-        folder: The folder.
-        codec: Writes the vectors.
-        disk: Performs all writes.
-        texts: Whether to store texts.
-        types: Type of each field that filters can test.
-    """
+    """Writes a segment into an empty folder, a chunk of documents at a time, with their texts if ``texts`` says so."""
 
     def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, types: Mapping[str, str]) -> None:
         self._documents = DocumentTableWriter(folder, disk, texts=texts, types=types)
@@ -203,14 +174,7 @@ class SegmentFolderWriter:
 
 
 def open_segment(files: Files, codec: AnyCodec, count: int, policy: Policy, *, alive: Bitmap | None = None) -> OpenSegment:
-    """Open a segment.
-
-    Args:
-        files: Its files, with their checksums.
-        codec: Codec of the vectors.
-        count: Number of documents.
-        policy: Whether it has texts, and the types of its fields.
-        alive: Rows that are not deleted, (count,); None for all.
+    """Open a segment of ``count`` documents; ``alive`` has the rows that are not deleted.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -221,14 +185,7 @@ def open_segment(files: Files, codec: AnyCodec, count: int, policy: Policy, *, a
 
 
 def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, disk: Disk) -> Contents:
-    """Merge segments into one without their deleted documents; nothing is encoded again.
-
-    Args:
-        parts: Segments of one codec, in the order of the result; at least one document is not deleted.
-        codec: Their codec.
-        folder: An empty folder.
-        disk: Performs all writes.
-    """
+    """Merge segments into one in an empty folder, without their deleted documents; nothing is encoded again."""
     kept = [(part, part.kept) for part in parts if part.kept.any()]
     holds = {**merge_documents([(part.documents, keep) for part, keep in kept], folder, disk)}
     holds |= codec.merge([(part.vectors, keep) for part, keep in kept], folder, disk)

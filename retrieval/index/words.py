@@ -31,7 +31,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.columns import StringColumn, open_columns, write_columns
 from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, NoParams, Preset, Sample, Setting, Size, best_rows, check_names
-from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
+from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, write_array, write_file
 from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
 from quiver.retrieval.records import ModelCard
 
@@ -170,7 +170,7 @@ class WordTable:
     @classmethod
     def _in_memory(cls, words: Iterable[str], postings: Postings) -> WordTable:
         arrays: tuple[NDArray[Any], ...] = (postings.starts, postings.documents, postings.counts, postings.lengths)
-        return cls(StringColumn.pack(words), *(as_checked(numbers) for numbers in arrays))
+        return cls(StringColumn.pack(words), *map(CheckedArray, arrays))
 
     @classmethod
     def of(cls, words: Words) -> WordTable:

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import add_documents, build_index, open_index
-from quiver.retrieval.index.index import LiveDocuments, Place
+from quiver.retrieval.index.index import LiveRows, Place
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
@@ -105,8 +105,8 @@ def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch:
     build_index(documents[:5], "bm25", tmp_path / "index")
     add_documents(tmp_path / "index", documents[5:], "bm25")
     reads: list[Place] = []
-    at = LiveDocuments.at
-    monkeypatch.setattr(LiveDocuments, "at", lambda self, place: (reads.append(place), at(self, place))[1])
+    at = LiveRows.at
+    monkeypatch.setattr(LiveRows, "at", lambda self, place: (reads.append(place), at(self, place))[1])
     keys_of = field_of(open_index(tmp_path / "index"), "f")
     for _ in range(2):
         assert keys_of([each.id for each in documents]) == ["a", "7", "0.5", "true", "b, c", long, "6", "7", f"a, {long}"]

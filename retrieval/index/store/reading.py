@@ -62,21 +62,7 @@ _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 
 
 class Layout:
-    """Paths in the folder of an index.
-
-    Attributes:
-        root: The folder.
-        format: File that identifies the folder as an index.
-        head: File that names the newest generation.
-        lock: The writers' lock.
-        quarantine: Folder of the files that repairs have replaced.
-        manifests: Folder of the manifests.
-        codecs: Folder of the codecs.
-        segments: Folder of the segments.
-        tombstones: Folder of the tombstones.
-        temporary: Folder of uncommitted files.
-        folders: All folders that every index has.
-    """
+    """Paths in the folder of an index."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -209,13 +195,10 @@ class Manifest:
     """One committed generation of an index.
 
     Attributes:
-        generation: Its number.
         created: Time of the commit, UTC, ISO 8601.
-        operation: Operation that created it: build, add, delete, compact, calibrate or repair.
+        operation: build, add, delete, compact, calibrate or repair.
         versions: Versions of the packages that created it, by name.
         model: Card of the model whose vectors the index holds, with width, similarity and fingerprint.
-        policy: How documents are encoded.
-        codec: The codec of all segments.
         segments: The segments, in the order in which documents were added.
         calibration: Output of `quiver.retrieval.index.recall_table.Calibration.to_json`; None if the index is not calibrated.
     """
@@ -290,12 +273,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(stored: bytes, path: Path) -> Manifest:
-    """Parse the content of a manifest's file; see `read_manifest`.
-
-    Args:
-        stored: Content of the file.
-        path: The file, for error messages.
-    """
+    """Parse the content of a manifest's file, which errors name; see `read_manifest`."""
     try:
         content = json.loads(stored)
     except (ValueError, RecursionError) as error:
@@ -411,12 +389,7 @@ def newest_manifest(layout: Layout) -> Manifest:
 
 
 def read_generation(layout: Layout, generation: int) -> Manifest:
-    """Read the manifest of a given generation.
-
-    Raises:
-        DamagedIndexError: The manifest is damaged.
-        InputError: The generation does not exist.
-    """
+    """Read the manifest of a given generation; raises DamagedIndexError if it is damaged, InputError if it does not exist."""
     check_format(layout)
     try:
         return read_manifest(layout.manifest(generation))
@@ -467,11 +440,7 @@ def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIn
 
 
 def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
-    """Open the newest generation, or a newer one committed meanwhile.
-
-    Args:
-        layout: Paths of the index.
-        opener: Opens the files of a manifest; raises FileNotFoundError or InputError if a file is missing.
+    """Open the newest generation, or a newer one committed meanwhile; the opener raises FileNotFoundError or InputError for a missing file.
 
     Raises:
         DamagedIndexError: A file is missing or damaged.
@@ -489,25 +458,14 @@ def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
 
 
 def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) -> Files:
-    """Open the files of a folder; each block is verified when it is first read.
-
-    Args:
-        folder: The folder.
-        files: Entries of the manifest.
-        verify: Whether to verify blocks; files that are parsed are always verified.
-    """
+    """Open the files of a folder; if ``verify``, each block is verified when it is first read. Files that are parsed always are."""
     digests = read_digests(folder, files)
     checked = {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)}
     return Files(folder, checked, sizes={name: entry.bytes for name, entry in files.items()})
 
 
 def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) -> None:
-    """Compare the files of a folder with the manifest.
-
-    Args:
-        folder: The folder.
-        files: Entries of the manifest.
-        full: Read every file and verify its checksum; otherwise verify all sizes, and the checksums only of files that are parsed.
+    """Compare the files of a folder with the manifest: sizes, and with ``full`` all checksums, else those of files that are parsed.
 
     Raises:
         DamagedIndexError: A file is missing, truncated or changed (names it).
@@ -518,12 +476,7 @@ def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) ->
 
 
 def verify_file(path: Path, size: int, sha256: str | None) -> None:
-    """Verify the size and, if given, the checksum of a file.
-
-    Raises:
-        DamagedIndexError: The file is missing, truncated or changed.
-        InputError: The file cannot be read for a reason other than damage.
-    """
+    """Verify the size and, if given, the checksum of a file; raises as `verify_files`."""
     try:
         found = path.stat().st_size
         if found != size:
@@ -555,11 +508,7 @@ def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | Non
 
 
 def verify_alive(layout: Layout, segment: SegmentEntry) -> None:
-    """Verify both copies of a segment's tombstones.
-
-    Raises:
-        DamagedIndexError: The file is missing, or a copy has changed.
-    """
+    """Verify both copies of a segment's tombstones; raises DamagedIndexError."""
     read_alive(layout, segment)
     if segment.deleted is not None and any(bits is None for bits in _tombstones(layout, segment.deleted)):
         path = layout.tombstones / segment.deleted.name

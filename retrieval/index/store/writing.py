@@ -80,13 +80,7 @@ _MANIFEST = "manifest.json"
 
 
 class StoreWriter:
-    """Changes one index; created by `writing`, which holds the lock meanwhile.
-
-    Attributes:
-        layout: Paths of the index.
-        disk: Performs all writes.
-        manifest: The newest manifest; None before the first commit.
-    """
+    """Changes one index; `writing` holds the lock meanwhile. ``manifest`` is the newest one, None before the first commit."""
 
     def __init__(self, layout: Layout, disk: Disk, manifest: Manifest | None) -> None:
         self.layout = layout
@@ -149,11 +143,7 @@ class StoreWriter:
         return True
 
     def add_segment(self, folder: Path, holds: Mapping[str, str], *, documents: int, vectors: int, tokens: TokenCounts) -> SegmentEntry:
-        """Move a segment from a scratch folder to the folder of segments; it becomes visible with the commit.
-
-        Raises:
-            InputError: Another process has committed meanwhile: the file system does not support locks.
-        """
+        """Move a segment from a scratch folder to the folder of segments; it becomes visible with the commit."""
         self._check_alone()
         name = segment_name(self.generation, self._segments)
         self._segments += 1
@@ -162,12 +152,7 @@ class StoreWriter:
         return SegmentEntry(name, documents, vectors, tokens, files, deleted=None)
 
     def delete(self, segment: SegmentEntry, alive: NDArray[np.bool_]) -> SegmentEntry:
-        """Write new tombstones for a segment and return its changed entry.
-
-        Args:
-            segment: Entry of the manifest.
-            alive: Rows that are not deleted, (documents,).
-        """
+        """Write new tombstones for a segment and return its changed entry; ``alive`` has the rows that are not deleted, (documents,)."""
         self._check_alone()
         content = tombstones_bytes(alive)
         name = tombstones_name(segment.name, self.generation)
@@ -181,16 +166,10 @@ class StoreWriter:
         return replace(segment, deleted=entry)
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Commit a generation, and remove generations older than the previous one.
-
-        Args:
-            manifest: The new manifest; its generation and time are set here.
-
-        Returns:
-            The manifest as written.
+        """Commit a generation, and return its manifest as written: with generation and time.
 
         Raises:
-            InputError: As `add_segment`.
+            InputError: Another process has committed meanwhile: the file system does not support locks.
         """
         self._check_alone()
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -208,11 +187,7 @@ class StoreWriter:
         return manifest
 
     def collect_garbage(self) -> list[Path]:
-        """Remove generations that readers no longer need, and the files that only they use.
-
-        Returns:
-            The removed paths.
-        """
+        """Remove generations that readers no longer need, and the files that only they use; return the removed paths."""
         removed = [self.layout.manifest(generation) for generation in self.layout.generations()[: -self._kept]]
         # Oldest first, and manifests before files: after a kill, every remaining manifest still has all its files.
         for path in removed:
@@ -225,14 +200,7 @@ class StoreWriter:
         return removed
 
     def quarantine(self, *, replaced: Mapping[Path, bytes]) -> list[Path]:
-        """Move everything that the newest generation does not need to the quarantine; nothing is deleted.
-
-        Args:
-            replaced: Previous content of overwritten files, by path.
-
-        Returns:
-            The new path of each file and folder.
-        """
+        """Move what the newest generation does not need, and old content of overwritten files, to the quarantine; return the new paths."""
         newest = self.layout.generations()[-1]
         place = self.layout.quarantine / f"{newest:012d}"
         make_folders(place, self.disk)
@@ -291,7 +259,6 @@ def writing(
     Raises:
         InputError: The folder is not an index (or is one, with ``create`` but not ``overwrite``), cannot be written, or another
             process is still writing to it after ``wait`` seconds.
-        ValueError: ``wait`` is negative or not finite.
         DamagedIndexError: A manifest is damaged.
     """
     layout = Layout(root.resolve())
@@ -319,11 +286,7 @@ def writing(
 
 
 def check_place(root: Path, *, overwrite: bool) -> None:
-    """Check that an index can be built in a folder.
-
-    Raises:
-        InputError: An index exists and ``overwrite`` is false, or the folder has other content.
-    """
+    """Check that an index can be built in a folder; raises InputError if one exists and ``overwrite`` is false, or it has other content."""
     version, committed = format_version(root), bool(Layout(root).generations())
     if version is not None and version > VERSION:
         raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
@@ -340,13 +303,7 @@ def check_place(root: Path, *, overwrite: bool) -> None:
 
 
 def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
-    """Make the files of a folder durable, compute their checksums, and write the file with the digests of their blocks.
-
-    Args:
-        folder: Folder with exactly these files.
-        holds: Description of each file, by name.
-        disk: Performs all writes.
-    """
+    """Make the files of a folder durable, compute their checksums, and write the file with the digests of their blocks."""
     if (folder / SEAL).exists():  # of a piece of a build; from now on the manifest has the checksums
         disk.unlink(folder / SEAL)
     files, stored = {}, bytearray()
@@ -403,11 +360,7 @@ def _sweep(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
 
 
 def unreferenced(layout: Layout, generations: Sequence[int]) -> list[Path]:
-    """Segments, codecs and tombstones that none of these generations names.
-
-    Raises:
-        DamagedIndexError: A manifest is damaged.
-    """
+    """Segments, codecs and tombstones that none of these generations names; raises DamagedIndexError for a damaged manifest."""
     needed: set[str] = set()
     for generation in generations:
         manifest = read_manifest(layout.manifest(generation))
@@ -421,10 +374,6 @@ def remove_unused(layout: Layout, *, remove_root: bool) -> None:
     """Remove the folder of a new index that has no generation and no work to resume.
 
     This cleans up after an error and must not hide it, so files that cannot be removed are ignored.
-
-    Args:
-        layout: Paths of the index.
-        remove_root: Remove the index folder too.
     """
     if layout.generations() or entries(layout.temporary):
         return

@@ -291,7 +291,7 @@ def test_ids_and_conditions_must_both_hold() -> None:
 
 def test_a_field_named_id_stands_beside_the_ids_of_documents() -> None:
     table = pa.table({"id": ["order-1", "order-2"]})
-    columns = Columns(2, lambda field: table[field], lambda ids: np.array([int(each) for each in ids]))
+    columns = Columns(2, lambda field: table[field].chunk(0), lambda ids: np.array([int(each) for each in ids]))
     assert Filter.parse("id = 'order-2'").rows(columns, table.schema).tolist() == [False, True]
     assert Filter.parse([], ids=["0"]).rows(columns, table.schema).tolist() == [True, False]
     assert Filter.parse("id IN ('1')").rows(columns, pa.schema([])).tolist() == [False, True]
