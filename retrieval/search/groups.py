@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.index.filters import to_metadata
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.records import Group, Hits, Value
 
@@ -120,14 +121,11 @@ def _read_column(index: IndexReader, field: str) -> _Column:
     used, others = set[int](), 0
     for segment in index.segments:
         rows = np.full(len(segment.vectors), -1, np.int32)
-        vector = segment.documents.columns.vector(field)
-        if vector is not None:
-            values, numbers = vector.codes
-            names = vector.to_values(np.arange(len(values)))
-            owners = np.arange(len(rows)) if vector.rows is None else vector.rows
-            if vector.valid is not None:
-                owners, numbers = owners[vector.valid], numbers[vector.valid]
-            rows[owners] = np.array([known.setdefault(str(typed_value(value, STRING)), len(known)) for value in names], np.int32)[numbers]
+        entries = segment.documents.columns.entries(field)
+        if entries is not None:
+            values, numbers, owners = entries.counted
+            names = [str(typed_value(to_metadata(value), STRING)) for value in values.to_pylist()]
+            rows[owners] = np.array([known.setdefault(name, len(known)) for name in names], np.int32)[numbers]
             rows[np.bincount(owners, minlength=len(rows)) != 1] = -1
         found, counts = np.unique(rows[segment.kept], return_counts=True)
         used.update(found[found >= 0].tolist())
