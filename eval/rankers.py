@@ -351,9 +351,10 @@ class StreamedWords:
         return {"kind": "bm25", **PARAMETERS}
 
 
-def _find_run(path: Path, benchmark: Benchmark) -> Path:
-    """The file of a collection in a folder of runs, or the only run."""
-    return path / f"{benchmark.key}.trec" if path.is_dir() else path
+def _open_run(path: Path, benchmark: Benchmark) -> RunRetriever:
+    """The run of a collection in a folder of runs, or the only run."""
+    file = path / f"{benchmark.key}.trec" if path.is_dir() else path
+    return RunRetriever(read_run(file), str(file))
 
 
 def _check_run(retriever: RunRetriever, benchmark: Benchmark, collection: Collection) -> None:
@@ -437,7 +438,7 @@ class SystemDocuments:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts."""
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:
-            found = [] if self.run is None else list(read_run(_find_run(self.run, benchmark)).values())
+            found = [] if self.run is None else list(_open_run(self.run, benchmark).run.values())
             named = NamedDocuments(document for documents in (*found, [each.id for each in judged]) for document in documents)
             return benchmark, replace(collection, documents=named)
         benchmark = replace(benchmark, policy=replace(benchmark.policy, use_title=self.index.manifest.policy.use_title))
@@ -551,12 +552,7 @@ class Contenders:
         files = sorted(path.glob("*.trec")) if path.is_dir() else [path]
         made_of = {file.name: file_sha256(file) for file in files}
         system = System(source=str(path), kind="run", library="other", fingerprint=_hash_json(made_of))
-
-        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
-            del collection
-            return RunRetriever(read_run(_find_run(path, benchmark)), str(_find_run(path, benchmark)))
-
-        return Contender(system, ranker, made_of=made_of)
+        return Contender(system, lambda benchmark, _: _open_run(path, benchmark), made_of=made_of)
 
     def index(self, folder: Path) -> Contender:
         """An index with the model that built it."""
@@ -571,17 +567,13 @@ class Contenders:
         opened = retriever
         self.searches |= any(not isinstance(leaf, IndexSearcher) or leaf.index.kind != WORDS for leaf in _leaves(opened))
 
-        def ranker(benchmark: Benchmark, collection: Collection) -> Retriever:
-            del benchmark, collection
-            return opened
-
         if isinstance(retriever, IndexSearcher):
             model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
             explaining = model if isinstance(model, ColBERT) else None
-            return Contender(System.of(retriever.model.card), ranker, explaining, identity_of(retriever.index), folder)
+            return Contender(System.of(retriever.model.card), lambda *_: opened, explaining, identity_of(retriever.index), folder)
         made_of, kind = dict(retriever.describe()), retriever.describe().get("kind")
         system = System(_shown(retriever), kind if kind in ("fusion", "re-ranking") else "retriever", fingerprint=_hash_json(made_of))
-        return Contender(system, ranker, made_of=made_of)
+        return Contender(system, lambda *_: opened, made_of=made_of)
 
     def of(self, given: str | Path | DenseModel | TokenModel | Retriever | IndexReader) -> Contender:
         """What is given or named: a retriever, a model, BM25, an index or its folder, or a file with a run."""

@@ -30,13 +30,11 @@ _NO_CHARACTER = "\ufffd"
 
 
 class Token(NamedTuple):
-    """The token of a vector.
+    """The token of a vector, as text, and its span: offsets of the first character in the text and behind the last.
 
-    Attributes:
-        name: The token as text. A byte-level token is decoded, without the space before the word; a WordPiece keeps its ``##``; special
-            tokens, prefixes and expansion tokens have their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
-        span: Offsets of the first character in the text and behind the last. None for tokens that are not in the text: special tokens,
-            prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
+    A byte-level token is decoded, without the space before the word; a WordPiece keeps its ``##``. Special tokens, prefixes and expansion
+    tokens have their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``; they and the words of a prompt have no span. Tokens that are bytes
+    of one character share its span.
     """
 
     name: str
@@ -44,13 +42,7 @@ class Token(NamedTuple):
 
 
 class QueryTokenMatch(NamedTuple):
-    """A query token and its best match in the document.
-
-    Attributes:
-        query: The query token.
-        document: The document's token with the highest similarity; the first one if several are equal.
-        similarity: Their similarity, -1 to 1: the contribution to the score.
-    """
+    """A query token, the most similar token of the document (the first of equal ones), and the similarity, which is part of the score."""
 
     query: Token
     document: Token

@@ -520,6 +520,17 @@ def storing(indexes: Sequence[IndexReader], key: str) -> IndexReader | None:
     return next((index for index in texts if index.locate([key])[0] is not None), None)
 
 
+def text_of(indexes: Sequence[IndexReader], key: str) -> str:
+    """Text of a document as the first index that contains it and stores texts would encode it."""
+    index = storing(indexes, key)
+    if index is None:
+        raise InputError(
+            f"{indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model to"
+            " --rerank (rerank=), or rebuild the index without --no-text (store_text=False)"
+        )
+    return index.text_of(key)
+
+
 class OpenIndexes:
     """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them."""
 
@@ -646,14 +657,8 @@ class OpenIndexes:
         return None if index is None else index.document(key)
 
     def text_of(self, key: str) -> str:
-        """Text of a document as it was encoded."""
-        index = storing(self.indexes, key)
-        if index is None:
-            raise InputError(
-                f"{self.indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model"
-                " to --rerank (rerank=), or rebuild the index without --no-text (store_text=False)"
-            )
-        return index.text_of(key)
+        """Text of a document as it was encoded; see the function `text_of`."""
+        return text_of(self.indexes, key)
 
     def _model_of(self, index: IndexReader) -> SharedModel:
         card, path = index.manifest.model, _path_of(index)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
@@ -26,7 +25,7 @@ from quiver.retrieval.records import Document, Group
 from quiver.retrieval.search.explain import Explanation, Token, text_tokens
 from quiver.retrieval.search.retrievers import Explained, SharedModel
 from quiver.retrieval.search.search import describe_nothing_found
-from quiver.retrieval.serving.indexes import Changes, Generation, ServedIndex
+from quiver.retrieval.serving.indexes import Generation
 from quiver.retrieval.serving.inference import (
     AnyRerankBody,
     AnyTextsBody,
@@ -323,15 +322,10 @@ async def check_parameters(request: Request) -> None:
 
 
 class Routes:
-    """Routes of the service.
-
-    Args:
-        service: The service.
-    """
+    """Routes of the service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._changes = Changes(service.threads, wait=service.limits.lock_seconds)
         self._models = TextModels(service.retrievers, service.threads, service.limits)
 
     def add_to(self, app: FastAPI) -> None:
@@ -471,17 +465,17 @@ class Routes:
 
     async def add_documents(self, request: Annotated[AddRequest, Bounded]) -> Response:
         """Add documents; searches find them when the response is sent."""
+        found, limits = self._find_changed(request, len(request.documents)), self._service.limits
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
-        return await self._change(request, len(documents), partial(self._changes.add, documents=documents, replace=request.replace))
+        return await self._change(found, found.served.add(documents, replace=request.replace, wait=limits.lock_seconds))
 
     async def delete_documents(self, request: Annotated[DeleteRequest, Bounded]) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
-        return await self._change(request, len(request.ids), partial(self._changes.delete, ids=request.ids))
+        found, limits = self._find_changed(request, len(request.ids)), self._service.limits
+        return await self._change(found, found.served.delete(request.ids, wait=limits.lock_seconds))
 
-    async def _change(
-        self, request: AddRequest | DeleteRequest, count: int, change: Callable[[ServedIndex], Awaitable[Generation]]
-    ) -> Response:
-        """Change the index of a retriever, by default the first index."""
+    def _find_changed(self, request: AddRequest | DeleteRequest, count: int) -> ServedRetriever:
+        """The retriever whose index a request changes, by default that of the first index."""
         service = self._service
         if count > (most := service.limits.documents):
             raise RequestError(422, "beyond_limit", f"documents per request: at most {most:,}, got {count:,}")
@@ -489,8 +483,11 @@ class Routes:
         if len(found.indexes) > 1:
             parts = ", ".join(part.name for part in found.parts)
             raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
+        return found
+
+    async def _change(self, found: ServedRetriever, change: Awaitable[Generation]) -> Response:
         unfinished = "not finished within {} seconds; the change continues, watch the generation in /v1/info"
-        changed = await self._within(change(found.served), unfinished)
+        changed = await self._within(change, unfinished)
         return _write(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def healthy(self) -> Response:

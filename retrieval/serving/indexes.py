@@ -58,17 +58,8 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
 class ServedIndex:
     """A served index, which switches to newer generations while requests run.
 
-    A request holds a reference to the generation it started with, so an old generation is closed after its last request.
-
-    Args:
-        folder: Folder of the index.
-        open_newest: Opens the newest generation; called once at first, and later in a thread.
-        threads: Executor for opening generations.
-
-    Attributes:
-        folder: Folder of the index.
-        current: Generation that new requests use.
-        observers: Called after every switch with whether it succeeded.
+    A request holds a reference to the generation it started with, so an old generation is closed after its last request. Documents are
+    added and deleted one change at a time. After every switch the ``observers`` are called with whether it succeeded.
     """
 
     def __init__(self, folder: Path, open_newest: Callable[[], Generation], threads: Executor) -> None:
@@ -78,16 +69,11 @@ class ServedIndex:
         self._open_newest = open_newest
         self._threads = threads
         self._layout = Layout(folder.resolve())
-        self._changing = asyncio.Lock()
+        self._switching, self._changing = asyncio.Lock(), asyncio.Lock()
 
     async def refresh(self) -> Generation:
-        """Switch to the newest generation, and return it.
-
-        Raises:
-            InputError: It cannot be opened; the current one stays in use.
-            OSError: It cannot be read.
-        """
-        async with self._changing:
+        """Switch to the newest generation, and return it; the current one stays in use if the newest cannot be opened or read."""
+        async with self._switching:
             loop = asyncio.get_running_loop()
             newest = await loop.run_in_executor(self._threads, self._find_newest)
             if newest is not None and newest != self.current.number:
@@ -121,17 +107,8 @@ class ServedIndex:
         except OSError:
             return None
 
-
-class Changes:
-    """Adds and deletes documents, one change at a time; waits so many seconds for another process that writes to the index."""
-
-    def __init__(self, threads: Executor, *, wait: float) -> None:
-        self._threads = threads
-        self._wait = wait
-        self._one = asyncio.Lock()
-
-    async def add(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Generation:
-        """Add documents; searches find them when this returns."""
+    async def add(self, documents: Sequence[Document], *, replace: bool, wait: float) -> Generation:
+        """Add documents; searches find them when this returns. Waits so many seconds for another process that writes to the index."""
         key, times = Counter(document.id for document in documents).most_common(1)[0]
         if times > 1:
             raise RequestError(422, "invalid_request", f"document id {key!r} occurs {times} times; ids must be unique")
@@ -139,34 +116,34 @@ class Changes:
             raise RequestError(422, "invalid_request", "a document id is blank")
 
         def change() -> IndexReader:
-            known = served.current.index.locate([document.id for document in documents])
+            known = self.current.index.locate([document.id for document in documents])
             if not replace and any(known):
                 key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
                 raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
             flat = list(map(_flatten_metadata, documents))
-            return add_documents(served.folder, flat, served.current.model, replace_existing=replace, wait=self._wait)
+            return add_documents(self.folder, flat, self.current.model, replace_existing=replace, wait=wait)
 
-        return await self._change(served, change)
+        return await self._change(change)
 
-    async def delete(self, served: ServedIndex, ids: Sequence[str]) -> Generation:
-        """Delete documents; searches no longer find them when this returns."""
+    async def delete(self, ids: Sequence[str], *, wait: float) -> Generation:
+        """Delete documents; searches no longer find them when this returns. Waits as `add` does."""
 
         def change() -> IndexReader:
-            missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]
+            missing = [key for key, place in zip(ids, self.current.index.locate(ids), strict=True) if place is None]
             if missing:
                 raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
-            return delete_documents(served.folder, ids, wait=self._wait)
+            return delete_documents(self.folder, ids, wait=wait)
 
-        return await self._change(served, change)
+        return await self._change(change)
 
-    async def _change(self, served: ServedIndex, change: Callable[[], IndexReader]) -> Generation:
+    async def _change(self, change: Callable[[], IndexReader]) -> Generation:
         async def run() -> Generation:
-            async with self._one:
+            async with self._changing:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._threads, change)
                 except (InputError, OSError) as error:
                     raise _refusal_of(error) from error
-                return await served.refresh()
+                return await self.refresh()
 
         # Shielded: if the client disconnects, the change is still completed and served.
         return await asyncio.shield(run())

@@ -87,7 +87,6 @@ class EmbedRequest:
     """Texts to embed, as text-embeddings-inference takes them.
 
     Attributes:
-        inputs: A text or texts.
         normalize: Scale vectors to length 1.
         truncate: Truncate long texts; otherwise a request with one is refused.
         truncation_direction: Which end of long texts is cut. Only the right one can be: with Left, a request with one is refused.
@@ -109,14 +108,12 @@ class RerankRequest:
     """Documents to order by their relevance to a query, as Jina, Cohere and vLLM take them.
 
     Attributes:
-        query: Text of the query.
         documents: Texts, or objects with a text.
         model: Name of a retriever, or of its model. Default: the first ColBERT model, otherwise the first model.
         top_n: Number of documents to return. Default: all.
         return_documents: Return the texts, or the ranked fields of objects, too.
         rank_fields: Fields of objects that are joined to the text, in this order. Default: text.
-        max_chunks_per_doc: Ignored: a document is one text, which the model truncates at its own length.
-        max_tokens_per_doc: Ignored, as ``max_chunks_per_doc`` is.
+        max_chunks_per_doc: Ignored, as ``max_tokens_per_doc`` is: a document is one text, which the model truncates at its own length.
         priority: Ignored.
     """
 
@@ -137,8 +134,6 @@ class TextsRequest:
     """Texts to order by their relevance to a query, as text-embeddings-inference takes them.
 
     Attributes:
-        query: Text of the query.
-        texts: The texts.
         raw_scores: For a ColBERT model: return the sum over the tokens of the query instead of their mean.
         return_text: Return the texts too.
         truncate: Truncate long texts; otherwise a request with one is refused.
@@ -212,13 +207,8 @@ class TextRank:
 class ServedModel:
     """A model, in the form of OpenAI's list of models.
 
-    Attributes:
-        id: Name in requests: that of its retriever.
-        created: When the service started, in seconds since 1970.
-        root: Folder or hub id of the model.
-        kind: dense (embeds and re-ranks) or colbert (re-ranks).
-        dimensions: Width of a vector.
-        max_model_len: Longest document, in tokens.
+    Its id is the name of its retriever, ``root`` its folder or hub id, ``max_model_len`` its longest document in tokens, and ``created``
+    when the service started, in seconds since 1970. A dense model embeds and re-ranks, a colbert one re-ranks.
     """
 
     id: str

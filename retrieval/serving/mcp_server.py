@@ -138,28 +138,24 @@ class _Server(MCPServer):  # type: ignore[misc]  # typed where the extra is inst
         return [tool.model_copy(update={"input_schema": {**tool.input_schema, "additionalProperties": False}}) for tool in tools]
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Call a tool. A search that is refused has hits too, none of them: the specification demands a result of the tool's schema."""
-        try:
-            return await self._call_checked(name, arguments, context)
-        except ToolError as error:
-            if name != "search" or isinstance(error, UnexpectedToolError):
-                raise
-            message = str(error)
-            found = FoundDocuments([], 0, "", False, None, message)
-            return CallToolResult(content=[TextContent(text=message)], structured_content=asdict(found), is_error=True)
+        """Call a tool without its arguments that are null; what it refuses is one line.
 
-    async def _call_checked(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
-        """Call a tool without its arguments that are null; what it refuses is one line."""
-        known = next((list(tool.input_schema["properties"]) for tool in await self.list_tools() if tool.name == name), None)
-        if known is not None and (unknown := [each for each in arguments if each not in known]):
-            raise ToolError(describe_unknown("argument", unknown[:5], known))
+        A search that is refused has hits too, none of them: the specification demands a result of the tool's schema.
+        """
         try:
+            known = next((list(tool.input_schema["properties"]) for tool in await self.list_tools() if tool.name == name), None)
+            if known is not None and (unknown := [each for each in arguments if each not in known]):
+                raise ToolError(describe_unknown("argument", unknown[:5], known))
             return await super().call_tool(name, {each: value for each, value in arguments.items() if value is not None}, context)
         except ToolError as error:
-            if not isinstance(error.__cause__, ValidationError):
-                raise
-            problems = [{**each, "loc": ("argument", *each["loc"])} for each in error.__cause__.errors()]
-            raise ToolError("; ".join(wrong_values(problems)[:5])) from error.__cause__
+            said: Exception = error
+            if isinstance(error.__cause__, ValidationError):
+                problems = [{**each, "loc": ("argument", *each["loc"])} for each in error.__cause__.errors()]
+                said = ToolError("; ".join(wrong_values(problems)[:5]))
+            if name != "search" or isinstance(error, UnexpectedToolError):
+                raise said from error.__cause__
+            found = FoundDocuments([], 0, "", False, None, str(said))
+            return CallToolResult(content=[TextContent(text=str(said))], structured_content=asdict(found), is_error=True)
 
 
 def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter, IndexReader
@@ -30,6 +30,7 @@ from quiver.retrieval.search.retrievers import (
     one_effort,
     search_with,
     storing,
+    text_of,
 )
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
@@ -206,8 +207,7 @@ class Snapshot:
         return message
 
 
-@dataclass(frozen=True)
-class RankedQueries:
+class RankedQueries(NamedTuple):
     """Hits of the queries of a request, what was searched, and the seconds of encoding its batch and of everything after that."""
 
     hits: Hits
@@ -339,7 +339,7 @@ class ServedRetriever:
             return found
         by = self.reranker.by
         if isinstance(by, SharedModel):
-            scorer = Scorer(self.reranker.name, by, lambda ids: partial(_text_of, found.indexes))
+            scorer = Scorer(self.reranker.name, by, lambda ids: partial(text_of, found.indexes))
         else:
             scorer = Scorer(self.reranker.name, current[by].model, current[by].index, leave_out=True)
         return replace(found, retriever=RerankedRetriever(found.retriever, scorer))
@@ -394,11 +394,3 @@ def _encode_ahead(retriever: Any, texts: Sequence[str]) -> Any:
         return replace(retriever, parts=[_encode_ahead(part, texts) for part in retriever.parts])
     model = retriever.model
     return retriever if model.card.kind == NAME else replace(retriever, model=EncodedQueries.of(model, texts))
-
-
-def _text_of(indexes: Sequence[IndexReader], key: str) -> str:
-    """Text of a document as the first index that stores it would encode it."""
-    index = storing(indexes, key)
-    if index is None:
-        raise InputError("the index stores no texts, which a model needs for re-ranking; re-rank by an index of a ColBERT model")
-    return index.text_of(key)

@@ -145,14 +145,10 @@ class BatchRequest:
 @with_config(CLOSED)
 @dataclass(frozen=True)
 class NewDocument:
-    """A document to add.
+    """A document to add; the title is prepended to the text if the index was built with titles.
 
-    Attributes:
-        id: Id of the document.
-        text: Text to search.
-        title: Title; prepended to the text if the index was built with titles.
-        metadata: Field -> value, list of values or object with fields of its own, for filters. A null is as if the field were not there; a
-            field of an object is named as in files, ``object.field``.
+    ``metadata`` has fields for filters -> value, list of values or object with fields of its own. A null is as if the field were not there;
+    a field of an object is named as in files, ``object.field``.
     """
 
     id: NonBlankText

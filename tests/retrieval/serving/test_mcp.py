@@ -62,26 +62,21 @@ def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
             "unknown argument 'where' (did you mean 'filter'?); the arguments are query,",
         ),
         ("search", {"query": "sea", "top_k": 1, "by": 2}, "unknown arguments 'top_k' (did you mean 'k'?), 'by'; the arguments are"),
-        ("search", {"text": "sea"}, "unknown argument 'text' (did you mean 'query'?)"),
         ("search", {"query": "sea", "k": "5"}, "argument.k: must be a whole number"),
         (
             "search",
             {"query": "sea", "k": 2.0, "offset": True},
             "argument.k: must be a whole number; argument.offset: must be a whole number",
         ),
-        ("search", {"query": "sea", "k": 101}, "argument.k: Input should be less than or equal to 100"),
-        ("search", {"query": 5}, "argument.query: must be text"),
         ("search", {"query": "sea", "filter": {"year": 2004}}, 'argument.filter: must be text or a list; write it as "year >= 2015"'),
         ("search", {"query": "sea", "filter": ["year = 2004", 5]}, "argument.filter.1: must be text"),
         ("search", {}, "argument.query: Field required"),
         ("search", {"query": "sea", "retriever": "other"}, "Error executing tool search: no such retriever; the retrievers are words"),
-        ("search", {"query": "sea", "retriever": ["words"]}, "argument.retriever: must be text"),
         (
             "read_document",
             {"document_id": "d/7"},
             "unknown argument 'document_id' (did you mean 'id'?); the arguments are id, start, retriever",
         ),
-        ("read_document", {"id": "d/7", "offset": 3}, "unknown argument 'offset' (did you mean 'start'?)"),
         ("list_fields", {"retriever": "dense"}, "unknown argument 'retriever'; there are no arguments"),
     ],
 )
@@ -154,15 +149,6 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
             assert by_text["hits"] == found["hits"]
             (lang,) = [each for each in described[0]["fields"] if each["name"] == "lang"]
             assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
-            for tool, arguments, said in (
-                ("search", {"query": "a", "filter": ["colour = 'red'"]}, "no document has the field 'colour'"),
-                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense+bm25, dense, colbert, bm25"),
-                ("read_document", {"id": "none"}, "document 'none' is not in the index"),
-            ):
-                refused = await client.call_tool(tool, arguments)
-                assert refused.is_error
-                assert said in refused.content[0].text
-                assert str(tmp_path) not in refused.content[0].text
             # A newer generation of the index is followed while the agent is connected.
             delete_documents(folder, ["d/7"])
             for _ in range(100):
