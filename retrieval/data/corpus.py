@@ -270,18 +270,16 @@ def load_collection(
         raise ValueError("without a folder, queries and qrels must be given")
     if queries == qrels and _has_fields(queries, rename):
         check_one_table(_rows(queries, rename))
+    judgements: Iterable[Judgement] = merged_judgements(read_judgements(qrels, rename), duplicates)
+    if _has_fields(queries, rename) and not have_ids(_rows(queries, rename)):
+        judgements = with_numbers(list(judgements), queries, _queries(queries, rename))
     return assemble(
         name_of(queries) if folder is None else folder.resolve().name,
         split,
         documents=None if folder is None or without_corpus else partial(_documents, folder),
         queries=partial(_queries, queries, rename),
-        judgements=_with_numbers(merged_judgements(read_judgements(qrels, rename), duplicates), queries, rename),
+        judgements=judgements,
     )
-
-
-def _with_numbers(judgements: Sequence[Judgement], queries: Path, rename: Mapping[str, str]) -> Iterable[Judgement]:
-    """The judgements; if the queries have no ids, the judgements name their texts, and get their numbers."""
-    return judgements if _has_ids(queries, rename) else with_numbers(judgements, queries, _queries(queries, rename))
 
 
 def with_numbers(judged: Sequence[Judgement], path: Path, queries: Iterable[tuple[EntryPosition, Query]]) -> Iterator[Judgement]:
@@ -517,9 +515,12 @@ def read_judgements(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterato
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if there is only a header.
     """
-    if _is_table(path) and not (path.name.endswith(_TABS) and _is_of_beir(path, rename)):
-        yield from table_judgements(path, _rows(path, rename))
-        return
+    if _is_table(path):
+        # BEIR's or TREC's layout, if the header does not name two other columns or more than three.
+        cells = _first_cells(path, rename) if path.name.endswith(_TABS) else {}
+        if not cells or (len(cells) != 3 and _find_name(cells, JUDGED_QUERIES) and _find_name(cells, JUDGED_DOCUMENTS)):
+            yield from table_judgements(path, _rows(path, rename))
+            return
     split: str | None = "\t"
     found = False
     for number, (line_number, line) in enumerate(read_lines(path)):
@@ -558,12 +559,6 @@ def _rows(path: Path, rename: Mapping[str, str]) -> Iterator[tuple[EntryPosition
             yield position, renamed(row, rename)
 
 
-def _is_of_beir(path: Path, rename: Mapping[str, str]) -> bool:
-    """Whether a TSV file has BEIR's or TREC's layout, and no header that names two other columns or more than three."""
-    cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
-    return len(cells) == 3 or _find_name(cells, JUDGED_QUERIES) is None or _find_name(cells, JUDGED_DOCUMENTS) is None
-
-
 def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
     file = find_jsonl(path, "corpus") if path.is_dir() else path
     for number, row in read_json_lines(file):
@@ -579,8 +574,10 @@ def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str
     names: tuple[str, str, str | None] | None = None
     for position, row in rows:
         if names is None:
+            # The field that names the query: its id, also ``id`` where there is a text beside it, or its text.
+            key = _find_name(row, QUERY_IDS) if _find_name(row, QUERY_TEXTS) is not None else None
             names = (
-                _judged_query(position, row),
+                key or _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS),
                 _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
                 _find_name(row, GRADES),
             )
@@ -612,12 +609,6 @@ def _tell_possible_grade(path: Path, row: Mapping[str, object], taken: Sequence[
             found[0],
             found[0],
         )
-
-
-def _judged_query(position: EntryPosition, row: Mapping[str, object]) -> str:
-    """The field that names the query: its id, also ``id`` where there is a text beside it, or its text."""
-    key = _find_name(row, QUERY_IDS) if _find_name(row, QUERY_TEXTS) is not None else None
-    return _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS) if key is None else key
 
 
 def _find_name(row: Mapping[str, object], names: Sequence[str]) -> str | None:
@@ -697,10 +688,6 @@ def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNa
     return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
 
 
-def _has_ids(queries: Path, rename: Mapping[str, str]) -> bool:
-    return not _has_fields(queries, rename) or have_ids(_rows(queries, rename))
-
-
 def have_ids(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> bool:
     """Whether rows of queries have ids."""
     first = next(iter(rows), None)
@@ -720,19 +707,17 @@ def check_one_table(rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) 
 
 def _has_fields(path: Path, rename: Mapping[str, str]) -> bool:
     """Whether a file of queries is a table whose fields have names; other files have two columns, id and text."""
-    return _is_table(path) and (not path.name.endswith(_TABS) or _has_header(path, rename))
-
-
-def _first_line(path: Path) -> str:
-    """The first line of a table of text that is not blank; empty if there is none."""
-    with closing(decoded_lines(path, legacy=True)) as lines:
-        return next((line.rstrip("\r\n") for _, line in lines if line.strip()), "")
-
-
-def _has_header(path: Path, rename: Mapping[str, str]) -> bool:
-    """Whether the first line of a TSV file names columns of queries, or of their texts and documents."""
-    cells = renamed(dict.fromkeys(_first_line(path).split("\t")), rename)
+    if not path.name.endswith(_TABS) or not _is_table(path):
+        return _is_table(path)
+    cells = _first_cells(path, rename)
     return _find_name(cells, QUERY_TEXTS) is not None and _find_name(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
+
+
+def _first_cells(path: Path, rename: Mapping[str, str]) -> Mapping[str, object]:
+    """The cells of the first line of a TSV file that is not blank, as a row."""
+    with closing(decoded_lines(path, legacy=True)) as lines:
+        first = next((line.rstrip("\r\n") for _, line in lines if line.strip()), "")
+    return renamed(dict.fromkeys(first.split("\t")), rename)
 
 
 def merged_judgements(judgements: Iterable[Judgement], duplicates: DuplicateJudgements = "error") -> list[Judgement]:

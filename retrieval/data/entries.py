@@ -36,7 +36,7 @@ class EntryPosition(NamedTuple):
         """Describe this position for an error that begins with another position: ``on line 3``."""
         if self.file != other.file:
             return f"in {self}"
-        return f"{'in row' if self.file.suffix in ('.parquet', '.arrow') else 'on line'} {self.number}"
+        return f"{'in row' if self.file.name.removesuffix('.gz').endswith(('.parquet', '.arrow', '.json')) else 'on line'} {self.number}"
 
 
 Position = TypeVar("Position", EntryPosition, None)

@@ -1,7 +1,7 @@
 """Documents of tables: CSV, TSV, Parquet, Arrow, JSON and JSON Lines with fields of any name.
 
 The first row decides which fields are id, title and text, unless they are named. Without a field for the id, documents are numbered from 1.
-All other fields become metadata. Every error names file and line (Parquet and Arrow: row).
+All other fields become metadata. Every error names file and line (Parquet, Arrow and JSON: row).
 
 CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
 later value of another type, and does not know the line of an error. `quiver.retrieval.data.column_types` decides the type of a column by
@@ -55,7 +55,6 @@ TITLE_FIELD = "title"
 
 _STATE = "state.json"
 _DESCRIPTIONS = frozenset({"dataset_info.json", _STATE})  # of a saved data set
-_JSON = json.JSONDecoder()
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -117,8 +116,12 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    tables = [_Table(partial(_rows_of_file, file, columns.names, shown), partial(_separator, file)) for file in files]
-    yield from _documents(tables, columns)
+
+    def rows_of(file: Path) -> Iterable[tuple[EntryPosition, Row]]:
+        rows = _READERS[_suffix(file)](file, columns.names)
+        return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
+
+    yield from _documents([_Table(partial(rows_of, file), partial(_separator, file)) for file in files], columns)
 
 
 def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
@@ -129,11 +132,6 @@ def are_numbered(files: Iterable[Path], columns: Columns) -> bool:
 
 def _nested_names(columns: Columns) -> list[str]:
     return [name for name in (columns.id, columns.title, *columns.text) if name is not None and "." in name]
-
-
-def _rows_of_file(file: Path, names: tuple[str, ...], shown: Path | None) -> Iterable[tuple[EntryPosition, Row]]:
-    rows = _READERS[_suffix(file)](file, names)
-    return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
 
 
 def read_rows(file: Path) -> Iterator[tuple[EntryPosition, Row]]:
@@ -222,18 +220,16 @@ def _infer_types(tables: Sequence[_Table], columns: Columns, chosen: _Chosen, fi
         separator = table.separator()
         for position, row in table.rows() if separator or columns.lists else ():
             names = [name for name in row if name not in strings] if separator else columns.lists
-            cells = [(name, cell) for name in names for cell in _cells_of(row.get(name), is_list=name in columns.lists)]
+            given = [(name, value if isinstance(value := row.get(name), str) else "") for name in names]
+            cells = [
+                (name, cell)
+                for name, value in given
+                for cell in ([part for part, _ in _split_list(value)] or [""] if name in columns.lists else [value])
+            ]
             # A list, not a generator: every cell counts.
             if not any([types.add(name, cell, comma=separator == ";", position=position) for name, cell in cells]):  # noqa: C419
                 break  # all columns hold strings
     return types.types()
-
-
-def _cells_of(value: object, *, is_list: bool) -> Sequence[str]:
-    """The cells of a row that decide the type of a column."""
-    if not isinstance(value, str):
-        return [""]
-    return [cell for cell, _ in _split_list(value)] or [""] if is_list else [value]
 
 
 def _typed_values(row: Row, types: Mapping[str, str], lists: Sequence[str], separator: str) -> Row:
@@ -507,92 +503,32 @@ def _json_line_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryP
 
 
 def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
-    """Read an array of objects, or an object with one array of objects; each object's line is that of its first character."""
+    """Read an array of objects, or an object with one array of objects."""
     del names
     text = read_whole(file)
     if not text.strip():
         raise EmptyInputError(f"{file}: the file is empty")
-    start = _array_start(file, text)
-    line, counted = 1, 0
-    place = _past_space(text, start + 1)
-    while text[place : place + 1] != "]":
-        line, counted = line + text.count("\n", counted, place), place
-        position = EntryPosition(file, line)
-        try:
-            row, place = _JSON.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{position}: malformed JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{position}: expected a JSON object, got {type(row).__name__}")
-        if SURROGATE_ESCAPE.search(text, counted, place):
-            check_row(row, str(position))
-        yield position, row
-        place = _past_space(text, place)
-        if text[place : place + 1] == ",":
-            place = _past_space(text, place + 1)
-        elif text[place : place + 1] != "]":
-            raise InputError(f"{position}: malformed JSON (expected ',' or ']' after this object)")
-    if start == _past_space(text, 0) and _past_space(text, place + 1) < len(text):
-        raise InputError(f"{file}:{text.count(chr(10), 0, place) + 1}: malformed JSON (extra data after the array)")
-
-
-def _array_start(file: Path, text: str) -> int:
-    """The place of the bracket that opens the array of documents: the text's own, or that of the only member that can hold them."""
-    place = _past_space(text, 0)
-    if text[place : place + 1] == "[":
-        return place
-    arrays: dict[str, int] = {}
-    of_objects: dict[str, int] = {}
     try:
-        for name, start, value in _members(text, place):
-            if isinstance(value, list):
-                arrays[name] = start
-                if value and isinstance(value[0], dict):
-                    of_objects[name] = start
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: malformed JSON ({error}); a file with one object per line must be named .jsonl") from error
-    found = of_objects or arrays
-    if len(found) != 1:
+    may_be_broken = SURROGATE_ESCAPE.search(text)
+    del text
+    arrays = {name: value for name, value in content.items() if isinstance(value, list)} if isinstance(content, dict) else {}
+    found = {name: value for name, value in arrays.items() if value and isinstance(value[0], dict)} or arrays
+    if len(found) != 1 and not isinstance(content, list):
         several = f"this one has {', '.join(map(repr, found))}: write one of them to a file of its own"
         raise InputError(
             f"{file}: expected an array of objects, or an object with one such array; "
             + (several if found else "write an array that is nested deeper to a file of its own; a file of JSON lines must be named .jsonl")
         )
-    return next(iter(found.values()))
-
-
-def _members(text: str, place: int) -> Iterator[tuple[str, int, object]]:
-    """The members of the object that a text is: name, place of the value, value; one at a time, so that only one is in memory.
-
-    There are none if the text is no object. Raises ValueError if it is not JSON.
-    """
-    if text[place : place + 1] != "{":
-        _JSON.decode(text)
-        return
-    place = _past_space(text, place + 1)
-    while text[place : place + 1] != "}":
-        if text[place : place + 1] != '"':
-            raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, place)
-        name, place = _JSON.raw_decode(text, place)
-        place = _past_space(text, place)
-        if text[place : place + 1] != ":":
-            raise json.JSONDecodeError("Expecting ':' delimiter", text, place)
-        start = _past_space(text, place + 1)
-        value, place = _JSON.raw_decode(text, start)
-        yield name, start, value
-        place = _past_space(text, place)
-        if text[place : place + 1] == ",":
-            place = _past_space(text, place + 1)
-        elif text[place : place + 1] != "}":
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
-    if _past_space(text, place + 1) < len(text):
-        raise json.JSONDecodeError("Extra data", text, place + 1)
-
-
-def _past_space(text: str, place: int) -> int:
-    while place < len(text) and text[place] in " \t\r\n":
-        place += 1
-    return place
+    for number, row in enumerate(content if isinstance(content, list) else next(iter(found.values())), start=1):
+        position = EntryPosition(file, number)
+        if not isinstance(row, dict):
+            raise InputError(f"{position}: expected a JSON object, got {type(row).__name__}")
+        if may_be_broken:
+            check_row(row, str(position))
+        yield position, row
 
 
 def _delimited_rows(file: Path, names: tuple[str, ...]) -> Generator[tuple[EntryPosition, Row], None, None]:
@@ -740,7 +676,8 @@ def _plain(value: object, field: str, left_out: set[str]) -> object:
         left_out.add(field)
         return None
     if isinstance(value, np.datetime64 | np.timedelta64):
-        return _plain_time(value)
+        is_moment = isinstance(value, np.datetime64)
+        return None if np.isnat(value) else str(value) if is_moment else float(value / np.timedelta64(1, "s"))
     return _plain_scalar(value.item() if isinstance(value, np.generic) else value)
 
 
@@ -757,13 +694,6 @@ def _plain_scalar(value: object) -> object:
     if isinstance(value, Decimal):
         return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     return value
-
-
-def _plain_time(value: np.datetime64 | np.timedelta64) -> str | float | None:
-    """The text of a time of numpy, or the seconds of a duration; None if it is missing."""
-    if np.isnat(value):
-        return None
-    return str(value) if isinstance(value, np.datetime64) else float(value / np.timedelta64(1, "s"))
 
 
 _READERS: Mapping[str, Callable[[Path, tuple[str, ...]], Iterator[tuple[EntryPosition, Row]]]] = {

@@ -2,9 +2,8 @@
 
 An expression has comparisons, AND, OR, NOT, IN, BETWEEN, LIKE, IS [NOT] NULL, boolean fields and ``array_contains(list, value)``. It is
 parsed by sqlglot, checked against the types of the fields, and evaluated by pyarrow with SQL's three-valued logic: a comparison with a
-missing value is unknown, NOT of unknown is unknown, and a document matches where the whole expression is true.
-
-Strings are compared once per distinct value where a column has a dictionary, lists once per element; each element's row is computed once.
+missing value is unknown, NOT of unknown is unknown, and a document matches where the whole expression is true. Strings of a dictionary are
+compared once.
 
 Shapes: P documents, E entries of a column: P, or the elements of all lists.
 """
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from fractions import Fraction
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -38,7 +37,13 @@ Mask: TypeAlias = NDArray[np.bool_]
 Kind: TypeAlias = Literal["string", "integer", "number", "boolean", "date", "timestamp"]
 
 _EXAMPLE = "a SQL condition such as year >= 2010 AND lang IN ('en', 'de')"
-_SUPPORTED = "a filter has comparisons, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL and array_contains(list, value)"
+_MISTAKES = {
+    r"(?i)\bin\s+[^\s(]": "the list of IN stands in parentheses: lang IN ('en', 'de')",
+    r"\*": "the beginning of a text is LIKE with a percent sign: file LIKE 'guides/%'",
+    r"[=<>]\s*-?\d+,\d+\s*$": "a decimal has a point: price < 50.5",
+    r"[&|]": "write AND, OR and NOT",
+    "": "a text stands in single quotes, a field with spaces or signs in double quotes",
+}
 _SHOWN = 80  # characters of a malformed filter that an error repeats
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INT64 = np.iinfo(np.int64)
@@ -54,13 +59,7 @@ def kind_of(type: pa.DataType) -> Kind:  # noqa: A002
 
 
 class Entries:
-    """The entries of one column, ready for comparisons and counts.
-
-    Attributes:
-        values: The entries, those of lists one after the other, (E,).
-        rows: The row of each element of a list, (E,); None for a column without lists.
-        missing: Rows that are null, (P,).
-    """
+    """The values of one column, those of lists one after the other, (E,); the row of each, (E,), of a list; rows that are null, (P,)."""
 
     def __init__(self, array: pa.Array) -> None:
         self.kind, self.missing = kind_of(array.type), ~truths_of(array.is_valid())
@@ -102,12 +101,7 @@ class Columns:
         rows_of: Function from ids to rows, -1 for an unknown one.
     """
 
-    def __init__(
-        self,
-        count: int,
-        read: Callable[[str], pa.Array | None],
-        rows_of: Callable[[Sequence[str]], NDArray[np.int64]],
-    ) -> None:
+    def __init__(self, count: int, read: Callable[[str], pa.Array | None], rows_of: Callable[[Sequence[str]], NDArray[np.int64]]) -> None:
         self._count, self._read, self._rows_of = count, read, rows_of
         self._entries: dict[str, Entries | None] = {}
 
@@ -131,6 +125,16 @@ class Columns:
             self._entries[field] = None if column is None else Entries(column)
         return self._entries[field]
 
+    def missing(self, field: str) -> Mask:
+        """Rows that have no value of a field, (P,)."""
+        entries = self.entries(field)
+        return np.ones(len(self), bool) if entries is None else entries.missing
+
+    def test(self, field: str, of_values: Callable[[pa.Array], pa.Array]) -> pa.Array:
+        """A test of the values of a field, null where they are null, (P,)."""
+        entries = self.entries(field)
+        return _evaluate_unknown(self) if entries is None else entries.test(of_values)
+
     def having(self, ids: Sequence[str]) -> Mask:
         """Rows of the documents with given ids, (P,)."""
         found, rows = np.zeros(len(self), bool), self._rows_of(ids)
@@ -152,11 +156,9 @@ def _evaluate_unknown(columns: Columns) -> pa.Array:
 
 @dataclass(frozen=True)
 class Filter:
-    """Documents that a search may return: those for which all conditions are true, and whose id is among the given ids, if any.
+    """Documents that a search may return: those for which all SQL conditions are true, and whose id is among ``ids`` unless these are None.
 
-    Attributes:
-        conditions: SQL expressions; may be empty.
-        ids: None for all documents; unknown ids are ignored.
+    Unknown ids are ignored.
     """
 
     conditions: tuple[str, ...] = ()
@@ -186,20 +188,12 @@ class Filter:
         return tuple(dict.fromkeys(_field_name(cast("exp.Column", node)) for node in nodes if node.key == "column"))
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that the fields exist and are compared with values of their types.
-
-        Raises:
-            InputError: A field is unknown, or compared with a value of another type.
-        """
+        """Check that the fields exist and are compared with values of their types; raises InputError."""
         for text in self.conditions:
             _bind(text, schema)
 
     def rows(self, columns: Columns, schema: pa.Schema) -> Mask:
-        """Rows that match, (P,); a field of the schema that ``columns`` does not have is null in all documents.
-
-        Raises:
-            InputError: As `check`.
-        """
+        """Rows that match, (P,); a field of the schema that ``columns`` does not have is null in all documents. Raises as `check`."""
         found = np.ones(len(columns), bool) if self.ids is None else columns.having(list(self.ids))
         return reduce(np.logical_and, (_true_rows(_bind(text, schema)(columns)) for text in self.conditions), found)
 
@@ -209,15 +203,7 @@ FilterLike: TypeAlias = Filter | str | Sequence[str] | None
 
 
 def as_filter(filter: FilterLike) -> Filter | None:
-    """Convert the argument ``filter`` of a search.
-
-    Raises:
-        InputError: A condition is malformed, or ``filter`` is something else.
-
-    Example:
-        >>> as_filter("year>=2015") == as_filter(["year>=2015"]) == Filter.parse(["year>=2015"])
-        True
-    """
+    """Convert the argument ``filter`` of a search; raises InputError if a condition is malformed, or it is something else."""
     if filter is None or isinstance(filter, Filter):
         return filter
     if not isinstance(filter, Sequence) or not all(isinstance(condition, str) for condition in filter):
@@ -245,7 +231,9 @@ def _parse(text: str) -> exp.Expression:
     except RecursionError:
         raise InputError(f"filter {_shorten(text)!r}: the condition is nested too deeply") from None
     except (SqlglotError, ValueError) as error:
-        raise _malformed(text, error) from error
+        advice = next(advice for pattern, advice in _MISTAKES.items() if re.search(pattern, text))
+        where = next((f" at {each['highlight']!r}" for each in getattr(error, "errors", []) if each.get("highlight")), "")
+        raise InputError(f"filter {_shorten(text)!r}: not a SQL condition{where}; expected {_EXAMPLE}; {advice}") from error
     if tree is None:
         raise InputError(f"filter: the condition is empty; expected {_EXAMPLE}")
     return cast("exp.Expression", tree)
@@ -253,19 +241,6 @@ def _parse(text: str) -> exp.Expression:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def _malformed(text: str, error: Exception) -> InputError:
-    mistakes = {
-        r"(?i)\bin\s+[^\s(]": "the list of IN stands in parentheses: lang IN ('en', 'de')",
-        r"\*": "the beginning of a text is LIKE with a percent sign: file LIKE 'guides/%'",
-        r"[=<>]\s*-?\d+,\d+\s*$": "a decimal has a point: price < 50.5",
-        r"[&|]": "write AND, OR and NOT",
-        "": "a text stands in single quotes, a field with spaces or signs in double quotes",
-    }
-    advice = next(advice for pattern, advice in mistakes.items() if re.search(pattern, text))
-    where = next((f" at {each['highlight']!r}" for each in getattr(error, "errors", []) if each.get("highlight")), "")
-    return InputError(f"filter {_shorten(text)!r}: not a SQL condition{where}; expected {_EXAMPLE}; {advice}")
 
 
 @lru_cache(maxsize=256)
@@ -324,7 +299,8 @@ class _Binder:
             "column": self._boolean_field,
         }
         if node.key not in predicates:
-            raise self._refuse(f"{_sql(node)} is not supported; {_SUPPORTED}")
+            supported = "comparisons, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL and array_contains(list, value)"
+            raise self._refuse(f"{_sql(node)} is not supported; a filter has {supported}")
         return predicates[node.key](node)
 
     @staticmethod
@@ -419,13 +395,13 @@ class _Binder:
             return _evaluate_unknown
         if operator == "=":
             return self._equal(name, kind, [wanted])
-        return _test_field(name, lambda values: _compare_values(values, kind, operator, wanted))
+        return lambda columns: columns.test(name, lambda values: _compare_values(values, kind, operator, wanted))
 
     def _equal(self, name: str, kind: Kind, wanted: Sequence[Any]) -> _Evaluate:
         """Whether the value of a field is one of several."""
         if name == "id" and not self._has_own_id:
             return lambda columns: number_column(columns.having(wanted))
-        return _test_field(name, lambda values: _equals_any(values, kind, wanted))
+        return lambda columns: columns.test(name, lambda values: _equals_any(values, kind, wanted))
 
     def _membership(self, node: exp.In) -> _Evaluate:
         if not node.expressions:
@@ -438,7 +414,7 @@ class _Binder:
     def _is(self, node: exp.Is) -> _Evaluate:
         name, _ = self._find_field(node.this)
         if node.expression.key == "null":
-            return lambda columns: number_column(_find_missing(columns, name))
+            return lambda columns: number_column(columns.missing(name))
         if node.expression.key != "boolean":
             raise self._refuse(f"IS takes NULL, TRUE or FALSE; write {_quote_field(name)} = {_sql(node.expression)}")
         test = self._compare(node.this, "=", node.expression)
@@ -449,7 +425,7 @@ class _Binder:
         if kind != "boolean":
             shell = "; in a shell put the filter in quotes, because > writes to a file" if self._text.strip() == name else ""
             raise self._refuse(f"{name} is {_ADVICE[kind][0]}, not a condition; compare it with a value{shell}")
-        return _test_field(name, lambda values: values)
+        return lambda columns: columns.test(name, lambda values: values)
 
     def _like(self, node: exp.Expression) -> _Evaluate:
         like = node.this if node.key == "escape" else node
@@ -463,13 +439,14 @@ class _Binder:
         parts = re.findall(rf"(?s){re.escape(escape)}(.)|(.)", pattern) if escape else [("", each) for each in pattern]
         wild = [{"%": ".*", "_": "."}.get(plain, "") for _, plain in parts]
         literal = [escaped or plain for escaped, plain in parts]
-        ignore_case = like.key == "ilike"
         if wild[-1:] == [".*"] and not any(wild[:-1]):
-            test = _test_field(name, lambda values: pc.starts_with(values, "".join(literal[:-1]), ignore_case=ignore_case))
+            of_values = partial(pc.starts_with, pattern="".join(literal[:-1]), ignore_case=like.key == "ilike")
         else:
             regular = "(?s)^" + "".join(sign or re.escape(each) for sign, each in zip(wild, literal, strict=True)) + "$"
-            test = _test_field(name, lambda values: pc.match_substring_regex(values, regular, ignore_case=ignore_case))
-        return self._negate(test) if like.args.get("negate") else test
+            of_values = partial(pc.match_substring_regex, pattern=regular, ignore_case=like.key == "ilike")
+        if like.args.get("negate"):
+            return lambda columns: pc.invert(columns.test(name, of_values))
+        return lambda columns: columns.test(name, of_values)
 
     def _array_contains(self, node: exp.ArrayContains) -> _Evaluate:
         name, type_ = self._find_field(node.this)
@@ -481,7 +458,7 @@ class _Binder:
             return _evaluate_unknown
 
         def evaluate(columns: Columns) -> pa.Array:
-            found, missing = np.zeros(len(columns), bool), _find_missing(columns, name)
+            found, missing = np.zeros(len(columns), bool), columns.missing(name)
             entries = columns.entries(name)
             if entries is not None and entries.rows is not None:
                 matches = _true_rows(entries.test(lambda values: _equals_any(values, kind, [wanted])))
@@ -493,22 +470,6 @@ class _Binder:
 
 def _name_type(type: pa.DataType) -> str:  # noqa: A002
     return f"list of {kind_of(type)}s" if pa.types.is_list(type) else kind_of(type)
-
-
-def _find_missing(columns: Columns, name: str) -> Mask:
-    """Rows that have no value of a field, (P,)."""
-    entries = columns.entries(name)
-    return np.ones(len(columns), bool) if entries is None else entries.missing
-
-
-def _test_field(name: str, of_values: Callable[[pa.Array], pa.Array]) -> _Evaluate:
-    """A test of the values of a field, unknown where they are null."""
-
-    def evaluate(columns: Columns) -> pa.Array:
-        entries = columns.entries(name)
-        return _evaluate_unknown(columns) if entries is None else entries.test(of_values)
-
-    return evaluate
 
 
 def _to_values(values: Sequence[Any], kind: Kind, like: pa.Array) -> pa.Array:
@@ -562,12 +523,7 @@ class Facet:
 
 
 def count_values(field: str, parts: Sequence[tuple[Columns, Mask | None]], *, most: int) -> Facet:
-    """Count the documents that have each value of a field.
-
-    Args:
-        field: Name of the field.
-        parts: Columns of each segment, with the rows that count, (P,); None for all.
-        most: Maximum number of values to return.
+    """Count the documents that have each value of a field, of the columns of each segment and the rows that count, (P,); None for all.
 
     Example:
         >>> count_values("year", [(Columns.of(pa.table({"year": [2008, 2012, 2012, None]})), None)], most=1)
