@@ -1,8 +1,7 @@
 """The embedding store: vectors of texts on disk, by model and text, so that no text is encoded twice by the same model.
 
-    FOLDER/<fingerprint>-<role>-v3/manifest.json       the model that the vectors come from
-    FOLDER/<fingerprint>-<role>-v3/000000/texts.arrow  a shard: a few thousand texts and their vectors
-    FOLDER/<fingerprint>-<role>-v3/000000/seal.json    its size and checksum
+    FOLDER/<fingerprint>-<role>-v3/000000-1a2b3c/texts.arrow  a shard: a few thousand texts and their vectors
+    FOLDER/<fingerprint>-<role>-v3/000000-1a2b3c/seal.json    its size and checksum, and the model that the vectors come from
 
 `VERSION` of the format is part of the name: vectors of another version are ignored, and the texts are encoded again.
 
@@ -35,7 +34,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -45,7 +44,6 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, write_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolders, exclusive_lock, remove_temporary
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
@@ -78,9 +76,8 @@ logger = logging.getLogger(__name__)
 KEY = np.dtype("S16")
 """Dtype of a text's key: 16 bytes, ordered as bytes."""
 
-FORMAT = "quiver-vectors"
 VERSION = 3
-"""Version of the format of shards and manifests; part of the folder's name."""
+"""Version of the format of shards; part of the folder's name."""
 
 TEXTS = "texts.arrow"
 """Name of the file of a shard."""
@@ -147,13 +144,10 @@ class KeyTable:
 
     def add(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Add B keys with their numbers."""
-        if not len(keys):
-            return
-        order = np.argsort(keys, kind="stable")
-        self._runs.append((keys[order], numbers[order]))
-        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
-            newer, older = self._runs.pop(), self._runs.pop()
-            keys, numbers = np.concatenate([older[0], newer[0]]), np.concatenate([older[1], newer[1]])
+        while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
+            older_keys, older_numbers = self._runs.pop()
+            keys, numbers = np.concatenate([older_keys, keys]), np.concatenate([older_numbers, numbers])
+        if len(keys):
             order = np.argsort(keys, kind="stable")
             self._runs.append((keys[order], numbers[order]))
 
@@ -202,37 +196,21 @@ class Shard(NamedTuple):
 
 
 class VectorFolder:
-    """The shards of a model's vectors for one role.
-
-    Attributes:
-        shards: The open shards, oldest first.
-
-    Raises:
-        InputError: The folder cannot be created, or is of another model.
-    """
+    """The shards of a model's vectors for one role; ``shards`` are open, oldest first. An `InputError` if the folder cannot be created."""
 
     def __init__(self, store: Path, card: ModelCard, role: Role) -> None:
         if not re.fullmatch(r"[0-9a-f]{16,}", card.fingerprint):
             raise ValueError(f"a fingerprint must be a hexadecimal number, got {card.fingerprint!r}")
         self.path, self._card = store / f"{card.fingerprint}-{role}-v{VERSION}", card
-        self._sealed = SealedFolders(self.path, f"{FORMAT}/{VERSION}")
-        manifest, known = self.path / "manifest.json", asdict(card)
-        wanted = {"format": FORMAT, "version": VERSION, "role": role}
-        wanted |= {name: known[name] for name in ("fingerprint", "kind", "dim", "similarity")}
+        self._sealed = SealedFolders(self.path, f"quiver-vectors/{VERSION}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be created ({error.strerror}); choose another folder for vectors") from error
-        if not manifest.is_file():
-            write_json(manifest, wanted | {"source": card.source})
-        found = read_json(manifest)
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise InputError(f"{manifest}: {name} is {found.get(name)!r}, expected {value!r}; delete the folder to encode again")
         opened = {name: self._open_shard(name) for name in self._sealed.names()}
         self.shards = [shard for shard in opened.values() if shard is not None]
 
-    def write(self, keys: Keys, lengths: Sequence[int], tokens: Sequence[TextTokens], vectors: Sequence[DenseVectors]) -> None:
+    def write(self, keys: Keys, lengths: NDArray[np.int64], tokens: Sequence[TextTokens], vectors: Sequence[DenseVectors]) -> None:
         """Add a shard of B texts with the rows of each, chunk after chunk, while other processes that want to write one wait.
 
         An `InputError` if it cannot be written.
@@ -250,14 +228,16 @@ class VectorFolder:
             with self._locked():
                 self._sealed.remove_unfinished()
                 remove_temporary(self.path)
-                # Numbered, so that the older one of two shards with the same text is always used.
-                name = f"{int(max(self._sealed.names(), default='-1')) + 1:06d}"
+                # The older one of two shards with the same text is always used. A name is never that of another shard, which may be in use.
+                number = int(max(self._sealed.names(), default="-1-").rpartition("-")[0]) + 1
+                name = f"{number:06d}-{sha256(keys.tobytes()).hexdigest()[:12]}"
                 with (
                     self._sealed.writing(name) as part,
                     pa.OSFile(str(part.folder / TEXTS), "wb") as file,
                     pa.ipc.new_file(file, batch.schema) as writer,
                 ):
                     writer.write_batch(batch)
+                    part.about = {"model": asdict(self._card)}
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"{self.path}: cannot be written ({reason}); free space, or choose another folder for vectors") from error
@@ -287,10 +267,9 @@ class VectorFolder:
             if not batch.schema.equals(self._schema()):
                 raise ValueError(f"not a shard of {self._card.kind} vectors of width {self._card.dim}")
         except (OSError, pa.ArrowException, ValueError) as error:
-            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-                raise InputError(
-                    f"{folder}: cannot be read ({error}); raise the limit on open files, for example with ulimit -n 4096"
-                ) from error
+            # Arrow raises an OSError without a number for content that is not its format.
+            if getattr(error, "errno", None) not in (None, errno.EIO, errno.ENOENT):
+                raise InputError(f"{folder}: cannot be read ({error}); the limit on open files may be too low: ulimit -n 4096") from error
             self._remove_damaged(name, " ".join(str(error).split()))
             return None
         column = batch.column("vectors")
@@ -315,7 +294,8 @@ class VectorFolder:
     def _remove_damaged(self, name: str, flaw: str) -> None:
         logger.warning("%s: damaged (%s); its texts are encoded again", self._sealed.path(name), flaw)
         with suppress(InputError, OSError), self._locked():  # a read-only folder keeps it, and it is not used
-            self._sealed.remove(name)
+            if self._sealed.flaw(name):  # still, now that no other process writes
+                self._sealed.remove(name)
 
 
 # Encoding in chunks, here or in workers.
@@ -327,7 +307,6 @@ def encode_here(
     texts: Callable[[Item], Sequence[str]],
     role: Role,
     *,
-    show: bool = False,
     advance: Advance = lambda texts: None,
 ) -> Generator[tuple[Item, Encoding], None, None]:
     """Encode chunks of any type in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
@@ -337,12 +316,11 @@ def encode_here(
         chunks: Consumed as needed.
         texts: The texts of a chunk.
         role: Queries or documents; decides the prompt.
-        show: Show the model's own progress bar for every chunk.
         advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
     """
-    if not isinstance(model, BiEncoder | ColBERT) or show:
+    if not isinstance(model, BiEncoder | ColBERT):
         for chunk in chunks:
-            encoding = model.encode_texts(given := list(texts(chunk)), role, progress=show)
+            encoding = model.encode_texts(given := list(texts(chunk)), role)
             advance(len(given))
             yield chunk, encoding
         return
@@ -389,7 +367,6 @@ def encode_chunks(
     role: Role,
     *,
     executor: Executor,
-    show: bool = False,
     advance: Advance = lambda texts: None,
 ) -> Generator[tuple[Sequence[str], Encoding], None, None]:
     """Encode chunks of texts, here or in workers, and yield the results in the order of the chunks; see `encode_here`.
@@ -401,7 +378,7 @@ def encode_chunks(
         WorkerError: Workers died repeatedly.
     """
     if role == "query" or not executor.remote:
-        with closing(encode_here(model, chunks, _texts_of_chunk, role, show=show, advance=advance)) as encoded:
+        with closing(encode_here(model, chunks, _texts_of_chunk, role, advance=advance)) as encoded:
             yield from encoded
         return
     threads, source = executor.threads(torch.get_num_threads()), iter(chunks)
@@ -416,19 +393,33 @@ def encode_chunks(
                 following += 1
 
 
-def stack_vectors(encoding: Encoding, card: ModelCard) -> tuple[DenseVectors, list[int]]:
-    """Return an encoding as one matrix, (T, d), and the number of rows per text.
+def stack_vectors(encoding: Encoding, card: ModelCard, texts: int) -> tuple[DenseVectors, NDArray[np.int64], int | None]:
+    """Return the vectors of an encoding as one float32 matrix, comparable by inner product.
+
+    Args:
+        encoding: Output of the model.
+        card: Card of the model.
+        texts: Number of texts that it encoded.
+
+    Returns:
+        The rows of all texts, (T, d), the number of rows of each, (B,), and the number of the first text with a row that is not finite.
 
     Raises:
-        ValueError: The width of the vectors differs from the model card.
+        ValueError: The width of the vectors differs from the model card, or their number from that of the texts.
     """
     if isinstance(encoding, DenseEncoding):
-        vectors, lengths = encoding.vectors, [1] * len(encoding.vectors)
+        given, lengths = encoding.vectors, np.ones(len(encoding.vectors), np.int64)
     else:
-        vectors, lengths = np.concatenate(encoding.vectors), [len(matrix) for matrix in encoding.vectors]
-    if vectors.ndim != 2 or vectors.shape[1] != card.dim:
-        raise ValueError(f"{card.source} returned vectors of width {vectors.shape[-1]}, its card says {card.dim}")
-    return vectors, lengths
+        given, lengths = np.concatenate(encoding.vectors), np.array([len(matrix) for matrix in encoding.vectors], np.int64)
+    if given.ndim != 2 or given.shape[1] != card.dim:
+        raise ValueError(f"{card.source} returned vectors of width {given.shape[-1]}, its card says {card.dim}")
+    if len(lengths) != texts:
+        raise ValueError(f"{card.source} returned vectors for {len(lengths)} texts, expected {texts}")
+    with np.errstate(over="ignore"):  # an overflow becomes infinity
+        vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
+    finite = np.isfinite(vectors).all(axis=1)
+    bad = None if finite.all() else int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))
+    return (vectors if bad is not None else comparable(vectors, card)), lengths, bad
 
 
 # The store.
@@ -463,23 +454,22 @@ class EmbeddingStore:
             texts: P texts, consumed in chunks; a text that occurs twice is encoded once.
             role: Queries and documents are stored separately.
             total: P if known, for the remaining time.
-            progress: Show a progress bar over all texts; without ``total``, the model's own bar for every chunk.
+            progress: Show a progress bar over all texts.
             description: Label of the bar; by default ``queries`` or ``documents``.
 
         Raises:
-            InputError: The folder cannot be written or belongs to another model, or a vector is not finite (names the text). Vectors
-                encoded before the error stay in the store.
+            InputError: The folder cannot be written, or a vector is not finite (names the text). Vectors encoded before the error stay in
+                the store.
             WorkerError: Workers died repeatedly.
             ValueError: The vectors contradict the model card.
         """
         limit = limit_of(self._folder)
         folder = VectorFolder(self._folder, model.card, role)
-        with progress_bar(description or PLURALS[role], total or 0, enabled=progress) as advance:
+        with progress_bar(description or PLURALS[role], total, enabled=progress) as advance:
             request = _EncodeRequest(folder, model.card, role, advance, self._limits)
-            shown = progress and total is None
             try:
                 chunks = request.chunks(texts)
-                with closing(encode_chunks(model, chunks, role, executor=self._executor, show=shown, advance=advance)) as encodings:
+                with closing(encode_chunks(model, chunks, role, executor=self._executor, advance=advance)) as encodings:
                     for chunk, encoding in encodings:
                         request.add(chunk, encoding)
             finally:
@@ -518,7 +508,7 @@ class _EncodeRequest:
         self._pending: list[str] = []
         self._pending_keys = text_keys([])
         self._in_progress: deque[Keys] = deque()
-        self._encoded: list[tuple[Keys, list[int], TextTokens, DenseVectors]] = []
+        self._encoded: list[tuple[Keys, NDArray[np.int64], TextTokens, DenseVectors]] = []
         self._committed = limits.clock()
 
     def chunks(self, texts: Iterable[str]) -> Iterator[Sequence[str]]:
@@ -570,14 +560,10 @@ class _EncodeRequest:
     def add(self, texts: Sequence[str], encoding: Encoding) -> None:
         """Take the vectors of the next chunk; write a shard if one is due."""
         keys, limits = self._in_progress.popleft(), self._limits
-        vectors, lengths = stack_vectors(encoding, self._card)
-        if len(lengths) != len(texts):
-            raise ValueError(f"{self._card.source} returned vectors for {len(lengths)} texts, expected {len(texts)}")
-        finite = np.isfinite(vectors).all(axis=1)
-        if not finite.all():
-            text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
-            raise InputError(f"{self._card.source}: the vector of the {self._role} {text[:60]!r} is not finite")
-        self._encoded.append((keys, lengths, encoding.tokens, comparable(vectors, self._card)))
+        vectors, lengths, bad = stack_vectors(encoding, self._card, len(texts))
+        if bad is not None:
+            raise InputError(f"{self._card.source}: the vector of the {self._role} {texts[bad][:60]!r} is not finite")
+        self._encoded.append((keys, lengths, encoding.tokens, vectors))
         count, size = sum(len(keys) for keys, *_ in self._encoded), sum(vectors.nbytes for *_, vectors in self._encoded)
         if count >= limits.shard_texts or size >= limits.shard_bytes or limits.clock() - self._committed >= limits.shard_seconds:
             self.commit()
@@ -586,7 +572,7 @@ class _EncodeRequest:
         """Write a shard of the vectors encoded since the last one. They are kept until then, so that a second attempt writes them."""
         if self._encoded:
             keys, lengths, tokens, vectors = zip(*self._encoded, strict=True)
-            self._folder.write(np.concatenate(keys), [*chain.from_iterable(lengths)], tokens, vectors)
+            self._folder.write(np.concatenate(keys), np.concatenate(lengths), tokens, vectors)
             self._encoded = []
             self._first.append(self._first[-1] + len(self._folder.shards[-1].lengths))
         self._committed = self._limits.clock()

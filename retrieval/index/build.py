@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +70,7 @@ from quiver.retrieval.index.pieces import (
     Model,
     Piece,
     PieceSizes,
+    Reading,
     SamplePiece,
     SegmentPiece,
     Source,
@@ -157,7 +158,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         engine(name, model.card).check(options.settings, model.card)
         settings = {"engine": name, "settings": dict(options.settings), "seed": options.seed}
         with _open_work_folder(writer, source, model.card, options, settings) as work:
-            build = _SegmentBuild(model, source, options, work, disk, executor=executor, progress=progress)
+            build = _SegmentBuild(model, source, options, work, disk, executor, progress)
             codec, codec_folder = build.codec(name)
             segments = build.merged(codec, build.pieces(codec, (name, codec_folder.folder)))
             if not sum(contents.vectors for _, contents in segments):
@@ -250,7 +251,12 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         if isinstance(corpus, Corpus):
             corpus = tell_apart(corpus, known, index)
         fields = FieldCheck(widened_types(path, before.policy.types, types or {}), on_type_error, is_index=True)
-        with _survey_corpus(writer, corpus, fields, index=index, replaced=replaced, progress=progress) as source:
+
+        def note_known_ids(chunk: list[Document]) -> None:
+            places = index.locate([document.id for document in chunk])
+            replaced.extend(document.id for document, place in zip(chunk, places, strict=True) if place is not None)
+
+        with _survey_corpus(writer, corpus, fields, look=note_known_ids, progress=progress) as source:
             if delete is None:
                 check_replaced(path, corpus, known, replaced, replace_existing=replace_existing)
                 replaced += _other_passages(index, corpus, replaced)
@@ -428,32 +434,20 @@ def _corpus_for_model(corpus: Any, model: Model, extended: Path | None = None) -
 @contextmanager
 def _survey_corpus(
     writer: StoreWriter,
-    corpus: str | Path | Iterable[Document],
+    corpus: Iterable[Document],
     fields: FieldCheck,
     *,
     spooled: bool = False,
-    index: IndexReader | None = None,
-    replaced: list[str] | None = None,
+    look: Callable[[list[Document]], None] = lambda chunk: None,
     progress: bool,
 ) -> Iterator[Source]:
-    """Read the corpus once and collect the ids that the index already has.
+    """Read the corpus once, see `survey`.
 
     The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
     """
-
-    def look(chunk: list[Document]) -> None:
-        advance(len(chunk))
-        if index is not None and replaced is not None:
-            ids = [document.id for document in chunk]
-            replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
-
     spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
     try:
-        with progress_bar("reading", None, enabled=progress) as advance:
-            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look, fields=fields)
-        fields.tell_nulls()
-        logger.info("%d documents to index", source.count)
-        yield source
+        yield survey(corpus, spool, disk=writer.disk, fields=fields, spooled=spooled, look=look, progress=progress)
     finally:
         if spool.exists():
             writer.disk.unlink(spool)
@@ -497,11 +491,8 @@ def _open_work_folder(
     writer: StoreWriter, source: Source, card: ModelCard, options: BuildOptions, settings: Mapping[str, Any]
 ) -> Iterator[WorkFolder]:
     """The work folder of a build or addition, named after all that decides the result; after an error it stays if pieces are encoded."""
-    policy, layout = options.policy, writer.layout
-    stored = {"use_title": policy.use_title, "store_text": policy.store_text, "fields": policy.fields, "types": policy.types}
-    whole = {**settings, **stored, "documents": source.sha256, "model": card.fingerprint}
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-    work = WorkFolder(layout.pieces(digest[:24]), writer.disk)
+    layout, whole = writer.layout, {**settings, **asdict(options.policy), "documents": source.sha256, "model": card.fingerprint}
+    work = WorkFolder(layout.pieces(hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]), writer.disk)
     if work.path.is_dir():
         logger.info("%s: resuming the interrupted build", layout.root)
     else:
@@ -561,12 +552,8 @@ def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> i
     doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
     Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
 
-    Args:
-        extents: Size of each segment without its deleted documents; the last one is the addition.
-        fits: Whether a merge that results in a segment of a given size is allowed.
-
-    Returns:
-        Number of the first segment to merge; the number of the addition if no merge is due.
+    ``extents`` are those of the documents that are not deleted, the addition last; ``fits`` says whether a merge of some size is allowed.
+    Returns the number of the first segment to merge, which is that of the addition if no merge is due.
 
     Example:
         >>> def first(*sizes):
@@ -582,16 +569,9 @@ def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> i
 
 
 def plan_pieces(lengths: NDArray[np.uint32], options: BuildOptions, card: ModelCard, codec: AnyCodec) -> list[list[int]]:
-    """Divide documents into pieces of chunks, which depend on the lengths of all texts and the options only.
+    """Divide documents into pieces of chunks; for each piece the end of each of its chunks as a document number, exclusive.
 
-    Args:
-        lengths: Characters of each document, (P,).
-        options: Sizes of chunks and pieces, and the memory limit, of which writing a piece may use half.
-        card: Card of the model that encodes.
-        codec: Codec of the index; it estimates the memory of writing a piece.
-
-    Returns:
-        For each piece the end of each of its chunks as a document number, exclusive.
+    ``lengths`` are the characters of each document, (P,). The codec estimates the memory of writing a piece: at most half of the limit.
     """
     sizes, count = options.pieces, len(lengths)
     most_documents = min(sizes.documents, max(sizes.least_documents, count // sizes.count))
@@ -620,57 +600,54 @@ def plan_pieces(lengths: NDArray[np.uint32], options: BuildOptions, card: ModelC
 _CODEC, _PLAN, _THREADS = "codec", "plan", "threads"
 
 
+@dataclass
 class _SegmentBuild:
     """Makes the codec, the pieces and the segments of a build or addition in its work folder."""
 
-    def __init__(
-        self,
-        model: Model,
-        source: Source,
-        options: BuildOptions,
-        work: WorkFolder,
-        disk: Disk,
-        *,
-        executor: Executor = IN_PROCESS,
-        progress: bool,
-    ) -> None:
-        self._model, self._card, self._source, self._options = model, model.card, source, options
-        self._work, self._disk, self._executor, self._progress = work, disk, executor, progress
-        self._sealed = sealed_pieces(work.path, disk)
-        self._sample: tuple[tuple[NDArray[np.int64], Path], ...] = ()
-        wanted = options.threads or executor.threads(torch.get_num_threads())
-        self._threads = self._agree(_THREADS, lambda: wanted)
-        if self._threads != wanted:
-            logger.info("resuming with %d threads per worker, the number that the build was started with", self._threads)
+    model: Model
+    source: Source
+    options: BuildOptions
+    work: WorkFolder
+    disk: Disk
+    executor: Executor = IN_PROCESS
+    progress: bool = False
+    sample: tuple[tuple[NDArray[np.int64], Path], ...] = ()  # encoded documents to train a codec, see `StoredSample`
+
+    def __post_init__(self) -> None:
+        self.card, self.sealed = self.model.card, sealed_pieces(self.work.path, self.disk)
+        wanted = self.options.threads or self.executor.threads(torch.get_num_threads())
+        self.threads = self._agree(_THREADS, lambda: wanted)
+        if self.threads != wanted:
+            logger.info("resuming with %d threads per worker, the number that the build was started with", self.threads)
 
     def _agree(self, name: str, choose: Callable[[], Any]) -> Any:
         """What a build was started with, as JSON; a new build chooses."""
-        found = self._work.find(name)
+        found = self.work.find(name)
         if found is None:
-            self._work.save(name, found := json.dumps(choose()).encode())
+            self.work.save(name, found := json.dumps(choose()).encode())
         return json.loads(found)
 
     def codec(self, name: str) -> tuple[AnyCodec, SealedFolder]:
         """Return the codec of an engine and its folder, trained now or before an interruption."""
-        wanted = engine(name, self._card).sample
-        if wanted(self._source.count):
-            self._sample = self._encode_sample("sample", self._choose_sample(wanted))
+        wanted = engine(name, self.card).sample
+        if wanted(self.source.count):
+            self.sample = self._encode_sample("sample", self._choose_sample(wanted))
         folder = self._finished(_CODEC)
         if folder is None:
-            with self._sealed.writing(_CODEC) as folder:
-                folder.about["holds"] = dict(self._train_codec(name).save(folder.folder, self._disk))
+            with self.sealed.writing(_CODEC) as folder:
+                folder.about["holds"] = dict(self._train_codec(name).save(folder.folder, self.disk))
         # Open the codec from its files even if it was just trained, as a resumed build does.
         return open_codec(name, folder.folder), folder
 
     def _choose_sample(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
         """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
-        count, mean, sizes, width = self._source.count, 1.0, self._options.pieces, 4 * self._card.dim
-        order = np.random.default_rng(self._options.seed).permutation(count)
-        if self._card.kind != "dense":
-            probe = StoredSample(self._encode_sample("probe", [np.sort(order[: sizes.probe_documents])]), self._card.dim)
+        count, mean, sizes, width = self.source.count, 1.0, self.options.pieces, 4 * self.card.dim
+        order = np.random.default_rng(self.options.seed).permutation(count)
+        if self.card.kind != "dense":
+            probe = StoredSample(self._encode_sample("probe", [np.sort(order[: sizes.probe_documents])]), self.card.dim)
             mean = max(float(probe.pieces[0][1].lengths.mean()), 1.0)
         # The sample may use half of the memory, training the other half.
-        best, fits = wanted(round(mean * count)), self._options.memory // (2 * width)
+        best, fits = wanted(round(mean * count)), self.options.memory // (2 * width)
         if fits < best:
             logger.warning(
                 "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
@@ -684,24 +661,21 @@ class _SegmentBuild:
         return tuple((part, piece.folder) for part, piece in zip(parts, made, strict=True))
 
     def _train_codec(self, name: str) -> AnyCodec:
-        count, dense = self._source.count, self._card.kind == "dense"
-        sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
-        if self._sample:
-            encoded = concatenate_encoded([encoded for _, encoded in StoredSample(self._sample, self._card.dim).pieces])
+        count, dense = self.source.count, self.card.kind == "dense"
+        sample, mean = Sample(np.zeros((0, self.card.dim), np.float32)), 0.0
+        if self.sample:
+            encoded = concatenate_encoded([encoded for _, encoded in StoredSample(self.sample, self.card.dim).pieces])
             sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
             mean = len(encoded.vectors) / len(encoded.lengths)
             if not len(sample.vectors):
                 raise InputError("none of the documents has a vector; there is nothing to index")
-        vectors, options = count if dense else round(mean * count), self._options
-        with clustering_on(device_of(self._model)), progress_bar("training", int(bool(self._sample)), enabled=self._progress):
-            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=options.settings, seed=options.seed)
+        vectors, options = count if dense else round(mean * count), self.options
+        with clustering_on(device_of(self.model)), progress_bar("training", int(bool(self.sample)), enabled=self.progress):
+            return train_codec(name, sample, self.card, documents=count, vectors=vectors, settings=options.settings, seed=options.seed)
 
     def pieces(self, codec: AnyCodec, stored: tuple[str, Path] | None = None) -> list[tuple[Path, Contents]]:
-        """Encode all documents and return the finished pieces, each with its folder; workers open the codec as ``stored``.
-
-        An `InputError` if a vector is not finite (names the document).
-        """
-        plan = self._agree(_PLAN, lambda: plan_pieces(self._source.lengths, self._options, self._card, codec))
+        """Encode all documents and return the finished pieces, each with its folder; workers open the codec as ``stored``."""
+        plan = self._agree(_PLAN, lambda: plan_pieces(self.source.lengths, self.options, self.card, codec))
         firsts = [0, *(ends[-1] for ends in plan)]
         pieces = [SegmentPiece(f"piece-{number:06d}", firsts[number], tuple(ends)) for number, ends in enumerate(plan)]
         return [(piece.folder, contents_of(piece)) for piece in self._make(pieces, "documents", codec=codec, stored=stored)]
@@ -714,55 +688,54 @@ class _SegmentBuild:
         missing = [piece for piece in pieces if found[piece.name] is None]
         if len(missing) < len(pieces):
             logger.info("%s: %d of %d pieces were finished before the interruption", description, len(pieces) - len(missing), len(pieces))
-        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
+        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self.progress) as advance:
             if len(missing) < len(pieces):
                 advance(sum(piece.documents for piece in pieces if found[piece.name] is not None))
             if missing:
-                remote, threads = self._executor.remote, self._threads
+                remote, threads = self.executor.remote, self.threads
                 for piece in missing:
-                    self._sealed.remove(piece.name)  # a damaged one
+                    self.sealed.remove(piece.name)  # a damaged one
                 task = MakePieces(
-                    folder=self._work.path,
-                    read_from=self._source.read_from,
-                    count=self._source.count,
-                    options=self._options,
-                    model=WorkerModel.of(self._model) if remote else self._model,
+                    folder=self.work.path,
+                    reading=Reading(self.source.read_from, self.source.count),
+                    options=self.options,
+                    model=WorkerModel.of(self.model) if remote else self.model,
                     threads=threads,
                     codec=stored if remote else codec,
-                    sample=self._sample,
-                    disk=REAL if remote else self._disk,
+                    sample=self.sample,
+                    disk=REAL if remote else self.disk,
                 )
                 with (
                     computing_with(torch.get_num_threads() if remote else threads),
-                    closing(self._executor.run(task, missing, threads=threads, advance=advance)) as finished,
+                    closing(self.executor.run(task, missing, threads=threads, advance=advance)) as finished,
                 ):
                     found.update((piece.name, folder) for piece, folder in finished)
         return [folder for folder in found.values() if folder is not None]
 
     def _finished(self, name: str) -> SealedFolder | None:
-        return self._sealed.finished(name, "this piece of the build is made again")
+        return self.sealed.finished(name, "this piece of the build is made again")
 
     def merged(
         self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
     ) -> list[tuple[Path, Contents]]:
         """Merge pieces into as few segments as the memory allows, or with some segments of the index, ``before``, into one."""
-        runs = [range(len(pieces))] if before else groups(codec, [_piece_extent(*piece) for piece in pieces], self._options.memory)
+        runs = [range(len(pieces))] if before else groups(codec, [_piece_extent(*piece) for piece in pieces], self.options.memory)
         segments: list[tuple[Path, Contents]] = []
-        with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self._progress) as advance:
+        with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self.progress) as advance:
             for run in runs:
                 chosen = pieces[run.start : run.stop]
                 if len(chosen) == 1 and not before:
                     segments.append(chosen[0])
                 else:
                     opened = [*before, *(self.open_segment(codec, *piece) for piece in chosen)]
-                    folder = self._work.scratch(f"segment-{len(segments):04d}")
-                    segments.append((folder, merge_segments(opened, codec, folder, self._disk)))
+                    folder = self.work.scratch(f"segment-{len(segments):04d}")
+                    segments.append((folder, merge_segments(opened, codec, folder, self.disk)))
                 advance(len(chosen))
         return segments
 
     def open_segment(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
         """Open a segment in the work folder."""
-        return open_segment(Files(folder), codec, contents.documents, self._options.policy)
+        return open_segment(Files(folder), codec, contents.documents, self.options.policy)
 
 
 def _piece_extent(folder: Path, contents: Contents) -> Extent:

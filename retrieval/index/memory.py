@@ -111,9 +111,8 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`."""
     given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
-    source = survey(documents, MEMORY / "spool", disk=disk, fields=(check := FieldCheck(options.types, options.on_type_error)))
+    source = survey(documents, MEMORY / "spool", disk=disk, fields=FieldCheck(options.types, options.on_type_error))
     options = replace(options, types=options.field_types(source.types))
-    check.tell_nulls()
     name = engine_name(options.engine, card, source.count)
     engine(name, card).check(options.settings, card)
     parts: list[tuple[Sequence[Document], Encoded]] = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import uuid
 from array import array
@@ -32,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.progress import Advance
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolder, SealedFolders
 from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.embedding_store import encode_here, stack_vectors
@@ -44,9 +45,10 @@ from quiver.retrieval.index.files import REAL, Disk, map_array, write_array
 from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.segments import Contents, SegmentFolderWriter
 from quiver.retrieval.index.store.reading import Policy
-from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, TextTokens, TokenCounts, TokenModel
+
+logger = logging.getLogger(__name__)
 
 Model: TypeAlias = DenseModel | TokenModel
 """A model of either kind; ``model.card.kind`` says which."""
@@ -61,31 +63,18 @@ class PieceSizes:
 
     The model encodes a chunk of documents in one call: enough to fill a batch, few enough that the progress bar moves every few seconds on
     a CPU. Batches are packed, not padded, so grouping more documents by length gave no measurable speedup. A piece is full when it reaches
-    one of its limits; a killed worker loses less than one piece. Small corpora have smaller pieces, about ``count`` of them, so that every
-    worker has something to do.
-
-    Attributes:
-        chunk_documents: Maximum number of documents in a chunk.
-        chunk_characters: A chunk ends when its texts have at least this many characters, about 250,000 tokens: the vectors of a chunk stay
-            in memory until they are written.
-        documents: Maximum number of documents in a piece.
-        characters: Characters of the texts of a piece.
-        vector_bytes: Size of the vectors of a piece, in bytes.
-        count: Number of pieces of a small corpus; it also limits the number of files that are open at once.
-        least_documents: Documents of a piece below which pieces are not made smaller.
-        probe_documents: Documents encoded to estimate the number of vectors per document.
-        sample_documents: Maximum number of documents in a piece of the training sample.
+    one of its limits; a killed worker loses less than one piece. Small corpora have smaller ones, so that every worker has something to do.
     """
 
     chunk_documents: int = 512
-    chunk_characters: int = 1 << 20
-    documents: int = 8192
+    chunk_characters: int = 1 << 20  # about 250,000 tokens, where a chunk ends: its vectors stay in memory until they are written
+    documents: int = 8192  # of a piece, as the next two
     characters: int = 8 << 20
     vector_bytes: int = 256 << 20
-    count: int = 256
-    least_documents: int = 512
-    probe_documents: int = 256
-    sample_documents: int = 2048
+    count: int = 256  # number of pieces of a small corpus; it also limits the number of files that are open at once
+    least_documents: int = 512  # of a piece, below which pieces are not made smaller
+    probe_documents: int = 256  # encoded to estimate the number of vectors per document
+    sample_documents: int = 2048  # of a piece of the training sample
 
 
 @dataclass(frozen=True)
@@ -220,6 +209,7 @@ def survey(
     fields: FieldCheck,
     spooled: bool = False,
     look: Callable[[list[Document]], None] = lambda chunk: None,
+    progress: bool = False,
 ) -> Source:
     """Read all documents once and check them.
 
@@ -231,6 +221,7 @@ def survey(
         fields: Checks the values of fields with known types; those of others are inferred.
         spooled: Whether to write any corpus to ``spool``, for workers that need random access to it.
         look: Called with every chunk.
+        progress: Show a bar.
 
     Raises:
         InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, a document cannot be written as JSON, or
@@ -244,14 +235,18 @@ def survey(
     read_from = _write_spool(read_again(0), spool, disk) if spooled or isinstance(given, Iterator) else read_again
     digest, lengths = hashlib.sha256(), array("I")
     stream = (document for _, document in unique(lambda: ((None, document) for document in read_from(0))))
-    while chunk := list(islice(stream, _CHUNK)):
-        for document in chunk:
-            digest.update(_document_line(document))
-            lengths.append(len(document.text))
-            fields.add(document)
-        look(chunk)
+    with progress_bar("reading", None, enabled=progress) as advance:
+        while chunk := list(islice(stream, _CHUNK)):
+            for document in chunk:
+                digest.update(_document_line(document))
+                lengths.append(len(document.text))
+                fields.add(document)
+            advance(len(chunk))
+            look(chunk)
     if not lengths:
         raise InputError("there are no documents to index")
+    fields.tell_nulls()
+    logger.info("%d documents to index", len(lengths))
     return Source(read_from, len(lengths), digest.hexdigest(), np.frombuffer(lengths, np.uint32), fields.types())
 
 
@@ -312,21 +307,16 @@ def encode(
 
     with closing(encode_here(model, chunks, contents, "document", advance=advance)) as encodings:
         for documents, encoding in encodings:
-            given, counts = stack_vectors(encoding, model.card)
-            with np.errstate(over="ignore"):  # an overflow becomes infinity, which is rejected below
-                vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
-            lengths, token_ids, dense = np.array(counts, np.int64), None, isinstance(encoding, DenseEncoding)
-            if len(lengths) != len(documents):
-                raise ValueError(f"{model.card.source} returned vectors for {len(lengths)} texts, expected {len(documents)}")
-            finite = np.isfinite(vectors).all(axis=1)
-            if not finite.all():
-                key = documents[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))].id
-                raise InputError(f"{'the' if dense else 'a token'} vector of document '{key}' is not finite; check the model")
+            vectors, lengths, bad = stack_vectors(encoding, model.card, len(documents))
+            if bad is not None:
+                what = "the vector" if isinstance(encoding, DenseEncoding) else "a token vector"
+                raise InputError(f"{what} of document '{documents[bad].id}' is not finite; check the model")
+            token_ids = None
             if not isinstance(encoding, DenseEncoding) and encoding.token_ids is not None:
                 token_ids = np.concatenate(encoding.token_ids)
                 if model.card.kind != "bm25":  # whose tokens are words
                     token_ids = token_ids.astype(np.uint32, copy=False)
-            yield documents, Encoded(comparable(vectors, model.card), lengths, token_ids, encoding.tokens)
+            yield documents, Encoded(vectors, lengths, token_ids, encoding.tokens)
 
 
 def concatenate_encoded(parts: Sequence[Encoded]) -> Encoded:
@@ -446,8 +436,7 @@ class MakePieces:
     """Task that makes pieces, in this process or in another one, which needs only the folder of the index on a shared file system."""
 
     folder: Path  # work folder of the build
-    read_from: Callable[[int], Iterator[Document]]
-    count: int  # number of documents
+    reading: Reading
     options: BuildOptions
     model: Model | WorkerModel  # the latter in another process, possibly on another machine
     threads: int  # of torch
@@ -477,8 +466,7 @@ class _PieceMaker:
     def __init__(self, task: MakePieces, model: Model, worker: str, advance: Advance) -> None:
         self._model, self._options, self._worker, self._advance, self._disk = model, task.options, worker, advance, task.disk
         self._codec = open_codec(*task.codec) if isinstance(task.codec, tuple) else task.codec
-        self._sample = StoredSample(task.sample, model.card.dim)
-        self._reading = Reading(task.read_from, task.count)
+        self._reading, self._sample = task.reading, StoredSample(task.sample, model.card.dim)
         self._sealed = sealed_pieces(task.folder, task.disk)
 
     def __call__(self, piece: Piece) -> SealedFolder:

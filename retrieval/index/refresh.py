@@ -8,7 +8,7 @@ resumes its encoding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -49,11 +49,19 @@ _REFUSED = "without --dry-run this would be refused: %s"
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Result of a refresh: the index, unchanged after a dry run, and numbers of documents."""
+    """Result of a refresh.
+
+    Attributes:
+        index: The index, unchanged after a dry run.
+        added: Number of new documents.
+        changed: Number of documents that were encoded again.
+        deleted: Number of documents that were deleted.
+        unchanged: Number of documents that stayed.
+    """
 
     index: IndexReader
     added: int
-    changed: int  # encoded again
+    changed: int
     deleted: int
     unchanged: int
 
@@ -113,18 +121,17 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         sources = _choose_sources(path, known.sources, source, options, force=True)
         logger.warning(_REFUSED, error)
     chosen = [(_open_source(path, each, tokens_of(model)), each) for each in sources]
-    work = _Comparison(index)
-    changes = chain.from_iterable(work.changes(corpus, each, trusted=trusted) for corpus, each in reversed(chosen))
     # What takes the place of another may be a wrong one, from which all documents are gone.
     replaced = [each for each in known.sources if each.source not in [other.source for other in sources]]
-    is_theirs = _owner_test(index, [corpus for corpus, _ in chosen], replaced)
     copied = any(has_no_path(each.source) or Path(each.source).exists() for each in replaced)
     limit = _SAFE if copied else None if force else 0.0 if replaced else _SAFE
-    gone = partial(work.gone, is_theirs=is_theirs, limit=limit, remedy="build the index again" if copied else "add --force")
+    work = _Comparison(index, [corpus for corpus, _ in chosen], replaced)
+    changes = chain.from_iterable(work.changes(corpus, each, trusted=trusted) for corpus, each in reversed(chosen))
+    gone = partial(work.gone, limit, "build the index again" if copied else "add --force")
     if dry_run:
         for _ in changes:
             pass
-        deleted, changed = work.gone(is_theirs=is_theirs, limit=None), index
+        deleted, changed = work.gone(None), index
         try:
             gone()
         except InputError as error:
@@ -132,10 +139,9 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     else:
         first = next(changes, None)
         if first is not None:
-            stream = chain([first], changes)
             changed = add_documents(
                 path,
-                stream,
+                chain([first], changes),
                 model,
                 replace_existing=True,
                 delete=gone,
@@ -208,6 +214,8 @@ class _Comparison:
     """Compares documents with those of an index, and remembers which of the index have been seen."""
 
     index: IndexReader
+    corpora: Sequence[Corpus]
+    replaced: Sequence[IndexSource]  # sources whose place others take
     added: int = 0
     changed: int = 0
     deleted: list[str] = field(default_factory=list)  # ids of documents that are gone, see `gone`
@@ -282,22 +290,21 @@ class _Comparison:
                 self.changed += 1
                 yield document
 
-    def gone(self, *, is_theirs: Callable[[str], bool], limit: float | None, remedy: str = "add --force") -> list[str]:
-        """Ids of the documents that were not seen, of those that ``is_theirs`` says came from the sources.
+    def gone(self, limit: float | None, remedy: str = "") -> list[str]:
+        """Ids of the documents that came from the sources and were not seen.
 
-        Args:
-            is_theirs: Whether a document with an id came from the sources.
-            limit: Largest share of the documents that may be deleted; None for any.
-            remedy: What to do if more should be.
-
-        Raises:
-            InputError: There are more, or with a limit any although nothing is left of a source.
+        Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are
+        not told from documents that were added from Python. An `InputError` with a remedy if they are more than a share of the documents,
+        ``limit``, or with a limit any although nothing is left of a source.
         """
+        begins = tuple(begin for corpus in self.corpora for begin in begins_of(corpus.options.label))
+        plain = [corpus for corpus in self.corpora if not corpus.options.label]
+        rows = not all(isinstance(corpus.read, FolderFiles) for corpus in plain) or not all(each.is_files for each in self.replaced)
         found = []
         for segment, seen in zip(self.index.segments, self._seen, strict=True):
             for row in np.flatnonzero(segment.kept & ~seen).tolist():
                 key = segment.documents.ids.strings[row]
-                if is_theirs(key):
+                if key.startswith(begins) or rows or (plain and FILE in (self.index.document(key).metadata or {})):
                     found.append(key)
         if limit is not None and (len(found) > limit * len(self.index) or (found and self.emptied)):
             nothing = f"nothing is left of {', '.join(self.emptied)}; " if self.emptied else ""
@@ -307,22 +314,6 @@ class _Comparison:
             )
         self.deleted = found
         return found
-
-
-def _owner_test(index: IndexReader, corpora: Sequence[Corpus], replaced: Sequence[IndexSource]) -> Callable[[str], bool]:
-    """Tells by its id whether a document came from one of the sources.
-
-    Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are not
-    told from documents that were added from Python.
-    """
-    begins = tuple(begin for corpus in corpora for begin in begins_of(corpus.options.label))
-    plain = [corpus for corpus in corpora if not corpus.options.label]
-    rows = not all(isinstance(corpus.read, FolderFiles) for corpus in plain) or not all(each.is_files for each in replaced)
-
-    def is_theirs(key: str) -> bool:
-        return key.startswith(begins) or rows or (bool(plain) and FILE in (index.document(key).metadata or {}))
-
-    return is_theirs
 
 
 def _metadata_as_json(document: Document) -> dict[str, object] | None:
