@@ -79,7 +79,11 @@ BERT_ATTENTION_OUTPUT = {
 }
 BERT_NAMES = {
     **BERT_EMBEDDINGS,
-    "layers.{}.attention.qkv": tuple(f"encoder.layer.{{}}.attention.self.{name}" for name in ("query", "key", "value")),
+    "layers.{}.attention.qkv": (
+        "encoder.layer.{}.attention.self.query",
+        "encoder.layer.{}.attention.self.key",
+        "encoder.layer.{}.attention.self.value",
+    ),
     **BERT_ATTENTION_OUTPUT,
     "layers.{}.mlp.up": ("encoder.layer.{}.intermediate.dense",),
     "layers.{}.mlp.down": ("encoder.layer.{}.output.dense",),

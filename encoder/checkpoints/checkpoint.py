@@ -19,8 +19,9 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.families import FORMATS
-from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_PICKLED, ADAPTER_WEIGHTS, local_folder
-from quiver.encoder.checkpoints.peft import base_folder, read_state
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_PICKLED, ADAPTER_WEIGHTS, base_folder, local_folder, read_weights
+from quiver.encoder.checkpoints.format import TensorNames
+from quiver.encoder.checkpoints.peft import add_adapter
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder, Uninitialized
@@ -79,6 +80,13 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
     state = read_state(folder, FORMATS[config.family].tensors)
     encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), strict=True, assign=True)
     return encoder.to(device=device, dtype=dtype).eval()
+
+
+def read_state(folder: Path, family: TensorNames) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint to the CPU, with its LoRA adapter added if it has one."""
+    base = base_folder(folder)
+    state = read_weights(base)
+    return add_adapter(folder, base, state, family) if (folder / ADAPTER_CONFIG).is_file() else state
 
 
 def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:

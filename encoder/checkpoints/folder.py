@@ -12,8 +12,10 @@ import pickle
 import re
 import struct
 import warnings
+from collections.abc import Mapping
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -209,3 +211,39 @@ def _complaint(error: Exception) -> str:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+
+
+def base_folder(folder: Path) -> Path:
+    """Return the folder of config.json and the weights: for an adapter without weights beside it, the folder of its base."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file() or any(file.is_file() for file in weight_files(folder)):
+        return folder
+    settings = read_json(path)
+    if (named := named_base(folder, settings)) is not None:
+        base = named
+    else:
+        revision = settings.get("revision")
+        try:
+            base = local_folder(_require_base_name(settings, path), revision=revision if isinstance(revision, str) else None)
+        except InputError as error:
+            raise InputError(f"{path}: the base of this LoRA adapter cannot be loaded: {error}") from error
+    if base.resolve() == folder.resolve() or (base / ADAPTER_CONFIG).is_file():
+        raise InputError(f"{path}: base_model_name_or_path must be a model without an adapter of its own, got {base}")
+    if not (base / "config.json").is_file():
+        raise InputError(f"{path}: the base of this LoRA adapter, {base}, has no config.json")
+    return base
+
+
+def _require_base_name(settings: Mapping[str, Any], path: Path) -> str:
+    name = settings.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: base_model_name_or_path must name the model that the adapter belongs to, got {name!r}")
+    return name
+
+
+def named_base(folder: Path, settings: Mapping[str, Any]) -> Path | None:
+    """Local folder that an adapter names as its base: from the working directory, as in PEFT, or from the adapter's folder."""
+    name = settings.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        return None
+    return next((path for path in (Path(name).expanduser(), folder / name) if (path / "config.json").is_file()), None)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, adapter_file, local_folder, read_tensors, read_weights, weight_files
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, adapter_file, named_base, read_tensors, read_weights, weight_files
 from quiver.encoder.checkpoints.format import TensorNames
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
@@ -54,60 +54,19 @@ _PARTS = {
 }
 
 
-def base_folder(folder: Path) -> Path:
-    """Return the folder of config.json and the weights: for an adapter without weights beside it, the folder of its base."""
-    path = folder / ADAPTER_CONFIG
-    if not path.is_file() or any(file.is_file() for file in weight_files(folder)):
-        return folder
-    settings = read_json(path)
-    if (named := _named_base(folder, settings)) is not None:
-        base = named
-    else:
-        revision = settings.get("revision")
-        try:
-            base = local_folder(_base_name(settings, path), revision=revision if isinstance(revision, str) else None)
-        except InputError as error:
-            raise InputError(f"{path}: the base of this LoRA adapter cannot be loaded: {error}") from error
-    if base.resolve() == folder.resolve() or (base / ADAPTER_CONFIG).is_file():
-        raise InputError(f"{path}: base_model_name_or_path must be a model without an adapter of its own, got {base}")
-    if not (base / "config.json").is_file():
-        raise InputError(f"{path}: the base of this LoRA adapter, {base}, has no config.json")
-    return base
-
-
-def _base_name(settings: Mapping[str, Any], path: Path) -> str:
-    name = settings.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{path}: base_model_name_or_path must name the model that the adapter belongs to, got {name!r}")
-    return name
-
-
-def _named_base(folder: Path, settings: Mapping[str, Any]) -> Path | None:
-    """Local folder that an adapter names as its base: from the working directory, as in PEFT, or from the adapter's folder."""
-    name = settings.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        return None
-    return next((path for path in (Path(name).expanduser(), folder / name) if (path / "config.json").is_file()), None)
-
-
-def read_state(folder: Path, family: TensorNames) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint to the CPU, with its LoRA adapter added if it has one."""
-    base = base_folder(folder)
-    state = read_weights(base)
-    path = folder / ADAPTER_CONFIG
-    if not path.is_file():
-        return state
+def add_adapter(folder: Path, base: Path, state: dict[str, Tensor], family: TensorNames) -> dict[str, Tensor]:
+    """Add the LoRA adapter of a folder to the tensors of its base, which may lie in the same folder."""
     adapter = _Adapter.read(folder)
     if base == folder:
         _check_base(folder, adapter.settings, state, family)
     merged = _merged(state, adapter, family)
-    logger.info("%s: added the LoRA adapter of %d matrices to the weights of %s", path, len(adapter.updates), base)
+    logger.info("%s: added the LoRA adapter of %d matrices to the weights of %s", folder / ADAPTER_CONFIG, len(adapter.updates), base)
     return merged
 
 
 def _check_base(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor], family: TensorNames) -> None:
     """Refuse weights beside an adapter that are not those of its base, such as weights to which it has been added already."""
-    base = _named_base(folder, settings)
+    base = named_base(folder, settings)
     if base is None or base.resolve() == folder.resolve() or not any(file.is_file() for file in weight_files(base)):
         return
     ours, theirs = ({family.current_name(key): tensor for key, tensor in each.items()} for each in (state, read_weights(base)))

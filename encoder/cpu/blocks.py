@@ -32,7 +32,7 @@ from quiver.encoder.attention import attend
 from quiver.encoder.attention.dispatch import VARIABLE
 from quiver.encoder.attention.layout import join_qkv
 from quiver.encoder.cpu.attention import is_supported as attention_is_supported
-from quiver.encoder.cpu.kernels import amx_kernels_run, int8_kernels_run, kernels_available
+from quiver.encoder.cpu.kernels import amx_kernels_run, int8_kernels_run
 from quiver.encoder.cpu.linear import (
     MATRICES,
     Linear,
@@ -46,7 +46,7 @@ from quiver.encoder.cpu.linear import (
     product_gradients,
     weight_dtype,
 )
-from quiver.encoder.cpu.support import WIDTH_MULTIPLE, is_plain
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE, is_plain, kernels_available
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import MLP, Block, RotaryRows, SelfAttention, has_hooks
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated_backward, rotate_

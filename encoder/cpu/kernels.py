@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from quiver.encoder.cpu.support import ASSUMED, CACHES, cpu_question, has_amx, has_fast_bfloat16, has_fma, openmp_launcher
+from quiver.encoder.cpu.support import ASSUMED, CACHES, cpu_question, has_amx, has_fast_bfloat16, kernels_available
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +44,6 @@ def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
 def _forget() -> None:
     for answer in CACHES.values():
         answer.cache_clear()
-
-
-@cpu_question
-def kernels_available() -> bool:
-    """Return whether the kernels should run here, without loading them."""
-    return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
 
 
 @cpu_question

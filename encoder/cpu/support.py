@@ -9,6 +9,7 @@ Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import platform
 from collections.abc import Callable
@@ -154,6 +155,12 @@ def openmp_launcher() -> Launch | None:
     launch.restype = None
     found: Launch = launch
     return found
+
+
+@cpu_question
+def kernels_available() -> bool:
+    """Return whether the compiled kernels should run here, without loading them."""
+    return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
 
 
 def run_on_threads(function: int, argument: int, threads: int) -> None:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import write_checkpoint
+from quiver.encoder.checkpoints.checkpoint import read_state, write_checkpoint
 from quiver.encoder.checkpoints.families import FORMATS
-from quiver.encoder.checkpoints.peft import base_folder, read_state
+from quiver.encoder.checkpoints.folder import base_folder
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json

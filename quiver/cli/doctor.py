@@ -140,7 +140,7 @@ def _attention_call(device: str, dtype: torch.dtype, *, gradients: bool = False)
 
     from quiver.encoder.attention import AttentionCall
     from quiver.encoder.attention.flash import installed, missing
-    from quiver.encoder.cpu.kernels import kernels_available
+    from quiver.encoder.cpu.support import kernels_available
 
     if device == "cpu":
         return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))

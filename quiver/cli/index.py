@@ -67,7 +67,7 @@ def build(
     from quiver.retrieval.data.source import STANDARD_INPUT, open_corpus, tokens_of
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
-    from quiver.retrieval.models.index_model import load_index_model
+    from quiver.retrieval.models.loading import load_index_model
 
     chosen = parse_engine(engine)
     layout = BuildOptions(chosen.name, chosen.settings, seed, memory, use_title, store_text, field or None, calibrate, threads)

@@ -232,7 +232,7 @@ class IndexModel:
 
     def load(self, index: IndexReader, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
         """Load it; it must fit the index."""
-        from quiver.retrieval.models.index_model import load_index_model
+        from quiver.retrieval.models.loading import load_index_model
 
         return load_index_model(index.manifest.model, self.model, device=self.device, batch_tokens=batch_tokens)
 

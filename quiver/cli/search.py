@@ -187,8 +187,11 @@ def _read_queries(text: str | None, queries: Path | None, rename: Mapping[str, s
 
     if rename and queries is None:
         raise InputError("--rename names fields of --queries; pass --queries FILE too, or remove --rename")
-    check_names_of(rename, [queries])
-    found = [Query("query", check_utf8(text, "the query"))] if text is not None else list(read_queries(queries or Path(), rename))
+    if queries is None:
+        found = [Query("query", check_utf8(text or "", "the query"))]
+    else:
+        check_names_of(rename, [queries])
+        found = list(read_queries(queries, rename))
     if blank := next((query for query in found if not query.text.strip()), None):
         raise InputError("the query is blank; pass a text to search for" if queries is None else f"{queries}: query '{blank.id}' is blank")
     return found

@@ -490,7 +490,7 @@ def _open_system(
     """Open what searches for negatives: a model, an index with its own model, or BM25."""
     from quiver.retrieval.index import open_index
     from quiver.retrieval.models.bm25 import BM25, NAME
-    from quiver.retrieval.models.index_model import load_index_model
+    from quiver.retrieval.models.loading import load_index_model
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
     if model is None and folder is None:

@@ -96,8 +96,7 @@ from quiver.retrieval.index.sources import (
 )
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, CodecEntry, Manifest, SegmentEntry, entries, is_resumable, verify_files
 from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, StoreWriter, writing
-from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import WorkerModel
+from quiver.retrieval.models.loading import WorkerModel, load_index_model
 from quiver.retrieval.models.pretrained import with_absolute_source
 from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard
 

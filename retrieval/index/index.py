@@ -371,7 +371,7 @@ class IndexReader:
             384
         """
         if self._model is None:
-            from quiver.retrieval.models.index_model import load_index_model
+            from quiver.retrieval.models.loading import load_index_model
 
             try:
                 loaded = load_index_model(self.manifest.model)
@@ -658,7 +658,7 @@ class IndexReader:
             ...     print(str(error).partition(": ")[2])
             no document has the field 'colour' to filter by; there are year (integer)
         """
-        chosen = as_filter(filter)
+        chosen = None if filter is None else as_filter(filter)
         if chosen is not None and self.segments:
             chosen.check(self.schema)
         return chosen

@@ -51,7 +51,7 @@ from quiver.retrieval.index.store.reading import (
     verify_file,
 )
 from quiver.retrieval.index.store.writing import StoreWriter, unreferenced, writing
-from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import Document
 
 logger = logging.getLogger(__name__)

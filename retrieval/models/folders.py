@@ -17,15 +17,13 @@ from typing import Any, cast, get_args
 import torch
 
 from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
-from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, local_folder
-from quiver.encoder.checkpoints.peft import base_folder
+from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, base_folder, local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, warn_once
 from quiver.retrieval.models.bm25 import NAME
 from quiver.retrieval.models.export.sentence_transformers import first_module, read_dense, read_multi_vector, read_pylate, read_tokenizer
-from quiver.retrieval.models.export.stanford import is_stanford, load_stanford_encoder, read_stanford
-from quiver.retrieval.models.onnx_model import is_onnx_export
-from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelFolder, ModelOptions
+from quiver.retrieval.models.export.stanford import load_stanford_encoder, read_stanford
+from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelFolder, ModelOptions, is_onnx_export, is_stanford
 from quiver.retrieval.records import Dtype
 
 logger = logging.getLogger(__name__)

@@ -22,20 +22,16 @@ from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens
+from quiver.retrieval.models.options import ONNX_SETTINGS
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, ModelCard, Role
 
 SCHEMA = "quiver-onnx/1"
 """Value of ``schema`` in ``onnx_config.json``."""
 
-GRAPH, SETTINGS = "model.onnx", "onnx_config.json"
+GRAPH = "model.onnx"
 
 # Tokens of a batch, padding included.
 _BATCH_TOKENS = 4096
-
-
-def is_onnx_export(source: str | Path) -> bool:
-    """Test whether a folder is an ONNX export of Quiver."""
-    return (expand_home(source) / SETTINGS).is_file()
 
 
 class _RoleSettings(NamedTuple):
@@ -64,9 +60,9 @@ class OnnxModel:
     """
 
     def __init__(self, folder: str | Path, *, batch_tokens: int | None = None) -> None:
-        path = expand_home(folder) / SETTINGS
+        path = expand_home(folder) / ONNX_SETTINGS
         if not path.is_file():
-            raise InputError(f"{folder}: not an ONNX export: it has no {SETTINGS}; write one with quiver export --layout onnx")
+            raise InputError(f"{folder}: not an ONNX export: it has no {ONNX_SETTINGS}; write one with quiver export --layout onnx")
         settings = read_json(path)
         if settings.get("schema") != SCHEMA:
             raise InputError(f"{path}: schema must be {SCHEMA}, got {settings.get('schema')!r}; export the model again")

@@ -9,11 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.files import expand_home, read_json
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.pooling import Projection
 
 Kind = Literal["dense", "colbert"]
+
+ONNX_SETTINGS = "onnx_config.json"
+"""Settings of a folder that ``quiver export --layout onnx`` wrote."""
+
+STANFORD_ARCHITECTURE = "HF_ColBERT"
+"""``architectures`` of a config.json that Stanford's ColBERT has written."""
+
+
+def is_onnx_export(source: str | Path) -> bool:
+    """Test whether a folder is an ONNX export of Quiver."""
+    return (expand_home(source) / ONNX_SETTINGS).is_file()
+
+
+def is_stanford(folder: Path) -> bool:
+    """Test whether config.json names the class of Stanford's ColBERT."""
+    path = folder / "config.json"
+    return path.is_file() and read_json(path).get("architectures") == [STANFORD_ARCHITECTURE]
 
 
 @dataclass(frozen=True)

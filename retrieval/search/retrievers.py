@@ -29,7 +29,7 @@ from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, encoded_queries, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
-from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,

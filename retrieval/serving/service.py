@@ -18,8 +18,7 @@ from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.bm25 import NAME
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.search.search import check_fusible, differing_documents
 from quiver.retrieval.serving.indexes import ServedIndex, open_generation

@@ -20,7 +20,7 @@ from quiver.cli.main import OneLineFormatter
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.attention import flash
-from quiver.encoder.cpu.kernels import kernels_available
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError
 from quiver.retrieval.models import folders

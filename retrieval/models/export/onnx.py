@@ -33,7 +33,8 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.files import write_json
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.onnx_model import GRAPH, SCHEMA, SETTINGS
+from quiver.retrieval.models.onnx_model import GRAPH, SCHEMA
+from quiver.retrieval.models.options import ONNX_SETTINGS
 
 TOLERANCE = 1e-4
 """Maximum difference of a coordinate from the model's; for vectors longer than 1 relative to the largest coordinate."""
@@ -98,7 +99,7 @@ def write_onnx(folder: Path, model: BiEncoder | ColBERT, *, tolerance: float = T
     model.tokenizer.save(folder)
     versions = {name: installed_version(name) for name in ("torch", *LIBRARIES)}
     checked = {"largest_difference": largest, "shapes": [list(shape) for shape in shapes], "versions": versions}
-    write_json(folder / SETTINGS, _describe_graph(model) | {"check": checked})
+    write_json(folder / ONNX_SETTINGS, _describe_graph(model) | {"check": checked})
 
 
 def require_libraries(names: Sequence[str] = LIBRARIES) -> None:

@@ -19,28 +19,18 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
+from quiver.encoder.checkpoints.checkpoint import from_hf_state, read_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.families import FORMATS
-from quiver.encoder.checkpoints.peft import read_state
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.export.sentence_transformers import FolderSettings, read_settings, unsupported_by_pylate, with_strip
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import STANFORD_ARCHITECTURE, ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 
-STANFORD_ARCHITECTURE = "HF_ColBERT"
-"""``architectures`` of a config.json that Stanford's ColBERT has written."""
-
 METADATA = "artifact.metadata"
 LINEAR = "linear.weight"
-
-
-def is_stanford(folder: Path) -> bool:
-    """Test whether config.json names Stanford's class."""
-    path = folder / "config.json"
-    return path.is_file() and read_json(path).get("architectures") == [STANFORD_ARCHITECTURE]
 
 
 class _Metadata(FolderSettings):

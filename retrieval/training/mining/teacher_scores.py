@@ -29,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
-from quiver.encoder.checkpoints.peft import base_folder
+from quiver.encoder.checkpoints.folder import base_folder, has_safetensors, local_folder, read_weights, weight_files
 from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar

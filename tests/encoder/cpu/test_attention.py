@@ -19,7 +19,7 @@ from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu.attention import is_supported
-from quiver.encoder.cpu.kernels import kernels_available
+from quiver.encoder.cpu.support import kernels_available
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from quiver.encoder import Encoder, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
-from quiver.encoder.cpu.kernels import assume, kernels_available
+from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.ops import rotate_, rotate_reference
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, multiplies_bfloat16
-from quiver.encoder.cpu.kernels import amx_kernels_run, assume, kernels_available
+from quiver.encoder.cpu.kernels import amx_kernels_run, assume
 from quiver.encoder.cpu.linear import PrepackedLinear, has_plain_layout
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.layers import Block
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
-from quiver.encoder.cpu.kernels import assume, kernels_available
+from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size, int8_levels
+from quiver.encoder.cpu.support import kernels_available
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, compile_encoder
 from quiver.encoder.cpu.blocks import training_unsupported_reason
-from quiver.encoder.cpu.kernels import kernels_available
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.cpu.kernels import kernels_available
+from quiver.encoder.cpu.support import kernels_available
 from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import IndexReader, add_documents, build_index, open_index, refresh_index
-from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.index import Index
 

@@ -20,8 +20,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model
 from quiver.retrieval.models.folders import default_dtype, read_model_folder
-from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import WorkerModel, load_model
+from quiver.retrieval.models.loading import WorkerModel, load_index_model, load_model
 from quiver.retrieval.models.options import ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Dtype

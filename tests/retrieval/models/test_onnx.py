@@ -25,8 +25,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, export_model
 from quiver.retrieval.models.export.onnx import TOLERANCE, compare, require_libraries, write_onnx
 from quiver.retrieval.models.folders import load_parts
-from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import WorkerModel, build_model, load_model
+from quiver.retrieval.models.loading import WorkerModel, build_model, load_index_model, load_model
 from quiver.retrieval.models.onnx_model import OnnxModel
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection

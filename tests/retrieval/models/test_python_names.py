@@ -16,8 +16,7 @@ from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import build_index, open_index, refresh_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.index_model import load_index_model
-from quiver.retrieval.models.loading import WorkerModel
+from quiver.retrieval.models.loading import WorkerModel, load_index_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
