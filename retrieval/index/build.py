@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,8 +158,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         settings = {"engine": name, "settings": dict(options.settings), "seed": options.seed}
         with _open_work_folder(writer, source, model.card, options, settings) as work:
             build = _SegmentBuild(model, source, options, work, disk, executor, progress)
-            codec, codec_folder = build.codec(name)
-            segments = build.merged(codec, build.pieces(codec, (name, codec_folder.folder)))
+            codec_folder = build.train_codec(name)
+            segments, codec = build.merged(build.pieces()), build.codec
             if not sum(contents.vectors for _, contents in segments):
                 work.remove()  # the same build would fail again, so there is nothing to resume
                 raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
@@ -168,7 +168,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             draft = Manifest(0, "", "build", versions(), card, options.policy, entry, uncommitted)
             if options.calibrate and is_approximate(codec):
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
-                index = IndexReader(out, draft, codec, [build.open_segment(codec, *segment) for segment in segments])
+                index = IndexReader(out, draft, codec, [build.open_segment(*segment) for segment in segments])
                 draft = replace(draft, calibration=_measure_recall(index, begun, options.memory, options.seed, progress=progress))
             forget_sources(out, disk)
             entry = writer.add_codec(codec_folder.folder, name, codec.parameters, codec_folder.about["holds"])
@@ -274,13 +274,14 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
             index = open_manifest(writer.layout, replace(before, policy=options.policy))
             with _open_work_folder(writer, source, model.card, options, {"codec": before.codec.name}) as work:
                 build = _SegmentBuild(model, source, options, work, disk, progress=progress)
-                made = build.pieces(index.codec)
+                build.codec = index.codec
+                made = build.pieces()
                 stay, join = _divide_segments(writer, index, _without_documents(index, replaced), made, memory)
-                segments = build.merged(index.codec, made, before=join)
+                segments = build.merged(made, before=join)
                 staying = [entry for _, entry in stay]
                 drafted = (*staying, *_uncommitted_entries(segments))
                 draft = replace(before, operation="add", versions=versions(), policy=options.policy, segments=drafted)
-                opened = [*(segment for segment, _ in stay), *(build.open_segment(index.codec, *segment) for segment in segments)]
+                opened = [*(segment for segment, _ in stay), *(build.open_segment(*segment) for segment in segments)]
                 draft = _measure_recall_again(draft, index, opened, begun, memory, progress=progress)
                 writer.commit(replace(draft, segments=(*staying, *_add_segments(writer, segments))))
                 work.remove()
@@ -610,6 +611,7 @@ class _SegmentBuild:
     disk: Disk
     executor: Executor = IN_PROCESS
     progress: bool = False
+    codec: AnyCodec = field(init=False)
     sample: tuple[tuple[NDArray[np.int64], Path], ...] = ()  # encoded documents to train a codec, see `StoredSample`
 
     def __post_init__(self) -> None:
@@ -626,17 +628,28 @@ class _SegmentBuild:
             self.work.save(name, found := json.dumps(choose()).encode())
         return json.loads(found)
 
-    def codec(self, name: str) -> tuple[AnyCodec, SealedFolder]:
-        """Return the codec of an engine and its folder, trained now or before an interruption."""
-        wanted = engine(name, self.card).sample
-        if wanted(self.source.count):
+    def train_codec(self, name: str) -> SealedFolder:
+        """Train the codec of an engine, or open the one that was trained before an interruption; return its folder."""
+        wanted, count, dense = engine(name, self.card).sample, self.source.count, self.card.kind == "dense"
+        if wanted(count):
             self.sample = self._encode_sample("sample", self._choose_sample(wanted))
         folder = self._finished(_CODEC)
         if folder is None:
+            sample, mean = Sample(np.zeros((0, self.card.dim), np.float32)), 0.0
+            if self.sample:
+                encoded = concatenate_encoded([encoded for _, encoded in StoredSample(self.sample, self.card.dim).pieces])
+                sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
+                mean = len(encoded.vectors) / len(encoded.lengths)
+                if not len(sample.vectors):
+                    raise InputError("none of the documents has a vector; there is nothing to index")
+            settings, seed, vectors = self.options.settings, self.options.seed, count if dense else round(mean * count)
+            with clustering_on(device_of(self.model)), progress_bar("training", int(bool(self.sample)), enabled=self.progress):
+                codec = train_codec(name, sample, self.card, documents=count, vectors=vectors, settings=settings, seed=seed)
             with self.sealed.writing(_CODEC) as folder:
-                folder.about["holds"] = dict(self._train_codec(name).save(folder.folder, self.disk))
-        # Open the codec from its files even if it was just trained, as a resumed build does.
-        return open_codec(name, folder.folder), folder
+                folder.about["holds"] = dict(codec.save(folder.folder, self.disk))
+        # Open the codec from its files even if it was just trained, as a resumed build and workers do.
+        self.codec, self.stored_codec = open_codec(name, folder.folder), (name, folder.folder)
+        return folder
 
     def _choose_sample(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
         """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
@@ -659,29 +672,15 @@ class _SegmentBuild:
         made = self._make([SamplePiece(f"{name}-{number:04d}", part) for number, part in enumerate(parts)], name)
         return tuple((part, piece.folder) for part, piece in zip(parts, made, strict=True))
 
-    def _train_codec(self, name: str) -> AnyCodec:
-        count, dense = self.source.count, self.card.kind == "dense"
-        sample, mean = Sample(np.zeros((0, self.card.dim), np.float32)), 0.0
-        if self.sample:
-            encoded = concatenate_encoded([encoded for _, encoded in StoredSample(self.sample, self.card.dim).pieces])
-            sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
-            mean = len(encoded.vectors) / len(encoded.lengths)
-            if not len(sample.vectors):
-                raise InputError("none of the documents has a vector; there is nothing to index")
-        vectors, options = count if dense else round(mean * count), self.options
-        with clustering_on(device_of(self.model)), progress_bar("training", int(bool(self.sample)), enabled=self.progress):
-            return train_codec(name, sample, self.card, documents=count, vectors=vectors, settings=options.settings, seed=options.seed)
-
-    def pieces(self, codec: AnyCodec, stored: tuple[str, Path] | None = None) -> list[tuple[Path, Contents]]:
-        """Encode all documents and return the finished pieces, each with its folder; workers open the codec as ``stored``."""
-        plan = self._agree(_PLAN, lambda: plan_pieces(self.source.lengths, self.options, self.card, codec))
+    def pieces(self) -> list[tuple[Path, Contents]]:
+        """Encode all documents and return the finished pieces, each with its folder."""
+        plan = self._agree(_PLAN, lambda: plan_pieces(self.source.lengths, self.options, self.card, self.codec))
         firsts = [0, *(ends[-1] for ends in plan)]
         pieces = [SegmentPiece(f"piece-{number:06d}", firsts[number], tuple(ends)) for number, ends in enumerate(plan)]
-        return [(piece.folder, contents_of(piece)) for piece in self._make(pieces, "documents", codec=codec, stored=stored)]
+        made = self._make(pieces, "documents", self.stored_codec if self.executor.remote else self.codec)
+        return [(piece.folder, contents_of(piece)) for piece in made]
 
-    def _make(
-        self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, stored: tuple[str, Path] | None = None
-    ) -> list[SealedFolder]:
+    def _make(self, pieces: Sequence[Piece], description: str, codec: AnyCodec | tuple[str, Path] | None = None) -> list[SealedFolder]:
         """Return pieces in the order given; those that are not finished are made."""
         found = {piece.name: self._finished(piece.name) for piece in pieces}
         missing = [piece for piece in pieces if found[piece.name] is None]
@@ -700,7 +699,7 @@ class _SegmentBuild:
                     options=self.options,
                     model=WorkerModel.of(self.model) if remote else self.model,
                     threads=threads,
-                    codec=stored if remote else codec,
+                    codec=codec,
                     sample=self.sample,
                     disk=REAL if remote else self.disk,
                 )
@@ -714,11 +713,9 @@ class _SegmentBuild:
     def _finished(self, name: str) -> SealedFolder | None:
         return self.sealed.finished(name, "this piece of the build is made again")
 
-    def merged(
-        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
-    ) -> list[tuple[Path, Contents]]:
+    def merged(self, pieces: Sequence[tuple[Path, Contents]], before: Sequence[OpenSegment] = ()) -> list[tuple[Path, Contents]]:
         """Merge pieces into as few segments as the memory allows, or with some segments of the index, ``before``, into one."""
-        runs = [range(len(pieces))] if before else groups(codec, [_piece_extent(*piece) for piece in pieces], self.options.memory)
+        runs = [range(len(pieces))] if before else groups(self.codec, [_piece_extent(*piece) for piece in pieces], self.options.memory)
         segments: list[tuple[Path, Contents]] = []
         with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self.progress) as advance:
             for run in runs:
@@ -726,15 +723,15 @@ class _SegmentBuild:
                 if len(chosen) == 1 and not before:
                     segments.append(chosen[0])
                 else:
-                    opened = [*before, *(self.open_segment(codec, *piece) for piece in chosen)]
+                    opened = [*before, *(self.open_segment(*piece) for piece in chosen)]
                     folder = self.work.scratch(f"segment-{len(segments):04d}")
-                    segments.append((folder, merge_segments(opened, codec, folder, self.disk)))
+                    segments.append((folder, merge_segments(opened, self.codec, folder, self.disk)))
                 advance(len(chosen))
         return segments
 
-    def open_segment(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
+    def open_segment(self, folder: Path, contents: Contents) -> OpenSegment:
         """Open a segment in the work folder."""
-        return open_segment(Files(folder), codec, contents.documents, self.options.policy)
+        return open_segment(Files(folder), self.codec, contents.documents, self.options.policy)
 
 
 def _piece_extent(folder: Path, contents: Contents) -> Extent:

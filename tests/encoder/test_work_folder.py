@@ -19,7 +19,7 @@ from filelock import FileLock
 from quiver.encoder import InputError
 from quiver.encoder.disk import RealDisk
 from quiver.encoder.files import file_sha256
-from quiver.encoder.work_folder import SEAL, SealedFolders, describe_changes, exclusive_lock, open_work, setting_changes, writable
+from quiver.encoder.work_folder import SEAL, SealedFolders, describe_changes, exclusive_lock, open_work, setting_changes
 
 WAIT = "wait for it"
 WORK = ".work"
@@ -109,13 +109,6 @@ def test_a_folder_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match="file: is a file; --out must name a folder"), open_work(tmp_path / "file", WORK, {}, doing=""):
         pass
-
-
-def test_errors_of_a_disk_are_one_line(tmp_path: Path) -> None:
-    for number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
-        line = rf"^{tmp_path}: cannot be written \({os.strerror(number)}\); free space$"
-        with pytest.raises(InputError, match=line), writable(tmp_path, "free space"):
-            raise OSError(number, os.strerror(number))
 
 
 # Settings.

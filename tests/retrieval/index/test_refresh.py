@@ -104,12 +104,6 @@ def test_a_change_of_lines_alone_is_a_change(root: Path, index: Path, tmp_path: 
     assert same_as_new(index, root, tmp_path)
 
 
-def test_files_that_are_only_deleted_need_no_model(root: Path, index: Path, tmp_path: Path) -> None:
-    (root / "e.py").unlink()
-    assert refresh_index(index, Counting(fail_after=0)).deleted == 1
-    assert same_as_new(index, root, tmp_path)
-
-
 def test_unchanged_files_are_not_cut_again(root: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quiver.retrieval.data import files
 
@@ -122,12 +116,10 @@ def test_unchanged_files_are_not_cut_again(root: Path, index: Path, monkeypatch:
     assert read == ["3.md"]
 
 
-@pytest.mark.parametrize("change", ["delete", "add", "compact"])
+@pytest.mark.parametrize("change", ["add", "compact"])
 def test_after_another_change_of_the_index_every_document_is_compared(root: Path, index: Path, tmp_path: Path, change: str) -> None:
     key = "d/3.md#1"
-    if change == "delete":
-        delete_documents(index, [key])
-    elif change == "add":
+    if change == "add":
         add_documents(index, [Document(key, "wrong", "", {"file": "d/3.md"})], Counting(), replace_existing=True)
     else:
         delete_documents(index, ["d/3.md#1", "d/4.md#1"])
@@ -222,16 +214,6 @@ def test_an_edited_copy_takes_the_place_of_the_folder_if_forced(
         refresh_index(index, Counting(), tmp_path / "other", force=True)
 
 
-def test_rows_of_a_table_are_gone_when_a_folder_takes_its_place(root: Path, tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    table.write_text("id,text\n1,one\n2,two\n")
-    build_index(table, Counting(), tmp_path / "index")
-    table.unlink()
-    done = refresh_index(tmp_path / "index", Counting(), root, force=True)
-    assert done.deleted == 2
-    assert same_as_new(tmp_path / "index", root, tmp_path)
-
-
 def test_a_table_is_refreshed_row_by_row(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     table.write_text("id,text,year\n" + "".join(f"{number},row {number},2000\n" for number in range(9)))
@@ -302,15 +284,6 @@ def test_a_build_from_documents_forgets_the_sources(index: Path) -> None:
     build_index([Document("a", "x")], Counting(), index, overwrite=True)
     with pytest.raises(InputError, match="the sources of this index are not known; pass the source: quiver index refresh"):
         refresh_index(index, Counting())
-
-
-def test_an_index_of_older_documents_adopts_a_source(root: Path, tmp_path: Path) -> None:
-    build_index(list(open_corpus(root)), Counting(), tmp_path / "index")
-    model = Counting()
-    done = refresh_index(tmp_path / "index", model, root)
-    assert (done.unchanged, model.encoded) == (41, [])
-    write(root, {"e.py": "x = 2\n"})
-    assert refresh_index(tmp_path / "index", Counting()).changed == 1
 
 
 def test_a_damaged_file_of_sources_is_told_and_the_source_can_be_given(root: Path, index: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -292,48 +292,19 @@ class KillsNodes:
         return len({path.name.split(".")[2] for path in self._folder.glob("tmp/b-*/.piece-*.*.unfinished")})
 
 
-def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, log: Any, sizes: PieceSizes) -> IndexReader:
-    """Build, and remove two nodes meanwhile if a log is given."""
-    executor: Any = Encoding(executor="ray", address=cluster.address).open_executor()
-    if log is not None:
-        executor = KillsNodes(executor, cluster, out, log)
-    index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False, pieces=sizes), executor=executor)
-    assert log is None or executor.killed, "the build had ended before a second worker began"
-    return index
-
-
 @pytest.mark.slow
 def test_three_nodes_build_the_same_bytes_also_when_two_are_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], caplog: Any
 ) -> None:
-    """The exhaustive test below also builds without kills."""
     sizes = PieceSizes(chunk_documents=8, documents=8)
     corpus = write_corpus(tmp_path / "c.jsonl", documents(160))
     whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False, pieces=sizes))
-    built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / "built", caplog, sizes)
+    executor = KillsNodes(Encoding(executor="ray", address=ray_nodes.address).open_executor(), ray_nodes, tmp_path / "built", caplog)
+    options = BuildOptions(calibrate=False, pieces=sizes)
+    built = build_index(corpus, load_model(minilm), tmp_path / "built", options=options, executor=executor)
+    assert executor.killed, "the build had ended before a second worker began"
     assert left().made == 20
     lost = left().folders.total() - left().made
     assert lost <= 2  # a lost worker may have been idle
     assert sums(built) == sums(whole)
     sys.stdout.write(f"20 pieces on three nodes of which two were killed, {lost} begun and made again\n")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.data
-def test_three_nodes_build_all_of_pycodesearch(
-    tmp_path: Path, minilm: Path, quiver_data: Path, ray_nodes: Any, left: Callable[[], Left], caplog: Any
-) -> None:
-    corpus, model, seconds = quiver_data / "pycodesearch", load_model(minilm), list[float]()
-    started = time.monotonic()
-    whole = build_index(corpus, model, tmp_path / "whole", options=BuildOptions(calibrate=False))
-    seconds.append(time.monotonic() - started)
-    for kill in (False, True):
-        started = time.monotonic()
-        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", caplog if kill else None, PieceSizes())
-        seconds.append(time.monotonic() - started)
-        assert sums(built) == sums(whole)
-        assert len(built) == 11_406
-        lost = left().folders.total() - left().made
-        assert lost <= 2 * kill
-        sys.stdout.write(f"{left().made} pieces, killed: {kill}, {lost} begun and made again\n")
-    sys.stdout.write(f"seconds here, on three nodes, and with two of them killed: {', '.join(f'{each:.0f}' for each in seconds)}\n")
