@@ -49,11 +49,7 @@ class CacheEntry(NamedTuple):
 
 
 def cache_limit() -> int | None:
-    """Return the maximum size of vectors and words, in bytes; None for no limit.
-
-    Raises:
-        InputError: ``QUIVER_CACHE_LIMIT`` is not a size.
-    """
+    """Return the maximum size of vectors and words, in bytes; None for no limit, an InputError if the variable is not a size."""
     text = os.environ.get(LIMIT) or DEFAULT_LIMIT
     return None if text.strip().lower() == "none" else parse_size(text, LIMIT)
 
@@ -88,11 +84,7 @@ def warn_of_no_cache(folder: str, reason: str) -> None:
 
 
 def limit_of(folder: Path) -> int | None:
-    """Return the limit for a folder of vectors or words; None outside the user's cache, where nothing is deleted.
-
-    Raises:
-        InputError: ``QUIVER_CACHE_LIMIT`` is not a size.
-    """
+    """Return `cache_limit` for a folder of vectors or words; None outside the user's cache, where nothing is deleted."""
     try:
         pruned = [cache_folder(name).absolute() for name in (VECTORS, WORDS)]
     except InputError:  # the home folder is unknown, so no folder is in its cache
@@ -113,7 +105,8 @@ def cache_entries(name: str) -> list[CacheEntry]:
         if path.suffix == ".tmp":
             continue
         with suppress(FileNotFoundError):  # deleted by another process
-            entries.append(CacheEntry(path, _size(path), path.stat().st_mtime))
+            files = path.rglob("*") if path.is_dir() else [path]
+            entries.append(CacheEntry(path, sum(file.stat().st_size for file in files if file.is_file()), path.stat().st_mtime))
     return entries
 
 
@@ -124,23 +117,15 @@ def prune_cache(limit: int) -> list[CacheEntry]:
     for entry in entries:
         if excess <= 0 or time.time() - entry.used <= IN_USE_SECONDS:
             break
-        _remove(entry.path)
+        with suppress(FileNotFoundError):  # deleted by another process
+            # Renamed first, so that readers never see an incomplete folder.
+            doomed = entry.path.rename(entry.path.with_name(f".{entry.path.name}.{uuid.uuid4().hex}.tmp"))
+            if doomed.is_dir():
+                shutil.rmtree(doomed, ignore_errors=True)
+            else:
+                doomed.unlink()
         removed.append(entry)
         excess -= entry.bytes
     if removed:
         logger.info("%s: deleted %d entries, %.1f GB", cache_folder(""), len(removed), sum(entry.bytes for entry in removed) / 1e9)
     return removed
-
-
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):  # deleted by another process
-        if not path.is_dir():
-            path.unlink()
-            return
-        # Renamed first, so that readers never see an incomplete folder.
-        doomed = path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"))
-        shutil.rmtree(doomed, ignore_errors=True)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 """Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid."""
 
-
 FIGURE = re.compile(r"[-+]?[\d.,]*%?")
 """A cell that is a number, or empty."""
 
@@ -22,13 +21,7 @@ CELL = 300
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100, limits: Mapping[str, int] = MappingProxyType({})
 ) -> str:
-    """Align cells in columns; the last column is cut so that no line is longer than ``width`` characters.
-
-    Args:
-        header: Names of the columns.
-        rows: Cells.
-        width: Characters of a line.
-        limits: Name of a column -> characters to which its cells are cut.
+    """Align cells in columns; the last column is cut so that no line is longer than ``width`` characters, others by ``limits``.
 
     Example:
         >>> print(text_table(("id", "text"), [("owl", "Owls have wings."), ("trout", "Trout have fins.")], width=16))

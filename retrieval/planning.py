@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from statistics import NormalDist
 from typing import Any
 
@@ -44,22 +43,10 @@ DEVICES = {"h200": 989.0, "h100": 989.0, "a100": 312.0, "l40s": 362.0, "l4": 121
 """GPU -> peak throughput in TFLOP/s: bfloat16, dense, float32 accumulation (NVIDIA's data sheets)."""
 
 TEXTS = {
-    "arguana": 166.80,
-    "climate-fever": 84.76,
-    "cqadupstack": 129.09,
-    "dbpedia-entity": 49.68,
-    "fever": 84.76,
-    "fiqa": 132.32,
-    "hotpotqa": 46.30,
-    "msmarco": 55.98,
-    "nfcorpus": 232.26,
-    "nq": 78.88,
-    "quora": 11.44,
-    "scidocs": 176.19,
-    "scifact": 213.63,
-    "trec-covid": 160.77,
-    "webis-touche2020": 292.37,
-}
+    "arguana": 166.80, "climate-fever": 84.76, "cqadupstack": 129.09, "dbpedia-entity": 49.68, "fever": 84.76, "fiqa": 132.32,
+    "hotpotqa": 46.30, "msmarco": 55.98, "nfcorpus": 232.26, "nq": 78.88, "quora": 11.44, "scidocs": 176.19, "scifact": 213.63,
+    "trec-covid": 160.77, "webis-touche2020": 292.37,
+}  # fmt: skip
 """BEIR collection -> mean number of words per document (arXiv:2104.08663, Table 1)."""
 
 _UTILISATION = 0.3  # share of the peak throughput that an encoder reaches with full batches
@@ -70,15 +57,9 @@ _ID_BYTES, _LINE_BYTES = 8, 37  # assumed id, and stored line of a document with
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Statistics of a corpus.
+    """Number of documents P, and means per document: tokens after truncation, with special ones, bytes as stored, bytes of the id.
 
-    Attributes:
-        documents: Number of documents P.
-        tokens: Mean number of tokens per document after truncation, including special tokens.
-        kept: Share of the tokens that have a vector in a ColBERT index.
-        line_bytes: Mean size of a stored document (id, title, text, metadata), in bytes.
-        id_bytes: Mean size of an id, in bytes.
-        source: Source of the figures.
+    ``kept`` is the share of the tokens that have a vector in a ColBERT index, ``source`` where the figures come from.
     """
 
     documents: int
@@ -90,34 +71,15 @@ class CorpusStatistics:
 
 
 def statistics_of_words(documents: int, words: float, *, length: int, source: str) -> CorpusStatistics:
-    """Estimate the statistics of a corpus from its mean number of words per document and the length of truncation, in tokens."""
-    mean = truncated_mean(words * _TOKENS_PER_WORD + 2, length)
-    return CorpusStatistics(documents, mean, 0.9, _LINE_BYTES + _ID_BYTES + words * _BYTES_PER_WORD, _ID_BYTES, source)
+    """Estimate the statistics of a corpus from its mean number of words per document and the length of truncation L, in tokens.
 
-
-def truncated_mean(mean: float, length: int, *, spread: float = 0.5) -> float:
-    """Mean number of tokens after truncation to L, for a log-normal number of tokens X with mean m and standard deviation s of ln X.
-
-    E[min(X, L)] = m F((ln L - u - s^2) / s) + L (1 - F((ln L - u) / s)) with u = ln m - s^2 / 2 and F the normal distribution.
-
-    Example:
-        >>> round(truncated_mean(100, 10_000)), round(truncated_mean(300, 256)), round(truncated_mean(10_000, 256))
-        (100, 220, 256)
+    The number of tokens X is log-normal with mean m and standard deviation s of ln X: E[min(X, L)] =
+    m F((ln L - u - s^2) / s) + L (1 - F((ln L - u) / s)) with u = ln m - s^2 / 2 and F the normal distribution.
     """
-    normal, centre, limit = NormalDist(), math.log(mean) - spread**2 / 2, math.log(length)
-    below = mean * normal.cdf((limit - centre - spread**2) / spread)
-    return below + length * (1 - normal.cdf((limit - centre) / spread))
-
-
-def choose_evenly(documents: Iterable[Document], count: int, size: int) -> list[Document]:
-    """Choose documents evenly from a corpus of known size.
-
-    Example:
-        >>> [each.id for each in choose_evenly((Document(str(n), "") for n in range(10)), 10, 3)]
-        ['0', '3', '6']
-    """
-    step = max(1, count // max(1, size))
-    return list(islice(documents, 0, step * size, step))
+    mean, spread, normal, limit = words * _TOKENS_PER_WORD + 2, 0.5, NormalDist(), math.log(length)
+    centre = math.log(mean) - spread**2 / 2
+    tokens = mean * normal.cdf((limit - centre - spread**2) / spread) + length * (1 - normal.cdf((limit - centre) / spread))
+    return CorpusStatistics(documents, tokens, 0.9, _LINE_BYTES + _ID_BYTES + words * _BYTES_PER_WORD, _ID_BYTES, source)
 
 
 def statistics_of_sample(documents: int, sample: Sequence[Document], model: BiEncoder | ColBERT, *, source: str) -> CorpusStatistics:
@@ -139,43 +101,28 @@ def measure_rate(model: BiEncoder | ColBERT, sample: Sequence[Document], *, seco
         raise InputError("the sample has no documents; the rate cannot be measured")
     texts = [document.content() for document in sample]
     model.encode_texts(texts[:8], "document")  # compiles and warms up
-    size, read, begun = 8, 0, time.perf_counter()
-    for start in count(step=1):
-        batch = [texts[(start * size + each) % len(texts)] for each in range(min(size, len(texts)))]
-        read += model.encode_texts(batch, "document").counts.tokens
+    read, place, size, begun, spent = 0, 0, 8, time.perf_counter(), 0.0
+    while spent < seconds:
+        batch = [texts[(place + each) % len(texts)] for each in range(min(size, len(texts)))]
+        read, place = read + model.encode_texts(batch, "document").counts.tokens, place + len(batch)
         spent = time.perf_counter() - begun
-        if spent >= seconds:
-            break
         # The clock is read between batches: of the size of a build's, unless one would take a quarter of the time.
         size = min(512, max(8, int(len(batch) * seconds / 4 / spent)))
     return read / spent
 
 
 def estimate_rate(config: EncoderConfig, device: str, *, tokens: float) -> float:
-    """Tokens per second of a GPU of `DEVICES` on documents with a mean number of tokens."""
-    return DEVICES[device] * 1e12 * _UTILISATION / operations(config, tokens)
+    """Tokens per second of a GPU of `DEVICES` on documents with a mean number of tokens.
 
-
-def operations(config: EncoderConfig, tokens: float) -> float:
-    """Floating-point operations per token: two per matrix weight, and the two products of attention.
-
-    Example:
-        >>> from quiver.encoder import preset
-        >>> round(operations(preset("bert-base"), 128) / 1e6)
-        175
+    A token takes two operations per matrix weight, and the two products of attention.
     """
     seen = [tokens if window is None else min(tokens, window + 1) for window in map(config.layer_window, range(config.num_layers))]
-    return sum(2 * _layer_weights(config) + 4 * config.hidden_size * each for each in seen)
+    operations = sum(2 * _layer_weights(config) + 4 * config.hidden_size * each for each in seen)
+    return DEVICES[device] * 1e12 * _UTILISATION / operations
 
 
 def matrix_weights(config: EncoderConfig) -> int:
-    """Number of weights of an architecture: embeddings and matrices, without norms and biases.
-
-    Example:
-        >>> from quiver.encoder import preset
-        >>> round(matrix_weights(preset("modernbert-base")) / 1e6)
-        149
-    """
+    """Number of weights of an architecture: embeddings and matrices, without norms and biases; 149 million for modernbert-base."""
     rows = config.vocab_size + (config.max_positions if config.positions == "absolute" else 0)
     return rows * config.hidden_size + config.num_layers * _layer_weights(config)
 
@@ -186,43 +133,25 @@ def _layer_weights(config: EncoderConfig) -> int:
 
 @dataclass(frozen=True)
 class IndexSize:
-    """Size of an index, in bytes.
+    """Size of an index, in bytes unless said."""
 
-    Attributes:
-        engine: Name of the engine (``auto`` resolved).
-        vectors: Number of stored vectors T.
-        lists: Number of inverted lists K; 0 without lists.
-        sample: Number of training vectors of the codec.
-        mapped: Codes or vectors, memory-mapped from the disk.
-        codec: Codec, shared by all segments.
-        resident: Lists built in memory by the first search.
-        ids: Ids, hashes and token counts.
-        texts: Stored texts; 0 without texts.
-        disk: All files.
-        search: All that searches read, without texts.
-    """
-
-    engine: str
-    vectors: int
-    lists: int = 0
-    sample: int = 0
-    mapped: float = 0
-    codec: float = 0
-    resident: float = 0
-    ids: float = 0
+    engine: str  # ``auto`` resolved
+    vectors: int  # number of stored vectors T
+    lists: int = 0  # number of inverted lists K
+    sample: int = 0  # number of training vectors of the codec
+    mapped: float = 0  # codes or vectors, memory-mapped
+    codec: float = 0  # shared by all segments
+    resident: float = 0  # lists built in memory by the first search
+    ids: float = 0  # ids, hashes and token counts
     texts: float = 0
-    disk: float = 0
-    search: float = 0
+    disk: float = 0  # all files
+    search: float = 0  # all that searches read, without texts
 
 
 def index_size(
     corpus: CorpusStatistics, card: ModelCard, *, name: str = "auto", settings: Mapping[str, Setting] | None = None, texts: bool = True
 ) -> IndexSize:
-    """Compute the size of an index with an engine and its settings.
-
-    Raises:
-        InputError: Unknown engine for the model, a wrong setting, or an engine of unknown size.
-    """
+    """Compute the size of an index; an InputError for an engine that the model or this function does not know, or a wrong setting."""
     given, chosen, documents = dict(settings or {}), engine_name(name, card, corpus.documents), corpus.documents
     engine(chosen, card).check(given, card)
     whole = documents if card.kind == "dense" else round(documents * corpus.tokens * corpus.kept)

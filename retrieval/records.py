@@ -1,8 +1,5 @@
 """Records and protocols: the values that the packages of retrieval pass to each other, and the interfaces between them.
 
-Records are documents, queries, judgements, vectors, hits and runs; title and text are joined only here. Protocols are models, rows of
-vectors and executors. A new value or interface that two packages share belongs here.
-
 Shapes: Q queries, k hits per query, B texts, n rows, d vector width, n_i token vectors of text i.
 """
 
@@ -49,7 +46,7 @@ PLURALS: Mapping[Role, str] = {"query": "queries", "document": "documents"}
 
 
 class Document(NamedTuple):
-    """A document. Filters can test its metadata, which are not encoded.
+    """A document. Filters test its metadata, which are not encoded.
 
     Example:
         >>> from quiver import Document
@@ -63,10 +60,7 @@ class Document(NamedTuple):
     metadata: Metadata | None = None
 
     def content(self, *, use_title: bool = True) -> str:
-        """Return the text to encode: title and text joined by one space, as in BEIR.
-
-        Args:
-            use_title: Include the title; CoIR does not.
+        """Return the text to encode: title and text joined by one space, as in BEIR, or, as in CoIR, only the text.
 
         Example:
             >>> from quiver import Document
@@ -84,12 +78,7 @@ class Query(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Part of an index that a search over several machines did not reach.
-
-    Attributes:
-        segments: Names of the segments.
-        documents: Number of documents in them.
-    """
+    """Part of an index that a search over several machines did not reach: names of segments, and the number of their documents."""
 
     segments: tuple[str, ...]
     documents: int
@@ -97,12 +86,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The passages of one document among the hits of a query.
-
-    Attributes:
-        key: Value of the field, such as the path of a file.
-        passages: Passage id -> score, best first, at least one.
-    """
+    """The passages of one document, by the value of a field, among the hits of a query: passage id -> score, best first, at least one."""
 
     key: str
     passages: Mapping[str, float]
@@ -203,14 +187,7 @@ class QueryHits(Sequence[Hit]):
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Token counts of a set of texts.
-
-    Attributes:
-        texts: Number of texts.
-        tokens: Number of tokens after truncation, special tokens included.
-        truncated: Number of truncated texts.
-        empty: Number of blank texts.
-    """
+    """Number of texts, of their tokens after truncation, special tokens included, of truncated and of blank texts."""
 
     texts: int
     tokens: int
@@ -324,24 +301,11 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether part of the index was not searched.
-
-        Example:
-            >>> from quiver.retrieval.records import Hits
-            >>> Hits([], []).partial
-            False
-        """
+        """Whether part of the index was not searched."""
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Convert the hits to a run.
-
-        Args:
-            query_ids: Q ids in the order of the queries.
-
-        Raises:
-            InputError: An id is repeated.
-            ValueError: The number of ids differs from the number of queries searched.
+        """Convert the hits to a run, by Q ids in the order of the queries; an InputError if an id is repeated.
 
         Example:
             >>> import numpy as np
@@ -360,44 +324,24 @@ class Hits:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Facts about a model for indexes and reports.
+    """Facts about a model for indexes and reports."""
 
-    Attributes:
-        source: Folder or Hub id that the model was loaded from.
-        kind: ``dense`` (one vector per text), ``colbert`` (one per token) or ``bm25`` (words).
-        fingerprint: sha256 over weights, tokenizer and settings: equal fingerprints mean equal vectors.
-        dim: Vector width d.
-        similarity: ``cosine``, ``dot``, ``maxsim`` or ``bm25``.
-        query_length: Maximum tokens of a query, special tokens included.
-        document_length: Maximum tokens of a document, special tokens included.
-        query_prompt: Text or token put before every query.
-        document_prompt: Text or token put before every document.
-        dtype: Dtype of the encoder's weights; models that differ in it have different fingerprints.
-        library: Library that runs the model.
-    """
-
-    source: str
-    kind: Literal["dense", "colbert", "bm25"]
-    fingerprint: str
-    dim: int
+    source: str  # folder or Hub id that the model was loaded from
+    kind: Literal["dense", "colbert", "bm25"]  # one vector per text, one per token, or words
+    fingerprint: str  # sha256 over weights, tokenizer and settings: equal fingerprints mean equal vectors
+    dim: int  # vector width d
     similarity: Literal["cosine", "dot", "maxsim", "bm25"]
-    query_length: int
-    document_length: int
-    query_prompt: str = ""
-    document_prompt: str = ""
-    dtype: Dtype = "float32"
-    library: Literal["quiver", "sentence-transformers", "pylate"] = "quiver"
+    query_length: int  # maximum tokens of a query, special tokens included
+    document_length: int  # the same of a document
+    query_prompt: str = ""  # text or token put before every query
+    document_prompt: str = ""  # the same for documents
+    dtype: Dtype = "float32"  # of the encoder's weights; the fingerprint depends on it
+    library: Literal["quiver", "sentence-transformers", "pylate"] = "quiver"  # library that runs the model
 
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Token counts of each of B texts.
-
-    Attributes:
-        tokens: Number of tokens after truncation, special tokens included, (B,) int32.
-        truncated: Whether the text was truncated, (B,) bool.
-        empty: Whether the text is blank, (B,) bool.
-    """
+    """Of each of B texts the number of tokens, truncated and with special ones, and whether it was truncated, and is blank; each (B,)."""
 
     tokens: NDArray[np.int32]
     truncated: NDArray[np.bool_]
@@ -423,14 +367,7 @@ class DenseEncoding:
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Token vectors and token counts.
-
-    Attributes:
-        vectors: B arrays of (n_i, d).
-        tokens: Token counts.
-        token_ids: Id of each vector's token, B arrays of (n_i,) uint32, or for BM25 the words themselves; None if the model does not
-            return them.
-    """
+    """Token vectors, B arrays of (n_i, d), token counts, and if known the tokens' ids (for BM25 the words), B arrays of (n_i,)."""
 
     vectors: list[TokenVectors]
     tokens: TextTokens
@@ -493,17 +430,17 @@ class MatrixRows:
         return self.matrix.shape[0], self.matrix.shape[1]
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """Yield all rows in order in blocks of ``size``, each with the number of its first row; views, not copies."""
+        """See `Rows`; views, not copies."""
         for start in range(0, len(self.matrix), size):
             yield start, self.matrix[start : start + size]
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Return the rows ``start`` to ``stop - 1``; a view, not a copy."""
+        """See `Rows`; a view, not a copy."""
         rows: DenseVectors = self.matrix[start:stop]
         return rows
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        """Return rows by number, in the order given."""
+        """See `Rows`."""
         taken: DenseVectors = self.matrix[indices]
         return taken
 
@@ -521,16 +458,16 @@ class PickedRows:
         return len(self._picked), self._rows.shape[1]
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """Yield all rows in order in blocks of ``size``, each with the number of its first row."""
+        """See `Rows`."""
         for start in range(0, len(self._picked), size):
             yield start, self.span(start, start + size)
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Return the rows ``start`` to ``stop - 1``."""
+        """See `Rows`."""
         return self._rows.take(self._picked[start:stop])
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        """Return rows by number, in the order given."""
+        """See `Rows`."""
         return self._rows.take(self._picked[indices])
 
 
@@ -551,21 +488,16 @@ class WorkerTask(Protocol[ItemIn, ResultOut]):
     """Work on items. A remote executor pickles the task for its workers."""
 
     def open(self, advance: Advance) -> Callable[[ItemIn], ResultOut]:
-        """Load what all items need, such as a model, and return the function for one item. Called once per worker.
+        """Load what all items need, such as a model, and return the function for one item; an InputError ends the run.
 
-        Args:
-            advance: Called while an item is worked on, with the number of steps since the last call.
-
-        Raises:
-            InputError: Loading failed; the run ends with this error.
+        Called once per worker. The function calls ``advance`` with the number of steps since the last call.
         """
 
 
 class Executor(Protocol):
     """Runs a task on items in any order, on one worker or many, and returns the result of each item once.
 
-    An item may be *executed* more than once: if a worker dies, or seems dead, its item is assigned again. What an item writes must
-    therefore be safe to write twice.
+    If a worker dies, or seems dead, its item is assigned again: what an item writes must be safe to write twice.
     """
 
     @property
@@ -589,11 +521,8 @@ class Executor(Protocol):
     ) -> Generator[tuple[Item, Result], None, None]:
         """Run all items and yield results as they complete, in any order. Workers end when the iterator ends or is closed.
 
-        Args:
-            task: The task.
-            items: Items; consumed as workers become free.
-            threads: Threads that each worker reserves; the task itself sets how many it uses.
-            advance: Called with the steps that the tasks report, within about a second; the steps of a failed attempt are taken back.
+        Items are consumed as workers become free. Each worker reserves ``threads``; the task itself sets how many it uses. ``advance`` is
+        called with the steps that the tasks report; the steps of a failed attempt are taken back.
 
         Raises:
             InputError: An item, or opening the task, failed because of a mistake of the user.

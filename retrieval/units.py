@@ -13,14 +13,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_size(text: str, name: str = "") -> int:
-    """Parse a size: a number and a unit, powers of 1,024; the result is in bytes.
-
-    Args:
-        text: The size, such as ``500MB`` or ``2GB``.
-        name: Name of the option or variable, for the error.
-
-    Raises:
-        InputError: The text is not a size.
+    """Parse a size: a number and a unit, powers of 1,024; the result is in bytes. ``name`` is the option or variable, for the error.
 
     Example:
         >>> parse_size("1.5 GB")
@@ -34,9 +27,6 @@ def parse_size(text: str, name: str = "") -> int:
 
 def parse_duration(text: str) -> float:
     """Parse a duration: a number and a unit (ms, s, m or h; without a unit, seconds); the result is in seconds.
-
-    Raises:
-        InputError: The text is not a duration.
 
     Example:
         >>> parse_duration("30s"), parse_duration("1.5m"), parse_duration("500 ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quiver.cli import options
@@ -113,11 +114,11 @@ def _card_of_preset(name: str, config: EncoderConfig, kind: Literal["dense", "co
 def _sampled(source: str, given: SourceOptions, model: BiEncoder | ColBERT, size: int = 512) -> tuple[list[Document], int]:
     """Documents chosen evenly from a corpus, and the number of all of them."""
     from quiver.retrieval.data.source import open_corpus, tokens_of
-    from quiver.retrieval.planning import choose_evenly
 
     corpus = open_corpus(source, given, tokens_of(model))
     count = sum(1 for _ in corpus)
-    return choose_evenly(corpus, count, size), count
+    step = max(1, count // size)
+    return list(islice(corpus, 0, step * size, step)), count
 
 
 def _corpora(

@@ -48,8 +48,7 @@ class Worker:
     """
 
     def __init__(self, task: WorkerTask[Any, Any], report: Callable[[int], None] = lambda steps: None) -> None:
-        self.report = report
-        self._task = task
+        self._task, self._report = task, report
         self._work: Callable[[Any], Any] | None = None
         self._steps = 0
 
@@ -69,7 +68,7 @@ class Worker:
 
     def _advance(self, steps: int) -> None:
         self._steps += steps
-        self.report(self._steps)
+        self._report(self._steps)
 
 
 _ATTEMPTS = 3  # an item that ended three workers is itself the cause
@@ -247,11 +246,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(device: str, visible: str | None) -> str:
-    """Return the ``CUDA_VISIBLE_DEVICES`` of a worker that is to use one device.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:1``; a number counts the GPUs that this process sees.
-        visible: ``CUDA_VISIBLE_DEVICES`` of this process; None if it is not set.
+    """Return the ``CUDA_VISIBLE_DEVICES`` of a worker for one of the devices that this process, with its own ``visible``, sees.
 
     Example:
         >>> visible_devices("cuda:1", None), visible_devices("cuda:1", "2,GPU-8932"), visible_devices("cpu", "0,1")

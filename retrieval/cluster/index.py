@@ -17,16 +17,15 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.ray_backend import connected_ray
@@ -35,9 +34,8 @@ from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, SearchOptions, SearchRequest, open_manifest
-from quiver.retrieval.index.segments import NamedHits, PartHits, merged
+from quiver.retrieval.index.segments import NamedHits, merged
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
-from quiver.retrieval.index.words import WordQueries
 from quiver.retrieval.records import Hits, Missing
 
 logger = logging.getLogger(__name__)
@@ -88,18 +86,13 @@ def plan_shards(index: IndexReader, sharding: Sharding) -> tuple[PlannedShard, .
     Raises:
         InputError: A segment, or the requested number of shards, needs more memory than allowed.
     """
-    shared = sum(file.bytes + DIGEST * count_blocks(file.bytes) for file in index.manifest.codec.files.values())
-    return spread(segment_needs(index), sharding, shared=shared, what=str(index.path))
-
-
-def segment_needs(index: IndexReader) -> list[SegmentNeed]:
-    """Memory of each segment."""
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
         mapped = sum(file.bytes for name, file in entry.files.items() if name != TEXTS_FILE)
         mapped += DIGEST * sum(count_blocks(file.bytes) for file in entry.files.values())
         needs.append(SegmentNeed(entry.name, segment.vectors.size.resident + mapped))
-    return needs
+    shared = sum(file.bytes + DIGEST * count_blocks(file.bytes) for file in index.manifest.codec.files.values())
+    return spread(needs, sharding, shared=shared, what=str(index.path))
 
 
 def spread(needs: Sequence[SegmentNeed], sharding: Sharding, *, shared: int, what: str) -> tuple[PlannedShard, ...]:
@@ -138,88 +131,18 @@ def spread(needs: Sequence[SegmentNeed], sharding: Sharding, *, shared: int, wha
 
 def _place_segments(needs: Sequence[SegmentNeed], count: int, *, shared: int) -> tuple[PlannedShard, ...]:
     """Place the largest segment first, each in the shard with the least memory; ties go to the first shard."""
-    taken, members = [0] * count, [list[int]() for _ in range(count)]
+    taken, members = [shared] * count, [list[int]() for _ in range(count)]
     for position in sorted(range(len(needs)), key=lambda position: (-needs[position].bytes, position)):
         shard = min(range(count), key=lambda shard: (taken[shard], len(members[shard])))
         taken[shard] += needs[position].bytes
         members[shard].append(position)
-    named = [tuple(needs[position].name for position in sorted(each)) for each in members]
-    return tuple(PlannedShard(names, shared + size) for names, size in zip(named, taken, strict=True))
-
-
-_ID_BYTES = 32  # approximate size of an id in a serialized filter
-
-
-@dataclass(frozen=True)
-class PackedRequest:
-    """A `SearchRequest` in a few arrays: many small arrays would be slow to serialize.
-
-    Attributes:
-        vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query; the words of queries as they are.
-        ends: End of the vectors of each query, (Q,); None for one vector per text.
-        rest: The request without its queries.
-    """
-
-    vectors: NDArray[np.float32] | WordQueries
-    ends: NDArray[np.int64] | None
-    rest: SearchRequest
-
-    @classmethod
-    def of(cls, request: SearchRequest) -> PackedRequest:
-        """Pack a request."""
-        queries, rest = request.queries, replace(request, queries=None)
-        if isinstance(queries, np.ndarray | WordQueries):
-            return cls(queries, None, rest)
-        vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
-        return cls(vectors, np.cumsum([len(query) for query in queries], dtype=np.int64), rest)
-
-    def request(self) -> SearchRequest:
-        """Unpack the request; its queries are views."""
-        if self.ends is None:
-            return replace(self.rest, queries=self.vectors)
-        return replace(self.rest, queries=np.split(self.vectors, self.ends[:-1]) if len(self.ends) else [])  # type: ignore[arg-type]
-
-    @property
-    def queries(self) -> int:
-        """Number of queries Q."""
-        return len(self.vectors if self.ends is None else self.ends)
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate serialized size in bytes."""
-        ids = getattr(self.rest.filter, "ids", None) or ()
-        return self.vectors.nbytes + _ID_BYTES * len(ids)
-
-
-class ShardHits(NamedTuple):
-    """Hits of a shard: ids and scores of all queries, (n,), and the end of those of each query, (Q,)."""
-
-    ids: list[str]
-    scores: NDArray[np.float32]
-    ends: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, hits: Hits) -> ShardHits:
-        """Pack the hits of an index.
-
-        Example:
-            >>> packed = ShardHits.of(Hits([["b", "a"], ["c"]], [np.float32([2, 1]), np.float32([3])]))
-            >>> packed.ids, packed.ends.tolist(), [each.ids for each in packed.each()]
-            (['b', 'a', 'c'], [2, 3], [['b', 'a'], ['c']])
-        """
-        ids = [key for found in hits.ids for key in found]
-        scores = np.concatenate([np.zeros(0, np.float32), *hits.scores])
-        return cls(ids, scores, np.cumsum([len(found) for found in hits.ids], dtype=np.int64))
-
-    def each(self) -> Sequence[NamedHits]:
-        """The hits of each query."""
-        ends = self.ends.tolist()
-        return [NamedHits(self.ids[begin:end], self.scores[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    names = (tuple(needs[position].name for position in sorted(each)) for each in members)
+    return tuple(map(PlannedShard, names, taken))
 
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """What a shard is opened with: its part of the manifest, which a later generation may remove."""
+    """What a shard is opened with: its part of the manifest, which a later generation may remove, and its memory in bytes."""
 
     root: Path
     manifest: Manifest
@@ -229,41 +152,55 @@ class ShardSpec:
     @classmethod
     def of(cls, index: IndexReader, shard: PlannedShard, *, verify: bool) -> ShardSpec:
         """Make the spec of a planned shard."""
-        names = frozenset(shard.segments)
-        segments = tuple(entry for entry in index.manifest.segments if entry.name in names)
+        segments = tuple(entry for entry in index.manifest.segments if entry.name in shard.segments)
         return cls(index.path, replace(index.manifest, segments=segments), shard.bytes, verify)
 
 
-class Shard:
-    """An open shard, warmed up for its first query; thread-safe.
+class ShardNotOpenError(Exception):
+    """A shard could not be opened; the argument is the error: a file is missing, or the index is damaged or not on this machine."""
 
-    Raises:
-        FileNotFoundError: A file is missing, or was removed by a later generation.
-        InputError: The folder does not exist on this machine, or the index is damaged.
+
+class Shard:
+    """An open shard, warmed up for its first query; thread-safe. In Ray Serve it is a deployment, and ``others`` are started with it.
+
+    A shard that cannot be opened says why when it is searched, and is unhealthy after a time: Serve then starts another replica.
     """
 
-    def __init__(self, spec: ShardSpec) -> None:
+    def __init__(self, spec: ShardSpec, others: Sequence[Any] = ()) -> None:
+        del others
+        self._begun, self._failure = time.monotonic(), None
         layout, model = Layout(spec.root), spec.manifest.model
-        if not layout.format.is_file():
-            raise InputError(f"{spec.root}: not an index on {socket.gethostname()}; every machine needs the index under the same path")
-        self._index = open_manifest(layout, spec.manifest, verify=spec.verify)
-        # The first search builds lists in memory and compiles kernels.
-        query = np.ones((1, model.dim), np.float32)
-        self._index.search([["word"]] if model.kind == "bm25" else query if model.kind == "dense" else [query], 10)
+        try:
+            if not layout.format.is_file():
+                raise InputError(f"{spec.root}: not an index on {socket.gethostname()}; every machine needs the index under the same path")
+            self._index = open_manifest(layout, spec.manifest, verify=spec.verify)
+            # The first search builds lists in memory and compiles kernels.
+            query = np.ones((1, model.dim), np.float32)
+            self._index.search([["word"]] if model.kind == "bm25" else query if model.kind == "dense" else [query], 10)
+        except (OSError, ValueError) as error:
+            self._failure = error
 
-    def search(self, message: PackedRequest) -> ShardHits:
-        """Search the segments of this shard; a ValueError if the scores of a query overflow float32."""
-        return ShardHits.of(self._index.answer(message.request()))
+    def search(self, request: SearchRequest | None) -> Hits | None:
+        """Search the segments of this shard; without a request, only tell whether it is open.
+
+        Raises:
+            ShardNotOpenError: It is not.
+            ValueError: The scores of a query overflow float32.
+        """
+        if self._failure is not None:
+            raise ShardNotOpenError(self._failure)
+        return None if request is None else self._index.answer(request)
+
+    def check_health(self) -> None:
+        """Called by Serve."""
+        if self._failure is not None and time.monotonic() - self._begun > _UNHEALTHY:
+            raise self._failure
 
 
-def merge_answers(answers: Sequence[ShardHits | None], specs: Sequence[ShardSpec], *, queries: int, k: int) -> Hits:
+def merge_answers(answers: Sequence[Hits | None], specs: Sequence[ShardSpec], *, queries: int, k: int) -> Hits:
     """The k best hits of all shards for each query; what the shards without an answer have is missing."""
-    found: list[list[PartHits]] = [[] for _ in range(queries)]
-    for answer in answers:
-        if answer is not None:
-            for parts, each in zip(found, answer.each(), strict=True):
-                parts.append(each)
-    hits = merged(found, k)
+    there = [answer for answer in answers if answer is not None]
+    hits = merged([[NamedHits(each.ids[query], each.scores[query]) for each in there] for query in range(queries)], k)
     lost = [spec.manifest for spec, answer in zip(specs, answers, strict=True) if answer is None]
     if lost:
         segments = tuple(entry.name for manifest in lost for entry in manifest.segments)
@@ -276,25 +213,23 @@ class ShardsClosedError(Exception):
 
 
 class Shards(Protocol):
-    """The opened shards of one generation; thread-safe."""
+    """The opened shards of one generation, made of their specs, replicas per shard, and seconds for all of them to open; thread-safe."""
+
+    def __init__(self, specs: Sequence[ShardSpec], replicas: int, seconds: float) -> None: ...
 
     @property
     def replicas(self) -> tuple[int, ...]:
         """Number of running replicas of each shard."""
 
-    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
+    def search(self, request: SearchRequest, seconds: float) -> Sequence[Hits | None]:
         """The answer of each shard, in order; None where there was none in time. A `ShardsClosedError`, or the error of a shard."""
 
     def close(self) -> None:
         """End all shards after their searches."""
 
 
-StartShards: TypeAlias = Callable[[Sequence[ShardSpec], int, float], Shards]
-"""Starts the shards of a generation: their specs, replicas per shard, and seconds for all of them to open."""
-
-
 _PROCESS_BYTES = 450 << 20  # memory of a replica without the index: Python, torch, FAISS and compiled kernels
-_INLINE_BYTES = 64 << 10  # larger requests go through Ray's shared memory; for smaller ones passing them with the call is faster
+_INLINE_QUERIES = 16  # requests of more go through Ray's shared memory once; for smaller ones passing them with each call is faster
 _SEARCHES = 4  # that a replica runs at the same time
 _DRAIN = 120.0  # time for the searches of a closed generation to end, in seconds
 _UNHEALTHY = 60.0  # time after which a replica that could not open its shard is replaced, in seconds
@@ -302,39 +237,8 @@ _NO_ANSWER = object()
 _STATUS = 0.1  # interval between two looks at an application that starts, in seconds
 
 
-class ShardNotOpenError(Exception):
-    """A replica could not open its shard; the argument is the error."""
-
-
-class ShardReplica:
-    """Deployment of a shard; ``others`` are those of the other shards, which are started with it.
-
-    A replica that cannot open its shard says why, and is unhealthy after a time: Serve then starts another one.
-    """
-
-    def __init__(self, spec: ShardSpec, others: Sequence[Any] = ()) -> None:
-        del others
-        self._begun = time.monotonic()
-        self._shard: Shard | Exception
-        try:
-            self._shard = Shard(spec)
-        except (OSError, ValueError) as error:
-            self._shard = error
-
-    def search(self, request: PackedRequest | None) -> ShardHits | None:
-        """See `Shard.search`; without a request, only tell whether the shard is open."""
-        if isinstance(self._shard, Exception):
-            raise ShardNotOpenError(self._shard)
-        return None if request is None else self._shard.search(request)
-
-    def check_health(self) -> None:
-        """Called by Serve."""
-        if isinstance(self._shard, Exception) and time.monotonic() - self._begun > _UNHEALTHY:
-            raise self._shard
-
-
 class ServedShards:
-    """Shards as an application of Ray Serve, which places replicas by the memory that each reserves; see `StartShards`.
+    """Shards as an application of Ray Serve, which places replicas by the memory that each reserves.
 
     Raises:
         FileNotFoundError: A file of the index is missing.
@@ -364,7 +268,7 @@ class ServedShards:
         deployments: list[Any] = []
         for number, spec in enumerate(specs):
             reserved = {"num_cpus": 0, "memory": spec.bytes + _PROCESS_BYTES}
-            shard = self._serve.deployment(ShardReplica).options(name=f"shard-{number}", ray_actor_options=reserved, **options)
+            shard = self._serve.deployment(Shard).options(name=f"shard-{number}", ray_actor_options=reserved, **options)
             # An application has one deployment that others come with.
             deployments.append(shard.bind(spec, deployments[:]) if number == len(specs) - 1 else shard.bind(spec))
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # Serve tells each of its steps, here too
@@ -396,11 +300,11 @@ class ServedShards:
         found = self._serve.status().applications[self._name].deployments
         return tuple(found[f"shard-{number}"].replica_states.get("RUNNING", 0) for number in range(len(self._specs)))
 
-    def search(self, request: PackedRequest, seconds: float) -> list[ShardHits | None]:
+    def search(self, request: SearchRequest, seconds: float) -> list[Hits | None]:
         """See `Shards`. A search whose replica is lost is sent to another one, or waits for the next one."""
         if not self._ray.is_initialized():  # otherwise Ray would start a cluster for the call
             raise ShardsClosedError
-        message = request if request.nbytes <= _INLINE_BYTES else self._ray.put(request)
+        message = request if len(request.queries) <= _INLINE_QUERIES else self._ray.put(request)
         return [None if answer is _NO_ANSWER else answer for answer in self._ask(message, time.monotonic() + seconds)]
 
     def _ask(self, message: Any, end: float) -> list[Any]:
@@ -433,13 +337,7 @@ class ServedShards:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits of a search over shards, in seconds.
-
-    Attributes:
-        answer: Time for a shard to answer before the search continues without it. A lost replica may be replaced within this time.
-        query: Time that each further query of a search adds.
-        start: Time for all shards to open.
-    """
+    """Time limits in seconds: for a shard to answer a search, in which a lost replica may be replaced; more per further query; to open."""
 
     answer: float = 30.0
     query: float = 0.1
@@ -452,7 +350,7 @@ class ShardedIndex:
     It serves one generation; `roll` switches to the newest. Close it with ``close`` or a ``with`` block. Thread-safe.
     """
 
-    def __init__(self, path: Path, sharding: Sharding, *, timeouts: Timeouts, verify: bool, start: StartShards) -> None:
+    def __init__(self, path: Path, sharding: Sharding, *, timeouts: Timeouts, verify: bool, start: type[Shards]) -> None:
         self._layout, self._sharding, self._timeouts = Layout(path.resolve()), sharding, timeouts
         self._verify, self._start = verify, start
         self._changing, self._closed = threading.Lock(), False
@@ -506,14 +404,15 @@ class ShardedIndex:
         while True:
             self._check_open()
             serving = self._serving
-            request = PackedRequest.of(serving.whole.request(queries, k, options))
+            request = serving.whole.request(queries, k, options)
+            count = len(request.queries)
             try:
-                answers = serving.shards.search(request, limits.answer + limits.query * max(0, request.queries - 1))
+                answers = serving.shards.search(request, limits.answer + limits.query * max(0, count - 1))
             except ShardsClosedError as error:
                 if serving is self._serving and not self._closed:  # not by `roll`
                     raise InputError(f"{self._layout.root}: the shards were stopped by another program; open the index again") from error
                 continue
-            return merge_answers(answers, serving.specs, queries=request.queries, k=k)
+            return merge_answers(answers, serving.specs, queries=count, k=k)
 
     def roll(self) -> bool:
         """Switch to the newest generation without interrupting searches; the old one is closed after its last search.
@@ -564,7 +463,7 @@ class _Serving(NamedTuple):
 
 
 def open_sharded(
-    path: Path | str, sharding: Sharding, *, timeouts: Timeouts | None = None, verify: bool = True, start: StartShards = ServedShards
+    path: Path | str, sharding: Sharding, *, timeouts: Timeouts | None = None, verify: bool = True, start: type[Shards] = ServedShards
 ) -> ShardedIndex:
     """Open the newest generation of an index over shards in the connected Ray cluster.
 

@@ -1,7 +1,8 @@
 """Ray: the connection to a cluster, and an executor whose items are Ray tasks.
 
 A task runs in any free process of the cluster with enough CPUs and GPUs, which keeps what the first item has loaded for the next one. The
-item of a lost process or machine is given out again. Every node needs Quiver, and models and indexes under the same paths.
+item of a lost process or machine is given out again. Steps are counted when items end. Every node needs Quiver, and models and indexes
+under the same paths.
 
 Source: https://docs.ray.io/en/latest/ray-core/fault_tolerance/tasks.html.
 """
@@ -12,7 +13,6 @@ import importlib
 import logging
 import os
 import socket
-import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,11 +30,7 @@ _CONNECT = 5.0  # time limit for a head node to answer, in seconds
 
 
 def import_ray() -> Any:
-    """Import Ray.
-
-    Raises:
-        InputError: It is not installed.
-    """
+    """Import Ray; an InputError if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -42,11 +38,7 @@ def import_ray() -> Any:
 
 
 def check_reachable(address: str | None) -> None:
-    """Check that a cluster answers at an address; Ray itself would try for a minute.
-
-    Raises:
-        InputError: Nothing answers, or the address is malformed.
-    """
+    """Check that a cluster answers at an address, for which Ray itself would try for a minute; an InputError if not."""
     if address is None or address in ("auto", "local"):
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -93,19 +85,14 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 
 def connected_ray() -> Any:
-    """Return Ray, which is connected to a cluster.
-
-    Raises:
-        InputError: Ray is not installed, or not connected.
-    """
+    """Return Ray, which is connected to a cluster; an InputError if it is not, or not installed."""
     ray = import_ray()
     if not ray.is_initialized():
         raise InputError("not connected to a Ray cluster; call ray.init(), or use quiver.retrieval.cluster.ray_backend.connected")
     return ray
 
 
-_STEPS_SECONDS = 1.0  # interval at which steps of running tasks are counted
-_LOG_WAITING = 60.0  # seconds without a step or a result after which it is logged
+_LOG_WAITING = 60.0  # seconds without a result after which it is logged
 
 
 class RayCluster:
@@ -153,33 +140,26 @@ class RayCluster:
             reserved = {"num_cpus": cpus, "num_gpus": 1 if gpus else 0, "scheduling_strategy": "SPREAD"}
             # Retries are those of all executors. Processes are kept for the next item, those with a GPU too.
             remote = ray.remote(max_retries=0, max_calls=0, **reserved)(run_item)
-            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            counter = ray.remote(num_cpus=0, scheduling_strategy=here)(StepCounter).remote()
             shared, run, busy = ray.put(task), uuid.uuid4().hex, dict[Any, Assignment[Item]]()
-            last = time.monotonic()
             try:
                 while True:
                     while len(busy) < wanted and (assignment := waiting.take()) is not None:
-                        busy[remote.remote(shared, run, assignment.item, counter)] = assignment
+                        busy[remote.remote(shared, run, assignment.item)] = assignment
                     if not busy:
                         return
-                    done, _ = ray.wait(list(busy), timeout=_STEPS_SECONDS)
-                    counted = self._count_steps(counter, busy, waiting)
-                    if done or counted or time.monotonic() - last > _LOG_WAITING:
-                        if not (done or counted):
-                            logger.warning("ray: waiting for results, or for a node with enough free CPUs and GPUs for a task")
-                        last = time.monotonic()
+                    done, _ = ray.wait(list(busy), timeout=_LOG_WAITING)
+                    if not done:
+                        logger.warning("ray: waiting for results, or for a node with enough free CPUs and GPUs for a task")
                     for reference in done:
                         assignment = busy.pop(reference)
-                        outcome = self._outcome(reference)
+                        outcome = self._get_outcome(reference)
                         if waiting.settle(assignment, outcome):
                             yield assignment.item, outcome.result
             finally:
                 for reference in busy:
                     ray.cancel(reference, force=True)
-                ray.kill(counter)
 
-    def _outcome(self, reference: Any) -> Outcome:
+    def _get_outcome(self, reference: Any) -> Outcome:
         """The outcome of a task; that of a bug, or of a lost process or machine, is to be tried again, perhaps on another machine."""
         try:
             outcome: Outcome = self._ray.get(reference)
@@ -189,51 +169,14 @@ class RayCluster:
         except self._ray.exceptions.RayError as error:
             return Outcome(None, f"{type(error).__name__}: {first_line(error)}", again=True)
 
-    def _count_steps(self, counter: Any, busy: dict[Any, Assignment[Item]], waiting: Assignments[Item]) -> bool:
-        """Count the steps of running tasks; whether there are new ones."""
-        try:
-            steps = self._ray.get(counter.read.remote())
-        except self._ray.exceptions.RayError:  # its machine is lost: steps are counted when tasks end
-            return False
-        found = False
-        for reference, assignment in busy.items():
-            now = max(assignment.steps, steps.get(reference.task_id().hex(), 0))
-            found = found or now > assignment.steps
-            waiting.count(assignment, now)
-        return found
-
-
-class StepCounter:
-    """Actor that knows the steps of running tasks, by the ids of the tasks."""
-
-    def __init__(self) -> None:
-        self._steps: dict[str, int] = {}
-
-    def write(self, task: str, steps: int) -> None:
-        """Set the steps of a task."""
-        self._steps[task] = steps
-
-    def read(self) -> dict[str, int]:
-        """Steps of all tasks."""
-        return self._steps
-
 
 _opened: dict[str, Worker] = {}  # in a process of the cluster: the run that it has worked for, with what is loaded
 
 
-def run_item(task: WorkerTask[Any, Any], run: str, item: Any, counter: Any) -> Outcome:
-    """Run an item in a process of the cluster; the items of a run share what the first one has loaded. Steps go to the `StepCounter`."""
-    ray, reported = import_ray(), [0.0]
-    number = ray.get_runtime_context().get_task_id()
-
-    def report(steps: int) -> None:
-        if time.monotonic() - reported[0] >= _STEPS_SECONDS:
-            reported[0] = time.monotonic()
-            counter.write.remote(number, steps)
-
+def run_item(task: WorkerTask[Any, Any], run: str, item: Any) -> Outcome:
+    """Run an item in a process of the cluster; the items of a run share what the first one has loaded."""
     worker = _opened.pop(run, None) or Worker(task)
     _opened.clear()
-    worker.report = report
     outcome = worker.attempt(item)
     _opened[run] = worker  # not after an unexpected exception: the next item loads everything again
     return outcome

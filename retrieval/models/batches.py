@@ -107,21 +107,13 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """B tokenized texts that are packed into batches together.
+    """B tokenized texts that are packed into batches together."""
 
-    Attributes:
-        ids: Token ids of each text, special tokens included.
-        tokens: Token counts.
-        vectors: Number of vectors of each text, (B,) int64.
-        key_lengths: Leading tokens that may be attended to, per text; None for all.
-        keep: Whether each token has a vector, B arrays of bool; None if the model returns only what is kept.
-    """
-
-    ids: Sequence[Sequence[int]]
-    tokens: TextTokens
-    vectors: NDArray[np.int64]
-    key_lengths: Sequence[int] | None = None
-    keep: Sequence[NDArray[np.bool_]] | None = None
+    ids: Sequence[Sequence[int]]  # token ids of each text, special tokens included
+    tokens: TextTokens  # token counts
+    vectors: NDArray[np.int64]  # number of vectors of each text, (B,)
+    key_lengths: Sequence[int] | None = None  # leading tokens that may be attended to, per text; None for all
+    keep: Sequence[NDArray[np.bool_]] | None = None  # whether each token has a vector; None if the model returns only what is kept
 
 
 Upload: TypeAlias = tuple[PackedBatch, Tensor | None, torch.cuda.Event | None]

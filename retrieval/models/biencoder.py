@@ -7,7 +7,7 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -282,7 +282,7 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
 
     @contextmanager
     def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
-        """Cut vectors to another width inside a ``with`` block; sentence-transformers' name up to version 5.
+        """Cut vectors to another width inside a ``with`` block; ``truncate_embeddings`` is its name in sentence-transformers 6.
 
         Example:
             >>> from quiver import BiEncoder
@@ -297,17 +297,7 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
         finally:
             self.truncate_dim = before
 
-    def truncate_embeddings(self, truncate_dim: int | None) -> AbstractContextManager[None]:
-        """Do what `truncate_sentence_embeddings` does; sentence-transformers' name from version 6 on.
-
-        Example:
-            >>> from quiver import BiEncoder
-            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
-            >>> with model.truncate_embeddings(8):
-            ...     model.dim
-            8
-        """
-        return self.truncate_sentence_embeddings(truncate_dim)
+    truncate_embeddings = truncate_sentence_embeddings
 
     # Evaluation by sentence-transformers' own evaluators.
 

@@ -51,12 +51,7 @@ MOST_WORDS = 2**31 - 1
 
 
 class Words(NamedTuple):
-    """The words of texts.
-
-    Attributes:
-        texts: Word numbers of each text, without stop words.
-        vocabulary: Word -> number, from 0 in order of appearance.
-    """
+    """The words of texts: word numbers of each text, without stop words, and word -> number, from 0 in order of appearance."""
 
     texts: Sequence[Sequence[int]]
     vocabulary: Mapping[str, int]
@@ -144,32 +139,16 @@ class BM25:
         return f"BM25({describe_parameters()})"
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Split texts into words; a word that occurs twice is there twice.
-
-        Args:
-            texts: B texts.
-            role: Queries and documents have the same words.
-            progress: Not used; splitting is fast.
-
-        Returns:
-            The words as ``token_ids``, B object arrays (n_i,). Each has the vector [1]: one occurrence.
-
-        Raises:
-            InputError: A text contains half of a surrogate pair; names its number, from 0.
-            ValueError: An item is not a string.
-        """
+        """Split texts into words: ``token_ids`` are B object arrays (n_i,), in which a word that occurs twice is there twice."""
         check_texts(texts)
         del role, progress
-        if not texts:
-            none = np.zeros(0, np.int32)
-            return TokenEncoding([], TextTokens(none, none.astype(bool), none.astype(bool)), [])
         words = split_words(texts)
         names = np.empty(len(words.vocabulary), object)
         for word, number in words.vocabulary.items():
             names[number] = word
         ids = [names[np.asarray(each, np.intp)] for each in words.texts]
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
-        tokens = TextTokens(lengths, np.zeros(len(ids), bool), np.array([not text.strip() for text in texts], bool))
+        tokens = TextTokens(lengths, np.zeros(len(ids), bool), np.fromiter((not text.strip() for text in texts), bool, len(texts)))
         return TokenEncoding([np.ones((len(each), 1), np.float32) for each in ids], tokens, ids)
 
 
@@ -197,10 +176,5 @@ def describe_wordless(queries: Sequence[str]) -> str | None:
 
 
 def describe_parameters() -> str:
-    """The parameters in one line.
-
-    Example:
-        >>> describe_parameters()
-        'variant lucene, k1 0.9, b 0.4, stopwords english, no stemmer'
-    """
+    """The parameters in one line: ``variant lucene, k1 0.9, b 0.4, stopwords english, no stemmer``."""
     return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in PARAMETERS.items())

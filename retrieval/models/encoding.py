@@ -34,28 +34,15 @@ Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """How the texts of a call are encoded.
+    """How the texts of a call are encoded; an InputError if a number is too small, or the prompt contains half of a surrogate pair."""
 
-    Attributes:
-        role: What a progress bar calls the texts; for ColBERT it also decides prefix, length, expansion and skiplist.
-        prompt: Put before every text, for ColBERT behind the prefix.
-        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
-        normalize: Scale vectors to length 1 at the end.
-        truncate_dim: Width to which vectors are cut; None for the model's (dense).
-        pool_factor: Number of token vectors that one pooled vector of a document replaces on average; 1 keeps all (ColBERT).
-        protected_tokens: First vectors of a document that are not pooled (ColBERT).
-
-    Raises:
-        InputError: A number is too small, or the prompt contains half of a surrogate pair.
-    """
-
-    role: Role
-    prompt: str
-    batch_size: int | None = None
-    normalize: bool = False
-    truncate_dim: int | None = None
-    pool_factor: int = 1
-    protected_tokens: int = 1
+    role: Role  # for a progress bar; for ColBERT it also decides prefix, length, expansion and skiplist
+    prompt: str  # put before every text, for ColBERT behind the prefix
+    batch_size: int | None = None  # maximum number of texts per batch; None for no limit but that of the tokens
+    normalize: bool = False  # scale vectors to length 1 at the end
+    truncate_dim: int | None = None  # width to which vectors are cut; None for the model's (dense)
+    pool_factor: int = 1  # token vectors that one pooled vector of a document replaces on average (ColBERT)
+    protected_tokens: int = 1  # first vectors of a document that are not pooled (ColBERT)
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("truncate_dim", 1), ("pool_factor", 1), ("protected_tokens", 0)):
@@ -66,12 +53,7 @@ class EncodingJob:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Check that texts are a list of strings that UTF-8 can hold.
-
-    Raises:
-        InputError: A text contains half of a surrogate pair; names its number, from 0.
-        ValueError: ``texts`` is one string, or an item is not a string.
-    """
+    """Check that texts are a list of strings (ValueError) that UTF-8 can hold (InputError); names the number of a text, from 0."""
     if isinstance(texts, str):
         raise ValueError("texts must be a list of strings, got a string")
     for number, text in enumerate(texts):
@@ -81,11 +63,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:
-    """Prepend the prompt, strip and lower-case texts, as sentence-transformers does before tokenizing.
-
-    Raises:
-        ValueError: ``texts`` is one string, or an item is not a string.
-    """
+    """Check texts, prepend the prompt, strip and lower-case them, as sentence-transformers does before tokenizing."""
     check_texts(texts)
     stripped = [(prompt + text).strip() for text in texts]
     return [text.lower() for text in stripped] if lower_case else stripped
@@ -133,13 +111,8 @@ def pool_tokens(vectors: TokenVectors, factor: int, *, protected: int = 1) -> To
 
     An index pools in another way: with ``pool_factor`` of its engine, clusters are those of squared distances, and means have length 1.
 
-    Args:
-        vectors: Unit vectors, (n, d).
-        factor: Number of vectors that a pooled vector replaces on average.
-        protected: First vectors that are kept.
-
-    Returns:
-        (m, d): the protected vectors, then the means, in the order of the first vector of each cluster.
+    Of unit vectors (n, d) the first, ``protected`` ones are kept; a mean replaces ``factor`` of the others on average, and means are in the
+    order of the first vector of each cluster.
 
     Example:
         >>> pool_tokens(np.array([[1, 0], [0, 1], [0, 1], [0.6, 0.8], [-1, 0]], np.float32), 2).round(2).tolist()
@@ -200,36 +173,17 @@ def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[
 def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:
     """Scale vectors so that their inner product is the model's similarity: to length 1 for cosine, unchanged for dot product.
 
-    A model with cosine similarity need not end in a normalizing module, so its vectors may have any length.
-
-    Args:
-        vectors: Vectors (B, d); not modified.
-        card: Card of the model that made them.
-
-    Returns:
-        Vectors (B, d). Zero vectors stay zero, non-finite ones stay non-finite.
+    A model with cosine similarity need not end in a normalizing module, so its vectors (B, d) may have any length. They are not modified.
+    Zero vectors stay zero, non-finite ones stay non-finite.
     """
     if card.similarity != "cosine":
         return vectors
-    scaled: DenseVectors = vectors.copy()
-    make_comparable(scaled, card)
-    return scaled
-
-
-def make_comparable(vectors: DenseVectors, card: ModelCard) -> None:
-    """Scale vectors as `comparable` does, in place, to avoid a second copy of a corpus.
-
-    Args:
-        vectors: Vectors (B, d), scaled if the model's similarity is cosine.
-        card: Card of the model that made them.
-    """
-    if card.similarity != "cosine":
-        return
     # In float32, squares overflow above 1e19 and underflow below 1e-23; in float64 only the zero vector has length zero.
     lengths = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))[:, None]  # (B, 1)
     with np.errstate(invalid="ignore"):  # an infinite vector becomes NaN, which the index or the search reports
         # Not `lengths > 0`, which is False for NaN too: the NaN must stay visible.
-        np.divide(vectors, lengths, out=vectors, where=lengths != 0, casting="same_kind")
+        scaled: DenseVectors = np.divide(vectors, lengths, out=vectors.copy(), where=lengths != 0, casting="same_kind")
+    return scaled
 
 
 def maxsim_packed(
@@ -254,9 +208,6 @@ def maxsim_packed(
 
     Returns:
         Scores (Q, P); minus infinity for a document without tokens.
-
-    Raises:
-        ValueError: A query has no tokens, or its width differs from the documents'.
     """
     for row, query in enumerate(queries):
         if query.ndim != 2 or query.shape[0] == 0 or query.shape[1] != tokens.shape[1]:

@@ -46,21 +46,12 @@ PROMPTS: Mapping[str, tuple[str, str]] = {
 """Name of a model (regular expression) -> prompts of queries and documents that its authors publish on its page."""
 
 
-def published_prompts(source: str | Path) -> tuple[str, str] | None:
-    """The prompts that the authors of a model publish, by the name of its folder or its hub id; None if none are known.
-
-    Example:
-        >>> published_prompts("intfloat/e5-base-v2")
-        ('query: ', 'passage: ')
-    """
-    name = Path(source).name.lower()
-    return next((prompts for pattern, prompts in PROMPTS.items() if re.fullmatch(pattern, name)), None)
-
-
 def warn_if_without_prompts(settings: ModelFolder, source: str | Path, options: ModelOptions) -> None:
-    """Log a warning if a model needs prompts and neither its folder nor the options have any."""
+    """Log a warning if a model needs prompts, by its name, and neither its folder nor the options have any."""
+    name = Path(source).name.lower()
+    published = next((prompts for pattern, prompts in PROMPTS.items() if re.fullmatch(pattern, name)), None)
     given = (options.query_prompt, options.document_prompt) != (None, None)
-    if given or settings.query_prompt or settings.document_prompt or (published := published_prompts(source)) is None:
+    if given or settings.query_prompt or settings.document_prompt or published is None:
         return
     wanted = " ".join(
         f"--{role}-prompt {json.dumps(prompt, ensure_ascii=False)}"
@@ -72,14 +63,7 @@ def warn_if_without_prompts(settings: ModelFolder, source: str | Path, options: 
 
 @dataclass(frozen=True)
 class ModelParts:
-    """A loaded model folder.
-
-    Attributes:
-        settings: Settings of the folder.
-        encoder: The encoder with its weights.
-        tokenizer: The tokenizer.
-        bare: The folder holds no settings of a retriever, so pooling and similarity are defaults.
-    """
+    """A loaded model folder; a ``bare`` one has no settings of a retriever, so pooling and similarity are defaults."""
 
     settings: ModelFolder
     encoder: Encoder
@@ -88,14 +72,9 @@ class ModelParts:
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
-    """Read the settings of a sentence-transformers, PyLate, Stanford ColBERT or plain Hugging Face folder.
-
-    Raises:
-        InputError: A module, pooling or similarity is not supported, or a file is missing or malformed.
-    """
+    """Read the settings of a folder; an InputError if something in it is not supported, or a file is missing or malformed."""
     if is_onnx_export(folder):
         raise InputError(f"{folder}: an ONNX export, which only searches indexes; here pass the model that it was exported from")
-
     if not any((folder / name).is_file() for name in ("modules.json", "config.json", ADAPTER_CONFIG)):
         raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")
     path = folder / "config_sentence_transformers.json"
@@ -111,24 +90,20 @@ def read_model_folder(folder: Path) -> ModelFolder:
 
 
 # Classes of transformers for other tasks than vectors, by their names. A masked-LM head is no task of its own: it is left out.
+_CLASSIFIER, _OTHER_HEAD = "a cross-encoder or classifier", "a model with the head of another task"
 _TASKS = {
-    "a cross-encoder or classifier": re.compile(r"ForSequenceClassification"),
+    _CLASSIFIER: re.compile(r"ForSequenceClassification"),
     "a text generation model": re.compile(r"ForCausalLM|ForConditionalGeneration|ForSeq2Seq|LMHeadModel|DoubleHeadsModel"),
-    "a model with the head of another task": re.compile(
-        r"For(\w*Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|\w*Regression|Reward\w*)"
-    ),
+    _OTHER_HEAD: re.compile(r"For(\w*Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|\w*Regression|Reward\w*)"),
 }
-_ADAPTER_TASKS = {"SEQ_CLS": "a cross-encoder or classifier", "CAUSAL_LM": "a text generation model"}
-_ADAPTER_TASKS |= {"SEQ_2_SEQ_LM": "a text generation model", **dict.fromkeys(("TOKEN_CLS", "QUESTION_ANS"), list(_TASKS)[-1])}
+_ADAPTER_TASKS = {"SEQ_CLS": _CLASSIFIER, "TOKEN_CLS": _OTHER_HEAD, "QUESTION_ANS": _OTHER_HEAD}
+_ADAPTER_TASKS |= dict.fromkeys(("CAUSAL_LM", "SEQ_2_SEQ_LM"), "a text generation model")
 _CROSS_ENCODER, _SPARSE = "a cross-encoder of sentence-transformers", "a sparse encoder of sentence-transformers"
-_ADVICE = {
-    _SPARSE: "which is not supported",
-    **dict.fromkeys(
-        ("a cross-encoder or classifier", _CROSS_ENCODER),
-        "which scores pairs of texts, to re-rank, and has no vectors; it can be a teacher (quiver teacher-scores), but re-ranking with it"
-        " is not supported yet",
-    ),
-}
+_SCORES_PAIRS = (
+    "which scores pairs of texts, to re-rank, and has no vectors; it can be a teacher (quiver teacher-scores), but re-ranking with it"
+    " is not supported yet"
+)
+_ADVICE = {_SPARSE: "which is not supported", _CLASSIFIER: _SCORES_PAIRS, _CROSS_ENCODER: _SCORES_PAIRS}
 
 
 def other_task(folder: Path) -> str | None:
@@ -140,10 +115,9 @@ def other_task(folder: Path) -> str | None:
     modules, settings = folder / "modules.json", folder / "config_sentence_transformers.json"
     written = str(read_json(settings).get("model_type")) if settings.is_file() else ""
     types = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
-    if written == "CrossEncoder" or ".cross_encoder." in types:
-        return _CROSS_ENCODER
-    if written == "SparseEncoder" or ".sparse_encoder." in types:
-        return _SPARSE
+    for name, kind, package in ((_CROSS_ENCODER, "CrossEncoder", ".cross_encoder."), (_SPARSE, "SparseEncoder", ".sparse_encoder.")):
+        if written == kind or package in types:
+            return name
     return None if modules.is_file() else _task_of_class(folder)
 
 
@@ -162,19 +136,11 @@ def _task_of_class(folder: Path) -> str | None:
 
 def is_cross_encoder(folder: Path) -> bool:
     """Test whether a model folder scores pairs of texts: a cross-encoder of sentence-transformers, or a sequence classifier."""
-    return other_task(folder) in (_CROSS_ENCODER, "a cross-encoder or classifier")
+    return other_task(folder) in (_CROSS_ENCODER, _CLASSIFIER)
 
 
 def check_is_retriever(source: str | Path, folder: Path) -> None:
-    """Check that a model is not made for another task.
-
-    Args:
-        source: Folder or Hub id, for the error.
-        folder: The local folder.
-
-    Raises:
-        InputError: It is; says what it is.
-    """
+    """Check that the model in a folder, named ``source``, is not made for another task; an InputError says for which one it is."""
     if (task := other_task(folder)) is not None:
         advice = _ADVICE.get(task, "which has no vectors")
         raise InputError(f"{source}: {task}, {advice}; pass a bi-encoder, a ColBERT model or an encoder without a head")
@@ -188,20 +154,10 @@ def load_parts(
     device: str = "cpu",
     to_train: bool = False,
 ) -> ModelParts:
-    """Load settings, encoder and tokenizer of a model folder from disk or from the Hub.
+    """Load settings, encoder and tokenizer of a model folder from disk or from the Hub; an InputError if it is not a supported model.
 
-    Lengths that a folder sets beyond the encoder's positions become the number of positions, with a warning.
-
-    Args:
-        source: Folder or Hub id.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory.
-        device: Device of the weights.
-        to_train: Take the encoder of a model for another task too, such as a cross-encoder, as the start of training a retriever; with a
-            warning.
-
-    Raises:
-        InputError: The folder is not a model, or a model that Quiver does not support.
+    Lengths that a folder sets beyond the encoder's positions become the number of positions, with a warning. With ``to_train``, the encoder
+    of a model for another task, such as a cross-encoder, is the start of training a retriever, also with a warning.
     """
     folder = local_folder(source, revision=revision)
     task = other_task(folder) if to_train else None
@@ -241,7 +197,7 @@ def _within_positions(settings: ModelFolder, positions: int, source: str | Path)
 
 
 def warn_if_bare(parts: ModelParts, source: str | Path) -> None:
-    """Log a warning with the assumed pooling and similarity if the folder is a bare encoder."""
+    """Log a warning with the assumed pooling and similarity if the folder is that of a bare encoder."""
     if parts.bare:
         logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", source)
 
@@ -252,33 +208,14 @@ def default_device() -> str:
 
 
 def default_dtype(device: str) -> Dtype:
-    """Default dtype of a model for inference on a device.
-
-    On a GPU it is bfloat16, which flash attention needs; GPUs below compute capability 8.0 have neither of the two and use float16. On a
-    CPU it is float32.
-
-    Example:
-        >>> default_dtype("cpu")
-        'float32'
-    """
+    """Default dtype of a model for inference: float32 on a CPU, bfloat16 on a GPU, float16 below compute capability 8.0."""
     if torch.device(device).type != "cuda":
         return "float32"
     return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
 
 
 def check_device(device: str) -> str:
-    """Return a device on which models can run here.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        InputError: It is no device of these kinds, or this machine does not have it.
-
-    Example:
-        >>> check_device("cpu")
-        'cpu'
-    """
+    """Return ``device``: ``cpu``, ``cuda`` or ``cuda:1``; an InputError for another kind, or one that this machine does not have."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()) or (kind == "cpu" and number):
         raise InputError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}")
@@ -289,11 +226,7 @@ def check_device(device: str) -> str:
 
 
 def check_is_model(source: str | Path) -> None:
-    """Check that a source is not the name of BM25.
-
-    Raises:
-        InputError: It is.
-    """
+    """Check that a source is not the name of BM25; an InputError if it is."""
     if str(source) == NAME:
         raise InputError(f"{NAME} finds words and has no vectors; pass a model here, or ./{NAME} for a folder of that name")
 
@@ -324,11 +257,7 @@ def load_for_inference(
 
 
 def dtype_of(encoder: Encoder) -> Dtype:
-    """Return the name of the dtype of an encoder's weights.
-
-    Raises:
-        InputError: Models do not run in it.
-    """
+    """Return the name of the dtype of an encoder's weights; an InputError if models do not run in it."""
     return "int8" if encoder.prepacked == "int8" else _dtype_name(encoder.embeddings.tokens.weight.dtype)
 
 

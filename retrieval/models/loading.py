@@ -61,17 +61,7 @@ def load_model(
 def load_described_model(
     card: ModelCard, source: str | Path, *, device: str | None = None, batch_tokens: int | None = None
 ) -> BiEncoder | ColBERT:
-    """Load a model with the dtype, prompts, lengths and vector width of a card.
-
-    Args:
-        card: Card of the model, as an index stores it.
-        source: Folder or Hub id.
-        device: As in `load_model`.
-        batch_tokens: As in `load_model`.
-
-    Raises:
-        InputError: The folder is not a supported model.
-    """
+    """Load a model with the dtype, prompts, lengths and vector width of a card, as an index stores it; see `load_model`."""
     from quiver.retrieval.models.pretrained import options_of_card
 
     options = options_of_card(card)
@@ -126,12 +116,7 @@ def load_index_model(
 
 
 def with_dtype(model: BiEncoder | ColBERT, dtype: Dtype) -> BiEncoder | ColBERT:
-    """Return a model in another dtype, as `load_model` would load it on a CPU; the given one is not changed.
-
-    Args:
-        model: A model in float32, not prepacked.
-        dtype: Dtype of the copy.
-    """
+    """Copy a model in float32, which is not prepacked, in another dtype, as `load_model` would load it on a CPU."""
     if dtype == "float32":
         return model
     import torch
@@ -155,12 +140,7 @@ def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | No
 
 @dataclass(frozen=True)
 class WorkerModel:
-    """How another process, possibly on another machine, loads the same model; its device is the worker's own.
-
-    Attributes:
-        card: Card of the model.
-        batch_tokens: Tokens per batch; None to choose by the worker's device.
-    """
+    """How another process, possibly on another machine, loads the same model; device and, if None, batch size are the worker's choice."""
 
     card: ModelCard
     batch_tokens: int | None = None
@@ -174,11 +154,7 @@ class WorkerModel:
         return cls(with_absolute_source(model.card), batch_tokens)
 
     def load(self) -> BiEncoder | ColBERT | OnnxModel | BM25:
-        """Load the model.
-
-        Raises:
-            InputError: The model cannot be loaded there, or has another fingerprint.
-        """
+        """Load the model; an InputError if it cannot be loaded there, or has another fingerprint."""
         card = self.card
         if card.kind == "bm25":
             return BM25()

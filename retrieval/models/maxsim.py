@@ -34,10 +34,9 @@ def maxsim_padded(
 ) -> Tensor:
     """Compute MaxSim from padded vectors, with gradients: of every query with every document, or with its own documents.
 
-    On a GPU kernels compute it, elsewhere PyTorch operators a few documents at a time; neither keeps the similarities, only the document
-    token that each query token is most similar to. Of equal similarities the first token wins and gets the gradient. A masked query token
-    adds nothing. Products have the precision of the vectors (IEEE, not TF32, for float32); on a GPU sums are float32, and equal inputs give
-    equal bits.
+    Similarities are not kept, only the document token that each query token is most similar to. Of equal similarities the first token wins
+    and gets the gradient. A masked query token adds nothing. Products have the precision of the vectors (IEEE, not TF32, for float32); on a
+    GPU sums are float32, and equal inputs give equal bits.
 
     Args:
         queries: Query vectors, (Q, S_q, d).
@@ -166,8 +165,7 @@ def _padded_backward_in_blocks(queries: Tensor, documents: Tensor, winners: Tens
 def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, document_offsets: Tensor) -> Tensor:
     """Compute MaxSim of every query with every document from packed vectors, without gradients.
 
-    Products have the precision of the vectors (IEEE, not TF32, for float32); sums are float32. On a GPU one kernel reads the documents once
-    from memory and writes nothing but the scores; other devices take blocks of documents.
+    Products have the precision of the vectors (IEEE, not TF32, for float32); sums are float32.
 
     Args:
         queries: Query tokens, (T_q, d) in float32, bfloat16 or float16; finite.
@@ -179,9 +177,6 @@ def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, doc
     Returns:
         Scores (Q, P) float32 on the device of the vectors. A document without tokens scores the minimum of float32, otherwise a query
         without tokens scores 0.
-
-    Raises:
-        ValueError: Queries and documents differ in width or dtype.
 
     Example:
         >>> queries, documents = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-0.5, 1.0], [0.5, 0.25], [0.25, 0.5]])

@@ -9,17 +9,19 @@ Source: https://onnxruntime.ai/docs/api/python
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict
 
 from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.progress import progress_bar
+from quiver.encoder.schema import Positive, Schema, parse_options
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens
 from quiver.retrieval.models.options import ONNX_SETTINGS
@@ -34,18 +36,29 @@ GRAPH = "model.onnx"
 _BATCH_TOKENS = 4096
 
 
-class _RoleSettings(NamedTuple):
+class _RoleSettings(Schema):
     """How texts of a role become token ids: prompt, maximum tokens, and the number of first tokens that are not pooled."""
+
+    model_config = ConfigDict(extra="ignore")
 
     prompt: str
     max_length: int
     prompt_tokens: int = 0
 
 
-def _role_settings(prompt: object, max_length: object, prompt_tokens: object = 0) -> _RoleSettings:
-    if not isinstance(prompt, str) or not isinstance(max_length, int) or not isinstance(prompt_tokens, int):
-        raise TypeError("a prompt is text, and numbers of tokens are integers")
-    return _RoleSettings(prompt, max_length, prompt_tokens)
+class _GraphSettings(Schema):
+    """What running a graph needs of ``onnx_config.json``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    fingerprint: str
+    dim: Positive
+    similarity: Literal["cosine", "dot"]
+    inputs: tuple[str, ...]
+    pad_token_id: int | None
+    lower_case: bool
+    query: _RoleSettings
+    document: _RoleSettings
 
 
 class OnnxModel:
@@ -68,24 +81,18 @@ class OnnxModel:
             raise InputError(f"{path}: schema must be {SCHEMA}, got {settings.get('schema')!r}; export the model again")
         if settings.get("kind") == "colbert":
             raise InputError(f"{folder}: the export of a ColBERT model is for other programs; here use the model that it was exported from")
-        try:
-            self._roles: dict[Role, _RoleSettings] = {role: _role_settings(**settings[role]) for role in ("query", "document")}
-            query, document = self._roles["query"], self._roles["document"]
-            self.card = ModelCard(
-                source=str(folder),
-                kind="dense",
-                fingerprint=settings["fingerprint"],
-                dim=settings["dim"],
-                similarity=settings["similarity"],
-                query_length=query.max_length,
-                document_length=document.max_length,
-                query_prompt=query.prompt,
-                document_prompt=document.prompt,
-            )
-            self._inputs = frozenset(settings["inputs"])
-            self._pad, self._lower_case = int(settings["pad_token_id"] or 0), bool(settings["lower_case"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: not the settings of an ONNX export ({error!r}); export the model again") from error
+        self._settings = found = parse_options(_GraphSettings, settings, source=f"{path} (export the model again)")
+        self.card = ModelCard(
+            source=str(folder),
+            kind="dense",
+            fingerprint=found.fingerprint,
+            dim=found.dim,
+            similarity=found.similarity,
+            query_length=found.query.max_length,
+            document_length=found.document.max_length,
+            query_prompt=found.query.prompt,
+            document_prompt=found.document.prompt,
+        )
         self.tokenizer = Tokenizer.from_pretrained(path.parent)
         self._batch_tokens = batch_tokens or _BATCH_TOKENS
         self._session = _open_session(path.with_name(GRAPH))
@@ -105,37 +112,31 @@ class OnnxModel:
             (B, d) float32, in input order.
         """
         check_texts(texts)
-        chosen = self._roles[role]
-        cleaned = clean(texts, prompt=chosen.prompt, lower_case=self._lower_case)
+        chosen = self._settings.query if role == "query" else self._settings.document
+        cleaned = clean(texts, prompt=chosen.prompt, lower_case=self._settings.lower_case)
         found = self.tokenizer.encode(cleaned, max_length=chosen.max_length)
         vectors = np.empty((len(texts), self.card.dim), np.float32)
         with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
-            for rows in self._batches(found.ids):
-                vectors[rows] = self._run([found.ids[row] for row in rows], chosen.prompt_tokens)
+            # Texts of similar length share a batch, longest first.
+            order = sorted(range(len(texts)), key=lambda row: len(found.ids[row]), reverse=True)
+            first = 0
+            while first < len(order):
+                rows = order[first : first + max(1, self._batch_tokens // len(found.ids[order[first]]))]
+                first += len(rows)
+                vectors[rows] = self._run_graph([found.ids[row] for row in rows], chosen.prompt_tokens)
                 advance(len(rows))
         return DenseEncoding(vectors, describe_tokens(texts, found.ids, found.truncated))
 
-    def _batches(self, ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Numbers of texts of similar length, longest first."""
-        rows: list[int] = []
-        for row in sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True):
-            if rows and (len(rows) + 1) * len(ids[rows[0]]) > self._batch_tokens:
-                yield rows
-                rows = []
-            rows.append(row)
-        if rows:
-            yield rows
-
-    def _run(self, ids: Sequence[Sequence[int]], skip: int) -> DenseVectors:
+    def _run_graph(self, ids: Sequence[Sequence[int]], skip: int) -> DenseVectors:
         """Vectors of a batch, (B, d); mean and max leave out the first ``skip`` tokens."""
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))[:, None]
         positions = np.arange(int(lengths.max()))
-        padded: NDArray[np.int64] = np.full((len(ids), len(positions)), self._pad, np.int64)
+        padded: NDArray[np.int64] = np.full((len(ids), len(positions)), self._settings.pad_token_id or 0, np.int64)
         for row, text in enumerate(ids):
             padded[row, : len(text)] = text
         attended = positions < lengths
         given = {"input_ids": padded, "attention_mask": attended.astype(np.int64)}
-        if "pooling_mask" in self._inputs:
+        if "pooling_mask" in self._settings.inputs:
             given["pooling_mask"] = (attended & (positions >= skip)).astype(np.int64)
         vectors: DenseVectors = self._session.run(None, given)[0]
         return vectors

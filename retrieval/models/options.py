@@ -36,76 +36,41 @@ def is_stanford(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class ColBERTSettings:
-    """How a ColBERT model tokenizes queries and documents. The defaults are PyLate's.
+    """How a ColBERT model tokenizes queries and documents. The defaults are PyLate's."""
 
-    Attributes:
-        query_prefix: Token inserted after [CLS] of a query; empty for none.
-        document_prefix: Token inserted after [CLS] of a document; empty for none.
-        query_length: Maximum tokens of a query, prefix and special tokens included; with expansion, the length of every query.
-        document_length: Maximum tokens of a document, prefix and special tokens included.
-        query_expansion: Pad queries with [MASK] tokens that have vectors and are scored.
-        attend_to_expansion: Let the other tokens attend to the expansion tokens.
-        expanded_length: Length to which queries are expanded if it is less than ``query_length``; None for ``query_length``.
-        skiplist: Tokens whose document vectors are dropped.
-    """
-
-    query_prefix: str = "[Q] "
-    document_prefix: str = "[D] "
-    query_length: int = 32
-    document_length: int = 180
-    query_expansion: bool = True
-    attend_to_expansion: bool = False
-    expanded_length: int | None = None
-    skiplist: tuple[str, ...] = tuple(string.punctuation)
+    query_prefix: str = "[Q] "  # token inserted after [CLS] of a query; empty for none
+    document_prefix: str = "[D] "  # the same for documents
+    query_length: int = 32  # maximum tokens, prefix and special tokens included; with expansion, the length of every query
+    document_length: int = 180  # maximum tokens, prefix and special tokens included
+    query_expansion: bool = True  # pad queries with [MASK] tokens that have vectors and are scored
+    attend_to_expansion: bool = False  # let the other tokens attend to the expansion tokens
+    expanded_length: int | None = None  # length to which queries are expanded if it is less than ``query_length``
+    skiplist: tuple[str, ...] = tuple(string.punctuation)  # tokens whose document vectors are dropped
 
     def check_lengths(self, path: Path) -> None:
-        """Check that both lengths leave room for [CLS], a prefix, a token and [SEP].
-
-        Args:
-            path: Settings file, for the error.
-
-        Raises:
-            InputError: A length is less than 4.
-        """
+        """Check that both lengths of the settings file ``path`` leave room for [CLS], a prefix, a token and [SEP]."""
         if min(self.query_length, self.document_length) < 4:
             raise InputError(f"{path}: query_length and document_length must be >= 4, got {self.query_length} and {self.document_length}")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Settings of a model folder: everything but the weights and the tokenizer.
-
-    Attributes:
-        kind: ``dense`` or ``colbert``.
-        encoder_folder: Folder of config.json, the encoder's weights and the tokenizer.
-        max_length: Maximum tokens of a text; None if the folder sets no limit.
-        lower_case: Lower-case texts before tokenizing.
-        pooling: A key of `quiver.retrieval.models.pooling.POOLINGS`.
-        include_prompt: Pool the prompt's tokens too.
-        projections: Dense modules in order.
-        normalize: Scale vectors to length 1 at the end.
-        query_prompt: Text put before every query; for ColBERT after the prefix token.
-        document_prompt: Text put before every document.
-        similarity: ``cosine`` or ``dot`` (dense), ``maxsim`` (ColBERT).
-        colbert: Settings of ColBERT models; ignored for dense models.
-        prompts: Prompts with other names than ``query`` and ``document`` (dense).
-        default_prompt_name: Name of the prompt of texts that are neither queries nor documents; None for no prompt (dense).
-    """
+    """Settings of a model folder: everything but the weights and the tokenizer."""
 
     kind: Kind
-    encoder_folder: Path
-    max_length: int | None = None
-    lower_case: bool = False
-    pooling: str = "mean"
-    include_prompt: bool = True
-    projections: tuple[Projection, ...] = ()
-    normalize: bool = False
-    query_prompt: str = ""
-    document_prompt: str = ""
+    encoder_folder: Path  # folder of config.json, the encoder's weights and the tokenizer
+    max_length: int | None = None  # maximum tokens of a text; None if the folder sets no limit
+    lower_case: bool = False  # lower-case texts before tokenizing
+    pooling: str = "mean"  # a key of `quiver.retrieval.models.pooling.POOLINGS`
+    include_prompt: bool = True  # pool the prompt's tokens too
+    projections: tuple[Projection, ...] = ()  # Dense modules in order
+    normalize: bool = False  # scale vectors to length 1 at the end
+    query_prompt: str = ""  # text put before every query; for ColBERT after the prefix token
+    document_prompt: str = ""  # the same for documents
     similarity: Literal["cosine", "dot", "maxsim"] = "cosine"
-    colbert: ColBERTSettings = field(default_factory=ColBERTSettings)
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
+    colbert: ColBERTSettings = field(default_factory=ColBERTSettings)  # ignored for dense models
+    prompts: Mapping[str, str] = field(default_factory=dict)  # prompts with other names than ``query`` and ``document`` (dense)
+    default_prompt_name: str | None = None  # name of the prompt of texts that are neither queries nor documents (dense)
 
 
 @dataclass(frozen=True)
@@ -141,11 +106,7 @@ class ModelOptions:
             check_utf8(getattr(self, name) or "", f"{name} (--{name.replace('_', '-')})")
 
     def applied(self, settings: ModelFolder) -> ModelFolder:
-        """Return the settings of a folder with these in their place.
-
-        Raises:
-            InputError: The kind of model has no such setting, or a length is too small.
-        """
+        """Return the settings of a folder with these in their place; an InputError if its kind of model has no such setting."""
         prompts = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(self, name)) is not None}
         if settings.kind == "dense":
             if self.query_length is not None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,7 @@ WITHOUT_EFFECT = frozenset({"family", "initializer_range", "pad_token_id", "cls_
 
 
 def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokenizer, settings: object) -> str:
-    """Hash weights, architecture, tokenizer and settings with sha256: equal fingerprints mean equal vectors.
-
-    Args:
-        encoder: Encoder; its weights and configuration are hashed.
-        projections: `quiver.retrieval.models.encoding.Projection` modules, in order.
-        tokenizer: Tokenizer; its rules and the ids of its special tokens are hashed.
-        settings: JSON values of all other settings that affect vectors.
-    """
+    """Hash weights, architecture, tokenizer and the JSON values of other settings with sha256: equal fingerprints mean equal vectors."""
     digest = hashlib.sha256()
     for module in (encoder, projections):
         for name, tensor in module.state_dict().items():
@@ -48,7 +42,7 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
     return digest.hexdigest()
 
 
-def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
+def _reduce_segments(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
     """Reduce each sequence without its first ``skip`` tokens to (B, D), without waiting for the device."""
     lengths = batch.cu_seqlens.diff().long()
     if skip:
@@ -66,11 +60,7 @@ def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
 def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
     lengths = batch.cu_seqlens.diff().long()
-    return _segment(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
-
-
-def _max(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    return _segment(hidden, batch, skip, "max")
+    return _reduce_segments(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
 
 
 def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
@@ -78,32 +68,25 @@ def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     return hidden[batch.cu_seqlens[1:].long() - 1]
 
 
-POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
+POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {
+    "cls": _cls,
+    "mean": _mean,
+    "max": partial(_reduce_segments, reduce="max"),
+    "lasttoken": _last,
+}
 """Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
 
 
 def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Tensor:
-    """Pool hidden states to one vector per sequence.
+    """Pool hidden states (N, D) by a mode of `POOLINGS` to one float32 vector per sequence, (B, D).
 
-    Args:
-        hidden: Hidden states, (N, D).
-        batch: The packed batch.
-        mode: A key of `POOLINGS`.
-        skip: Leading tokens that mean and max exclude (a prompt that is not pooled).
-
-    Returns:
-        Vectors (B, D), float32.
-
-    Raises:
-        ValueError: The mode is unknown.
+    Mean and max exclude the first ``skip`` tokens: a prompt that is not pooled.
 
     Example:
         >>> from quiver.encoder import pack_ids
         >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), pack_ids([[7, 7], [7]]), "mean").tolist()
         [[2.0], [5.0]]
     """
-    if mode not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
     # In half precision a sum over thousands of tokens would saturate.
     return POOLINGS[mode](hidden.float(), batch.to(hidden.device), skip)
 

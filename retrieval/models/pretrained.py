@@ -62,17 +62,9 @@ class PretrainedModel(ABC, Generic[Encoding]):
     def from_parts(
         cls, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
     ) -> Self:
-        """Make a model of the native encoder, its tokenizer and the settings of its folder.
+        """Make a model of the native encoder, its tokenizer and settings; an InputError if they do not fit each other or the class.
 
-        Args:
-            encoder: The native encoder.
-            tokenizer: The encoder's tokenizer.
-            settings: Settings of the model folder.
-            source: Folder or Hub id, for manifests and reports.
-            batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
-
-        Raises:
-            InputError: The settings are those of another class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+        ``source`` is the folder or Hub id, for manifests and reports.
 
         :meta private:
         """
@@ -159,7 +151,7 @@ class PretrainedModel(ABC, Generic[Encoding]):
         return self.encoder.config.hidden_size
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name up to version 5.
+        """Return the vector width d; ``get_embedding_dimension`` is its name in sentence-transformers 6.
 
         Example:
             >>> from quiver import BiEncoder
@@ -169,16 +161,7 @@ class PretrainedModel(ABC, Generic[Encoding]):
         """
         return self.dim
 
-    def get_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name from version 6 on.
-
-        Example:
-            >>> from quiver import BiEncoder
-            >>> model = BiEncoder("sentence-transformers/all-MiniLM-L6-v2")
-            >>> model.get_embedding_dimension()
-            384
-        """
-        return self.dim
+    get_embedding_dimension = get_sentence_embedding_dimension
 
     @property
     def device(self) -> torch.device:
@@ -265,10 +248,7 @@ class PretrainedModel(ABC, Generic[Encoding]):
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Encoding:
         """Encode texts, with token counts: to vectors (B, d) float32, or for ColBERT to B arrays of (n_i, d), in input order.
 
-        Args:
-            texts: B texts; an empty text has vectors too.
-            role: Queries or documents; decides prompt and, for ColBERT, prefix, length, expansion and skiplist.
-            progress: Show a progress bar on standard error.
+        The role decides the prompt and, for ColBERT, prefix, length, expansion and skiplist. An empty text has vectors too.
 
         :meta private:
         """
@@ -278,12 +258,9 @@ class PretrainedModel(ABC, Generic[Encoding]):
     def encode_chunks(
         self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
     ) -> Generator[Encoding, None, None]:
-        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
+        """Yield the encoding of each chunk of some hundreds of texts, as `encode_texts` returns it.
 
-        Args:
-            chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
-            role: Queries or documents.
-            advance: Called with the number of texts encoded since the last call, after each batch.
+        A GPU does not wait between chunks: the next two are read while one is encoded. ``advance`` is called after each batch.
 
         :meta private:
         """

@@ -304,13 +304,8 @@ def maxsim_padded(
 ) -> tuple[Tensor, Tensor]:
     """Scores (Q, ``each``) float32 and winners (Q, ``each``, S_q) int32, -1 where no token gets a gradient.
 
-    Args:
-        queries: (Q, S_q, d), contiguous.
-        documents: (P, S_d, d), contiguous; P is ``each``, or Q times ``each`` if every query has its own documents.
-        query_mask: (Q, S_q) bool, or None.
-        document_mask: (P, S_d) bool, or None.
-        each: Documents per query.
-        masked: Similarity of a masked document token.
+    Tensors are contiguous: queries (Q, S_q, d), documents (P, S_d, d), with P of ``each``, or Q times ``each`` if every query has its own
+    documents, and bool masks without d.
     """
     (num_queries, rows, width), tokens = queries.shape, documents.shape[1]
     scores = queries.new_empty(num_queries, each, dtype=torch.float32)

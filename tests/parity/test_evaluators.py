@@ -101,20 +101,6 @@ def test_an_evaluator_gives_the_scores_of_sentence_transformers(name: str, model
     assert ours == pytest.approx(theirs, abs=1e-4)  # tied ranks may change places by the last bit of a score
 
 
-@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
-@pytest.mark.parametrize("function", ["cosine", "manhattan"])
-def test_an_evaluator_of_quantized_vectors_ends_as_in_sentence_transformers(precision: str, function: str, models: list[Any]) -> None:
-    """Its version 5.3 fails for some, and sums others in 8 bits, so that one step of one value changes the score."""
-
-    def end(model: Any) -> Any:
-        try:
-            return similarity(precision=precision, similarity_fn_names=[function])(model).keys()
-        except (RuntimeError, OverflowError) as error:
-            return type(error)
-
-    assert end(models[1]) == end(models[0])
-
-
 def test_scores_are_stored_and_written(models: list[Any], tmp_path: Path) -> None:
     evaluator = evaluation.InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT, name="animals")
     theirs, ours = (model.evaluate(evaluator, str(tmp_path / f"{type(model).__name__}" / "scores")) for model in models)
@@ -149,12 +135,8 @@ def test_token_embeddings_are_those_of_sentence_transformers(models: list[Any], 
         models[1].encode(texts, output_value=None)
 
 
-def test_precision_none_is_float32(models: list[Any]) -> None:
+def test_precision_none_is_float32_and_similarities_have_the_librarys_names(models: list[Any], minilm: Path) -> None:
     theirs, ours = (model.encode(FIRST[:3], None, None, 32, False, "sentence_embedding", None) for model in models)
     assert (ours.dtype, theirs.dtype) == (np.float32, np.float32)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_the_similarity_may_be_named_by_the_librarys_enumeration(minilm: Path) -> None:
-    model = BiEncoder(minilm, device="cpu", similarity_fn_name=library.SimilarityFunction.DOT_PRODUCT)
-    assert model.similarity_fn_name == "dot"
+    assert BiEncoder(minilm, device="cpu", similarity_fn_name=library.SimilarityFunction.DOT_PRODUCT).similarity_fn_name == "dot"

@@ -382,14 +382,3 @@ def test_flexberts_ablations(tmp_path: Path, change: dict[str, object]) -> None:
         torch.testing.assert_close(
             weight.grad, gradient.float(), atol=1e-5 * gradient.abs().max().item(), rtol=1e-3, msg=f"{name} {{}}".format
         )
-
-
-@pytest.mark.parametrize("change", ABLATIONS.values(), ids=ABLATIONS)
-def test_states_do_not_depend_on_the_batch(change: dict[str, object]) -> None:
-    encoder = init_weights(Encoder(replace(BASE, **change)), seed=3).eval()
-    with torch.no_grad():
-        alone = [encoder(pack_ids([text])) for text in texts()]
-        for order in ([6, 5, 4, 3, 2, 1, 0], [2, 6, 0], [5, 1]):
-            batch = pack_ids([texts()[row] for row in order])
-            for row, states in zip(order, batch.unpack(encoder(batch)), strict=True):
-                torch.testing.assert_close(states, alone[row], atol=5e-6, rtol=0)

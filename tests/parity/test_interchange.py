@@ -145,9 +145,8 @@ def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_pat
     ("name", "layout"),
     [
         ("modernbert-colbert", "pylate"),
-        pytest.param("minilm-colbert", "pylate", marks=pytest.mark.slow),
+        ("minilm-colbert", "pylate"),
         ("modernbert-colbert", "stanford"),
-        pytest.param("minilm-stanford", "stanford", marks=pytest.mark.slow),
     ],
 )
 def test_a_colbert_in_pylate(sources: dict[str, Path], tmp_path: Path, name: str, layout: str) -> None:
@@ -173,20 +172,6 @@ def test_the_card_says_how_transformers_gives_the_vectors(
     settings = ours.settings
     assert_equal(scope["encode"](QUERIES, settings.query_prompt).numpy(), ours.encode_query(QUERIES))
     assert_equal(scope["encode"](DOCUMENTS, settings.document_prompt).numpy(), ours.encode_document(DOCUMENTS))
-
-
-def test_the_encoder_of_a_colbert_in_transformers(sources: dict[str, Path], tmp_path: Path) -> None:
-    exported = export_model(sources["modernbert-colbert"], tmp_path / "out", layout="hf")
-    assert "the projection" in exported.left_out
-    theirs, words = transformers.AutoModel.from_pretrained(tmp_path / "out"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    batch = words([text.strip() for text in DOCUMENTS], padding=True, truncation=True, max_length=64, return_tensors="pt")
-    with torch.inference_mode():
-        hidden = theirs(**batch).last_hidden_state
-    ours = BiEncoder(tmp_path / "out")  # a bare encoder: the mean over the tokens
-    mask = batch["attention_mask"].unsqueeze(-1)
-    expected = ((hidden * mask).sum(1) / mask.sum(1)).numpy()
-    ours.max_length = 64
-    np.testing.assert_allclose(ours.encode_document(DOCUMENTS), expected, atol=1e-5, rtol=0)
 
 
 def test_a_model_of_pylates_own_goes_through(minilm: Path, tmp_path: Path) -> None:

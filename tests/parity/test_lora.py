@@ -13,29 +13,17 @@ from safetensors.torch import load_file
 from quiver.encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter, save_encoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.lora import lora_matrices
+from tests.parity.encoders import random_model
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 LENGTHS = (1, 63, 129, 300)
 RANK, ALPHA = 8, 12.0
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 512}
 
 
 def hugging_face(family: str, folder: Path) -> transformers.PreTrainedModel:
-    own = {
-        "modernbert": {"max_position_embeddings": 512, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
-        "bert": {"max_position_embeddings": 512},
-        "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1},
-    }[family]
-    torch.manual_seed(7)
-    config = transformers.AutoConfig.for_model(family, attn_implementation="sdpa", **SIZES, **own)
-    model = transformers.AutoModel.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # the library's initial weights are too small to show a mistake
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
-    return model
+    return random_model(family, folder, num_hidden_layers=3)
 
 
 def with_updates(folder: Path) -> Encoder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,8 +13,8 @@ from quiver.encoder import Tokenizer
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Precision, pool_tokens, quantize_embeddings
 from quiver.retrieval.models.loading import load_model
+from tests.parity.encoders import random_model, special_ids
 
-transformers = pytest.importorskip("transformers")
 models = pytest.importorskip("pylate.models")
 rank = pytest.importorskip("pylate.rank")
 pytestmark = pytest.mark.parity
@@ -37,27 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modernbert")
     tokenizer = Tokenizer.train(DOCUMENTS + QUERIES, vocab_size=512, max_length=512)
     tokenizer.save(folder)
-    ids = {name: tokenizer.special_id(name) for name in ("cls", "sep", "pad")}
-    torch.manual_seed(11)
-    config = transformers.ModernBertConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        max_position_embeddings=512,
-        local_attention=32,
-        pad_token_id=ids["pad"],
-        cls_token_id=ids["cls"],
-        bos_token_id=ids["cls"],
-        sep_token_id=ids["sep"],
-        eos_token_id=ids["sep"],
-    )
-    model = transformers.ModernBertModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
+    random_model("modernbert", folder, seed=11, local_attention=32, **special_ids(tokenizer))
     return folder
 
 
@@ -102,14 +81,6 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
     assert [list(ids) for ids in hits.ids] == [[str(row["id"]) for row in rows] for rows in expected]
 
 
-def test_token_vectors_do_not_depend_on_the_batch(base: Path, tmp_path: Path) -> None:
-    pylate_model(base, tmp_path / "model", {})
-    model = ColBERT(tmp_path / "model")
-    together = model.encode_query(QUERIES)
-    for text, vectors in zip(QUERIES, together, strict=True):
-        np.testing.assert_allclose(model.encode_query([text])[0], vectors, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("settings", SETTINGS[:3], ids=lambda settings: ",".join(settings) or "defaults")
 def test_a_saved_model_opens_in_pylate(base: Path, tmp_path: Path, settings: dict[str, object]) -> None:
     pylate_model(base, tmp_path / "theirs", settings)
@@ -119,13 +90,6 @@ def test_a_saved_model_opens_in_pylate(base: Path, tmp_path: Path, settings: dic
     for expected, found in zip(ours.encode_query(QUERIES), again.encode(QUERIES, is_query=True, show_progress_bar=False), strict=True):
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=0)
     assert ColBERT(tmp_path / "ours").card.fingerprint == ours.card.fingerprint
-
-
-def test_settings_come_from_the_checkpoint(base: Path, tmp_path: Path) -> None:
-    pylate_model(base, tmp_path / "model", {"query_length": 20})
-    path = tmp_path / "model" / "config_sentence_transformers.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "query_length": 24}))
-    assert {len(vectors) for vectors in ColBERT(tmp_path / "model").encode_query(QUERIES)} == {24}
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -210,15 +174,3 @@ def test_similarities_are_pylates_sums(base: Path, tmp_path: Path) -> None:
     assert model.similarity([], padded).shape == (0, len(documents))
     assert model.similarity(queries, []).shape == (len(queries), 0)
     assert model.encode([]) == []
-
-
-@pytest.mark.slow
-def test_processes_encode_what_one_process_encodes(base: Path, tmp_path: Path) -> None:
-    pylate_model(base, tmp_path / "model", {})
-    model = ColBERT(tmp_path / "model")
-    expected = model.encode_document(DOCUMENTS * 4, pool_factor=2)
-    pool = model.start_multi_process_pool(["cpu", "cpu"])
-    found = model.encode_document(DOCUMENTS * 4, pool_factor=2, pool=pool, chunk_size=5)
-    model.stop_multi_process_pool(pool)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-5)

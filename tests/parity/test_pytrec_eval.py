@@ -96,8 +96,8 @@ def _their_values(batch: list[tuple[Grades, Scores]]) -> list[list[float]]:
     return rows
 
 
-@pytest.mark.parametrize("runs", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_random_runs(runs: int) -> None:
+def test_random_runs() -> None:
+    runs = 2_000
     assert set(DEFAULT) <= set(OURS)
     pytest.importorskip("pytrec_eval")
     seen: Counter[str] = Counter()
@@ -128,26 +128,9 @@ def test_grades_below_minus_one_count_as_zero() -> None:
     assert seen["negative grade"] > 50
 
 
-def test_the_comparison_notices_a_wrong_rule() -> None:
-    # Ids ascending among equals instead of descending: the rule that most re-implementations get wrong.
+def test_nan_is_refused_where_pytrec_eval_ranks_it() -> None:
     pytrec_eval = pytest.importorskip("pytrec_eval")
-    rng = random.Random(1)
-    wrong = 0
-    for _ in range(200):
-        documents = _ids(rng, 20)
-        run = {"q": {document: float(rng.randint(0, 2)) for document in documents}}
-        qrels = {"q": {document: rng.randint(0, 1) for document in documents}}
-        order = sorted(documents, key=lambda document: (-run["q"][document], document))
-        ascending = {"q": {document: -float(place) for place, document in enumerate(order)}}
-        theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)["q"]["ndcg_cut_10"]
-        wrong += abs(score(qrels, ascending, ["ndcg@10"]).means["ndcg@10"] - theirs) > 1e-9
-    assert wrong > 100
-
-
-@pytest.mark.parametrize("nan", [math.nan, -math.nan, float(np.float32("nan"))])
-def test_nan_is_refused_where_pytrec_eval_ranks_it(nan: float) -> None:
-    pytrec_eval = pytest.importorskip("pytrec_eval")
-    qrels, run = {"q": {"a": 1}}, {"q": {"a": nan, "b": 1.0}}
+    qrels, run = {"q": {"a": 1}}, {"q": {"a": math.nan, "b": 1.0}}
     assert pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(run)["q"]["recip_rank"] > 0
     with pytest.raises(InputError, match="score of document 'a' for query 'q' is NaN"):
         score(qrels, run)

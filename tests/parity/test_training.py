@@ -22,8 +22,8 @@ from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.dataloader import Collator
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import DISTILLATION, RULES, Recipe
+from tests.parity.encoders import random_model, special_ids
 
-transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pylate_models = pytest.importorskip("pylate.models")
 pytestmark = pytest.mark.parity
@@ -73,18 +73,9 @@ def make_recipe(
     """A recipe; without ``data`` it names a file that is not read."""
     described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
     shown = {
-        "epochs": 1,
-        "batch_size": ROWS,
-        "learning_rate": 1e-3,
-        "warmup_ratio": 0,
-        "scheduler": "linear",
-        "weight_decay": 0.01,
-        "max_grad_norm": 1,
-        "seed": 1,
-        "dtype": "float32",
-        "no_duplicates": False,
-        "log_every": 1,
-    }
+        "epochs": 1, "batch_size": ROWS, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0.01,
+        "max_grad_norm": 1, "seed": 1, "dtype": "float32", "no_duplicates": False, "log_every": 1,
+    }  # fmt: skip
     data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLATION else {})
     raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
     recipe, problems = validate(Recipe, raw, RULES)
@@ -92,56 +83,18 @@ def make_recipe(
     return recipe
 
 
-def modernbert(tokenizer: Tokenizer) -> Any:
-    ids = {name: tokenizer.special_id(name) for name in ("cls", "sep", "pad")}
-    return transformers.ModernBertModel(
-        transformers.ModernBertConfig(
-            vocab_size=512,
-            hidden_size=48,
-            intermediate_size=64,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            max_position_embeddings=256,
-            local_attention=16,
-            pad_token_id=ids["pad"],
-            cls_token_id=ids["cls"],
-            bos_token_id=ids["cls"],
-            sep_token_id=ids["sep"],
-            eos_token_id=ids["sep"],
-        )
-    )
-
-
-def bert(tokenizer: Tokenizer) -> Any:
-    return transformers.BertModel(
-        transformers.BertConfig(
-            vocab_size=512,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=128,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=tokenizer.special_id("pad"),
-        )
-    )
-
-
-def written(folder: Path, make: Callable[[Tokenizer], Any]) -> Path:
+def saved_encoder(folder: Path, family: str) -> Path:
     """A random encoder with a small vocabulary, as transformers writes it."""
     tokenizer = Tokenizer.train([SENTENCE] * 3, vocab_size=512, max_length=128)
     tokenizer.save(folder)
-    torch.manual_seed(11)
-    model = make(tokenizer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
+    special = special_ids(tokenizer)
+    if family == "modernbert":
+        sizes = {"hidden_size": 48, "intermediate_size": 64, "max_position_embeddings": 256, "local_attention": 16, **special}
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 128}
+        sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": special["pad_token_id"]}
+    random_model(family, folder, seed=11, **sizes)
     return folder
-
-
-FAMILIES = {"modernbert": modernbert, "bert": bert}
 
 
 def of_families(names: Iterable[str], *, every: Container[str]) -> list[Any]:
@@ -154,12 +107,12 @@ def of_families(names: Iterable[str], *, every: Container[str]) -> list[Any]:
 @pytest.fixture(scope="module")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pre-norm with windows and rotary positions; post-norm with absolute positions, biases and token types."""
-    return written(tmp_path_factory.mktemp("family"), FAMILIES[request.param])
+    return saved_encoder(tmp_path_factory.mktemp("family"), request.param)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("base"), modernbert)
+    return saved_encoder(tmp_path_factory.mktemp("base"), "modernbert")
 
 
 Batch = tuple[Any, ...]
@@ -261,32 +214,6 @@ def their_dense(model: SentenceTransformer, rows: Sequence[list[dict[str, Any]]]
     return [collected(collator(batch)) for batch in rows]
 
 
-@pytest.mark.slow
-def test_gradients_of_minilm(minilm: Path) -> None:
-    """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
-    theirs = SentenceTransformer(str(minilm), device="cpu").eval()
-    ours = our_dense(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
-    ours.module.eval()
-    generator = random.Random(3)
-    rows = [[{"query": text(generator, 1, 12), "document_1": text(generator, 2, 200)} for _ in range(8)]]
-    sides = ((ours.module, ours.loss, ours.batches(rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
-    values = []
-    for _, loss, [batch] in sides:
-        value = loss(*batch)
-        value.backward()
-        values.append(value.item())
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
-    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
-    pairs = {
-        "embeddings.tokens.weight": "embeddings.word_embeddings.weight",
-        "embeddings.norm.bias": "embeddings.LayerNorm.bias",
-        "layers.0.attention.out.weight": "encoder.layer.0.attention.output.dense.weight",
-        "layers.5.mlp.down.weight": "encoder.layer.5.output.dense.weight",
-    }
-    for ours_name, theirs_name in pairs.items():
-        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
 def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
     """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
@@ -354,20 +281,6 @@ def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=1e-5)  # the losses are in the hundreds
 
 
-@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
-def test_dense_modules_are_trained(base: Path, tmp_path: Path, name: str) -> None:
-    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, dense=True)
-    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
-    rows = without_scores(make_batches(2))
-    before = [projection.linear.weight.detach().clone() for projection in ours.model.settings.projections]
-    assert_same_losses(
-        train(ours.module, ours.loss, ours.batches(rows)), train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows))
-    )
-    assert len(before) == 2
-    for old, projection in zip(before, ours.model.settings.projections, strict=True):
-        assert (projection.linear.weight - old).abs().max() > 1e-3
-
-
 PROMPTS = {"query": "the best window: ", "document": "wings of a "}
 
 
@@ -392,17 +305,6 @@ def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
     )
     loss = losses.MultipleNegativesRankingLoss(theirs, scale=15.0)
     assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, batches))
-
-
-@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl", "kl"])
-def test_accumulation(base: Path, tmp_path: Path, name: str) -> None:
-    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
-    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
-    rows = rows_for(name, 2)
-    assert_same_losses(
-        train(ours.module, ours.loss, ours.batches(rows), accumulation=2),
-        train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows), accumulation=2),
-    )
 
 
 def test_gradient_checkpointing_and_a_shorter_length(base: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder import Encoder, InputError, load_encoder, pack_ids, save_encoder
+from tests.parity.encoders import random_model
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -16,61 +18,17 @@ pytestmark = pytest.mark.parity
 LENGTHS = (1, 63, 64, 65, 129, 1000)
 
 
-def modernbert(folder: Path, **overrides: object) -> transformers.ModernBertModel:
-    settings = {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 1024,
-        "pad_token_id": 0,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attn_implementation": "sdpa",
-    }
-    torch.manual_seed(7)
-    model = transformers.ModernBertModel(transformers.ModernBertConfig(**{**settings, **overrides})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # the library's initial weights are too small to show a mistake
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
-    return model
+def modernbert(folder: Path, **settings: object) -> transformers.ModernBertModel:
+    return random_model("modernbert", folder, **{"hidden_size": 128, "max_position_embeddings": 1024, **settings})
 
 
-def post_norm(name: str, folder: Path, **overrides: object) -> transformers.PreTrainedModel:
+def post_norm(name: str, folder: Path, **settings: object) -> transformers.PreTrainedModel:
     """BERT, RoBERTa or one of RoBERTa's kin."""
-    settings = {
-        "vocab_size": 512,
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "max_position_embeddings": 1024,
-        "attn_implementation": "sdpa",
-    }
-    if name != "bert":
-        settings |= {"max_position_embeddings": 1026, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
-    torch.manual_seed(7)
-    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **{**settings, **overrides})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
-    return model
+    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "max_position_embeddings": 1024 + 2 * (name != "bert")}
+    return random_model(name, folder, **{**sizes, **settings})
 
 
-def bert(folder: Path, **overrides: object) -> transformers.BertModel:
-    return post_norm("bert", folder, **overrides)
-
-
-def roberta(folder: Path, **overrides: object) -> transformers.RobertaModel:
-    return post_norm("roberta", folder, **overrides)
-
-
-FAMILIES = {"modernbert": modernbert, "bert": bert, "roberta": roberta}
+FAMILIES = {"modernbert": modernbert, "bert": partial(post_norm, "bert"), "roberta": partial(post_norm, "roberta")}
 
 
 def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
@@ -100,27 +58,11 @@ def test_modernbert_equals_transformers_on_a_mixed_batch(tmp_path: Path, head_wi
     compare(model, load_encoder(tmp_path), sequences(LENGTHS))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_modernbert_equals_transformers_alone(tmp_path: Path, length: int) -> None:
-    compare(modernbert(tmp_path), load_encoder(tmp_path), sequences((length,)))
-
-
 @pytest.mark.parametrize("window", [2, 30, 64, 128, 256])
 def test_modernbert_windows(tmp_path: Path, window: int) -> None:
     model = modernbert(tmp_path, local_attention=window)
     lengths = (1, window // 2, window // 2 + 1, window // 2 + 2, 3 * window + 1, 200)
     compare(model, load_encoder(tmp_path), sequences(lengths))
-
-
-def test_modernbert_equals_transformers_padded_batch(tmp_path: Path) -> None:
-    model = modernbert(tmp_path)
-    texts = sequences((5, 180, 70))
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(text), dtype=torch.long) for text in texts], batch_first=True)
-    batch = pack_ids(texts)
-    with torch.no_grad():
-        expected = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        torch.testing.assert_close(load_encoder(tmp_path)(batch), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("biases", [True, False])
@@ -143,22 +85,17 @@ def test_modernbert_biases_layer_types_and_thetas(tmp_path: Path, biases: bool) 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "gelu_new"])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_bert_equals_transformers(tmp_path: Path, activation: str, heads: int) -> None:
-    model = bert(tmp_path, hidden_act=activation, num_attention_heads=heads)
+    model = post_norm("bert", tmp_path, hidden_act=activation, num_attention_heads=heads)
     compare(model, load_encoder(tmp_path), sequences(LENGTHS))
-
-
-@pytest.mark.parametrize("padding", [1, 4])
-def test_xlm_r_in_a_bin_file_equals_transformers(tmp_path: Path, padding: int) -> None:
-    model = post_norm("xlm-roberta", tmp_path, pad_token_id=padding, max_position_embeddings=1000 + padding + 1)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    compare(model, load_encoder(tmp_path), [*sequences(LENGTHS), [7] * 1000])
 
 
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
 @pytest.mark.parametrize("padding", [1, 4])
 def test_roberta_and_its_kin_equal_transformers(tmp_path: Path, name: str, padding: int) -> None:
     model = post_norm(name, tmp_path, pad_token_id=padding)
+    if name == "xlm-roberta":
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     encoder = load_encoder(tmp_path)
     assert (encoder.config.family, encoder.config.position_offset) == ("roberta", padding + 1)
     compare(model, encoder, sequences(LENGTHS))
@@ -275,23 +212,6 @@ def test_saved_checkpoints_open_in_transformers(tmp_path: Path, family: str, pre
     for name, weight in reopened.named_parameters():
         torch.testing.assert_close(weight, theirs[name], atol=0, rtol=0)
     compare(reopened.eval(), load_encoder(tmp_path / "ours"), sequences((4, 100)))
-
-
-def test_an_encoder_of_ours_opens_in_transformers(tmp_path: Path) -> None:
-    config = EncoderConfig.modernbert(
-        vocab_size=512,
-        hidden_size=64,
-        num_heads=2,
-        intermediate_size=96,
-        layer_types=["global", "local", "local", "global"],
-        max_positions=512,
-    )
-    encoder = init_weights(Encoder(config), seed=1).eval()
-    save_encoder(encoder, tmp_path)
-    model, info = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="sdpa", output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    compare(model.eval(), encoder, sequences((7, 200)))
 
 
 def test_minilm_equals_transformers(minilm: Path) -> None:

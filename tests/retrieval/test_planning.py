@@ -21,7 +21,6 @@ from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import (
     TEXTS,
     IndexSize,
-    choose_evenly,
     index_size,
     measure_rate,
     statistics_of_sample,
@@ -78,7 +77,7 @@ def test_the_size_of_every_engine_is_estimated(
 ) -> None:
     model, corpus = models[engine.rpartition("-")[2]], list(islice(read_documents(quiver_data / "scifact"), 600))
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine=engine, settings=settings, calibrate=False))
-    known = statistics_of_sample(len(corpus), choose_evenly(iter(corpus), len(corpus), 200), model, source="scifact")
+    known = statistics_of_sample(len(corpus), corpus[:: max(1, len(corpus) // 200)][:200], model, source="scifact")
     compared(index, index_size(known, model.card, name=engine, settings=settings))
 
 

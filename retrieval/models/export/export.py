@@ -44,22 +44,10 @@ from quiver.retrieval.records import Dtype
 logger = logging.getLogger(__name__)
 
 
-FILES = frozenset(
-    {
-        "README.md",
-        "artifact.metadata",
-        "config.json",
-        "config_sentence_transformers.json",
-        "model.onnx",
-        "model.onnx.data",
-        "model.safetensors",
-        "modules.json",
-        "onnx_config.json",
-        "sentence_bert_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-)
+FILES = frozenset({
+    "README.md", "artifact.metadata", "config.json", "config_sentence_transformers.json", "model.onnx", "model.onnx.data",
+    "model.safetensors", "modules.json", "onnx_config.json", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",
+})  # fmt: skip
 """Files that exports write."""
 
 MODULE = re.compile(r"\d+_(Dense|MultiVectorMask|Normalize|Pooling)")
@@ -168,14 +156,7 @@ ColBERTWriter = Callable[[Path, ModelFolder, Encoder, Tokenizer], None]
 
 @dataclass(frozen=True)
 class ModelScores:
-    """Scores of a model for the card.
-
-    Attributes:
-        where: Folder of the results, for errors.
-        fingerprint: Fingerprint of the scored model; None if the results do not record it.
-        entries: Entries of ``model-index``, each with ``task``, ``dataset`` and ``metrics``.
-        dtype: Dtype in which the model was scored; its fingerprint depends on it.
-    """
+    """Scores for the card: their folder, fingerprint and dtype of the scored model, entries of the Hub's ``model-index``."""
 
     where: str
     fingerprint: str | None
@@ -185,16 +166,7 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of an export.
-
-    Attributes:
-        folder: The folder.
-        layout: A key of `LAYOUTS`.
-        kind: Kind of the model.
-        fingerprint: Fingerprint of the model.
-        bytes: Size of all files.
-        left_out: Parts of the model that the layout does not store.
-    """
+    """Result of an export: the folder, the size of its files, and the parts of the model that the layout does not store."""
 
     folder: Path
     layout: str
@@ -337,13 +309,7 @@ OTHER_FORMS = ("onnx", "openvino", ".git", ".cache")
 
 @dataclass(frozen=True)
 class Lengthened:
-    """Result of `lengthen_model`.
-
-    Attributes:
-        folder: The folder.
-        positions: Number of positions, before and after.
-        max_length: Maximum tokens of a text (for ColBERT, of a document), before and after; None if there was no limit.
-    """
+    """Result of `lengthen_model`: positions and maximum tokens of a text (for ColBERT, of a document), before and after."""
 
     folder: Path
     positions: tuple[int, int]

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from quiver.retrieval.cluster.index import PackedRequest, Shard, ShardHits, ShardsClosedError, ShardSpec
+from quiver.retrieval.cluster.index import Shard, ShardNotOpenError, ShardsClosedError, ShardSpec
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, calibrate_index, delete_documents
 from quiver.retrieval.index.files import RealDisk
-from quiver.retrieval.index.index import encoded_queries
+from quiver.retrieval.index.index import SearchRequest, encoded_queries
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
 
@@ -95,11 +95,16 @@ class InProcess:
     def __init__(self, specs: Sequence[ShardSpec], replicas: int, seconds: float) -> None:
         InProcess.before(specs)
         self.shards = [Shard(pickle.loads(pickle.dumps(spec))) for spec in specs]  # noqa: S301 - written here
+        for shard in self.shards:
+            try:
+                shard.search(None)
+            except ShardNotOpenError as error:
+                raise error.args[0] from None
         self.documents = [spec.manifest.documents for spec in specs]
         self.replicas, self.closed, self.lost = (replicas,) * len(specs), 0, -1
         InProcess.opened.append(self)
 
-    def search(self, request: PackedRequest, seconds: float) -> Sequence[ShardHits | None]:
+    def search(self, request: SearchRequest, seconds: float) -> Sequence[Hits | None]:
         if self.closed:
             raise ShardsClosedError
         message = pickle.dumps(request)

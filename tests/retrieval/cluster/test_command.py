@@ -87,13 +87,6 @@ def test_search_over_shards_prints_the_same_output(quiver: Quiver, built: Built,
     assert in_process == ["host:6379"] * 4 + [None] * 4
 
 
-@pytest.mark.exhaustive
-def test_search_over_ray_serve_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path) -> None:
-    pytest.importorskip("ray.serve")
-    with ray_backend.connected():
-        same_output(quiver, built, tmp_path, "--shards", 2)
-
-
 @pytest.mark.usefixtures("in_process")
 def test_wrong_shard_options_are_reported_in_one_line(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     done = quiver("search", built.index, "a bird", "--replicas", 2)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import SegmentNeed, Sharding, plan_shards, segment_needs, spread
+from quiver.retrieval.cluster.index import SegmentNeed, Sharding, plan_shards, spread
 from quiver.retrieval.index import open_index
 
 
@@ -73,19 +73,14 @@ def test_a_segment_that_does_not_fit_is_refused_with_its_size(caplog: pytest.Log
 
 def test_memory_of_a_segment_is_its_files_and_resident_data(tmp_path: Path, build: Callable[..., Any]) -> None:
     for engine in ("exact-dense", "ivf-tokens"):
-        index = open_index(build(tmp_path / engine, engine).path)
-        for need, entry, segment in zip(segment_needs(index), index.manifest.segments, index.segments, strict=True):
-            files = index.path / "segments" / entry.name
-            searched = [path for path in files.iterdir() if path.name != "texts.arrow"]
-            assert len(searched) == len([*files.iterdir()]) - 1
-            assert need.name == entry.name
-            assert need.bytes == segment.vectors.size.resident + sum(path.stat().st_size for path in searched)
-            assert (segment.vectors.size.resident > 0) == (engine == "ivf-tokens")
-        plan = plan_shards(index, Sharding(shards=2, replicas=3))
-        assert len(plan) == 2
-        assert plan == plan_shards(open_index(index.path), Sharding(shards=2, replicas=3))
-        most = max(need.bytes for need in segment_needs(index))
+        index, sizes = open_index(build(tmp_path / engine, engine).path), dict[str, int]()
+        for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
+            searched = [path for path in (index.path / "segments" / entry.name).iterdir() if path.name != "texts.arrow"]
+            sizes[entry.name] = segment.vectors.size.resident + sum(path.stat().st_size for path in searched)
         codec = sum(path.stat().st_size for path in (index.path / "codec" / index.manifest.codec.name).iterdir())
-        with pytest.raises(InputError, match=re.escape(f"needs {most + codec:,} bytes of memory")):
-            plan_shards(index, Sharding(memory=most + codec - 1))
-        assert len(plan_shards(index, Sharding(memory=most + codec))) >= 2
+        plan = plan_shards(index, Sharding(shards=2, replicas=3))
+        assert [shard.bytes for shard in plan] == [codec + sum(sizes[name] for name in shard.segments) for shard in plan]
+        most = max(sizes.values()) + codec
+        with pytest.raises(InputError, match=re.escape(f"needs {most:,} bytes of memory")):
+            plan_shards(index, Sharding(memory=most - 1))
+        assert len(plan_shards(index, Sharding(memory=most))) >= 2

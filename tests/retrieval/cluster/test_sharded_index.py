@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import PackedRequest, Shard, ShardedIndex, Sharding, ShardsClosedError, ShardSpec, open_sharded
+from quiver.retrieval.cluster.index import Shard, ShardedIndex, Sharding, ShardNotOpenError, ShardsClosedError, ShardSpec, open_sharded
 from quiver.retrieval.index import Filter, compact_index, open_index
 from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Query
@@ -135,7 +135,7 @@ def test_a_search_that_meets_a_closed_generation_is_answered_by_the_next(tmp_pat
     with opened(built.path, Sharding(shards=2)) as sharded:
         first, index = InProcess.opened[0], built.add(200, 9)
 
-        def closed_meanwhile(request: PackedRequest, seconds: float) -> Any:
+        def closed_meanwhile(request: Any, seconds: float) -> Any:
             sharded.roll()
             raise ShardsClosedError
 
@@ -163,5 +163,6 @@ def test_a_folder_missing_on_the_machine_of_a_shard_is_reported(tmp_path: Path, 
     index = open_index(build(tmp_path / "i").path)
     with opened(index.path, Sharding(shards=2)) as sharded:
         spec = ShardSpec.of(index, sharded.plan[0], verify=True)
-    with pytest.raises(InputError, match=r"not mounted: not an index on .*; every machine needs the index under the same path"):
-        Shard(replace(spec, root=tmp_path / "not mounted"))
+    shard = Shard(replace(spec, root=tmp_path / "not mounted"))
+    with pytest.raises(ShardNotOpenError, match=r"not mounted: not an index on .*; every machine needs the index under the same path"):
+        shard.search(None)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, init_weights, pack_ids
+from quiver.encoder import Encoder, InputError, PackedBatch, init_weights, pack_ids
 from quiver.retrieval.models.batches import (
     BatchLoop,
     BatchSize,
@@ -25,9 +25,9 @@ from quiver.retrieval.models.batches import (
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import describe_tokens
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Role
+from tests.retrieval.models.small import CONFIG, make_colbert, make_dense, make_tokenizer
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -316,30 +316,14 @@ def test_an_abandoned_consumer_ends_the_thread() -> None:
 
 # Models.
 
-CONFIG = EncoderConfig.modernbert(
-    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-)
-
-
-def tokenizer() -> Tokenizer:
-    made = Tokenizer.train([*TEXTS, "query: passage:"], vocab_size=300)
-    for prefix in ("[Q] ", "[D] "):
-        made.add_token(prefix)
-    return made
-
 
 def model_of(kind: str, *, batch_tokens: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> BiEncoder | ColBERT:
-    encoder = init_weights(Encoder(CONFIG), seed=1).eval().to(device, dtype)
-    prompts = {"query_prompt": "query: ", "document_prompt": "passage: "}
+    encoder, words = init_weights(Encoder(CONFIG), seed=1).eval().to(device, dtype), make_tokenizer([*TEXTS, "query: passage:"])
+    prompts: Any = {"query_prompt": "query: ", "document_prompt": "passage: "}
     if kind == "dense":
-        settings = ModelFolder(
-            "dense", Path(), max_length=32, normalize=True, projections=(Projection(32, 16),), include_prompt=False, **prompts
-        )
-        return BiEncoder.from_parts(encoder, tokenizer(), settings, batch_tokens=batch_tokens)
-    settings = ModelFolder(
-        "colbert", Path(), projections=(Projection(32, 8),), similarity="maxsim", colbert=ColBERTSettings(document_length=30), **prompts
-    )
-    return ColBERT.from_parts(encoder, tokenizer(), settings, batch_tokens=batch_tokens)
+        more = {"normalize": True, "projections": (Projection(32, 16),), "include_prompt": False}
+        return make_dense(words, encoder, batch_tokens=batch_tokens, **more, **prompts)
+    return make_colbert(words, encoder, batch_tokens=batch_tokens, document_length=30, prompts=prompts)
 
 
 @torch.inference_mode()

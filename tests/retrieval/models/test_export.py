@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -23,37 +22,22 @@ from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
 from quiver.retrieval.models.folders import read_model_folder
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.explain import text_tokens
+from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 
-CONFIG = EncoderConfig.modernbert(
-    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-)
 TEXTS = ["a bird has wings", "wings, and a beak!", "x"]
 
 
-def tokenizer() -> Tokenizer:
-    made = Tokenizer.train(TEXTS, vocab_size=300, max_length=50)
-    for prefix in ("[Q] ", "[D] "):
-        made.add_token(prefix)
-    return made
-
-
 def save_dense(folder: Path, **changes: Any) -> Path:
-    settings = ModelFolder("dense", folder, max_length=32, normalize=True, projections=(Projection(32, 16),))
-    BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, **changes)).save_pretrained(
+    make_dense(make_tokenizer(max_length=50), **{"normalize": True, "projections": (Projection(32, 16),), **changes}).save_pretrained(
         folder
     )
     return folder
 
 
-def save_colbert(folder: Path, *, projections: tuple[Projection, ...] | None = None, **changes: Any) -> Path:
-    settings = ModelFolder("colbert", folder, projections=projections or (Projection(32, 8),), similarity="maxsim")
-    colbert = dataclasses.replace(ColBERTSettings(query_length=12, document_length=40), **changes)
-    ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save_pretrained(
-        folder
-    )
+def save_colbert(folder: Path, **changes: Any) -> Path:
+    make_colbert(make_tokenizer(max_length=50), **{"query_length": 12, "document_length": 40, **changes}).save_pretrained(folder)
     return folder
 
 
@@ -374,6 +358,7 @@ def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
     }
     for told in ("# my-model", 'SentenceTransformer("my-model")', "| SciFact | test | 0.6451 |", "`1234`", *TOLD):
         assert told in body
+    assert "SentenceTransformer  # 5 or 6" in body
     recipe = body.partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(recipe) == RUN["recipe"]
 
@@ -400,14 +385,6 @@ def test_a_model_card_omits_libraries_with_other_vectors(tmp_path: Path, caplog:
         assert "5 or 6" not in body
     with pytest.raises(InputError, match="and no stripping rule can be added to this tokenizer"):
         export_model(colbert, tmp_path / "out", layout="sentence-transformers", overwrite=True)
-
-
-@pytest.mark.parametrize("layout", ["pylate", "stanford"])
-def test_a_model_card_lists_libraries_with_the_same_vectors(dense: Path, colbert: Path, tmp_path: Path, layout: str) -> None:
-    export_model(colbert, tmp_path / "out", layout=layout)
-    assert "MultiVectorEncoder" in card_of(tmp_path / "out")[1]
-    export_model(dense, tmp_path / "dense-out", layout="sentence-transformers")
-    assert "SentenceTransformer  # 5 or 6" in card_of(tmp_path / "dense-out")[1]
 
 
 @pytest.mark.parametrize(
@@ -490,9 +467,9 @@ def test_a_folder_with_other_files_is_not_replaced(dense: Path, tmp_path: Path) 
     assert not any((export_model(dense, out, layout="hf", overwrite=True).folder).glob("*/"))
 
 
-@pytest.mark.parametrize("layout", ["sentence-transformers", "pylate", "hf", "stanford"])
+@pytest.mark.parametrize("layout", ["sentence-transformers", "hf"])
 def test_a_git_clone_keeps_its_history_and_other_files(
-    colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+    colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clone = tmp_path / "clone"
     (clone / ".git" / "objects").mkdir(parents=True)
@@ -511,22 +488,15 @@ def test_a_git_clone_keeps_its_history_and_other_files(
     for name in files_in(out) - kept:
         assert (out / name).read_bytes() == (tmp_path / "alone" / "clone" / name).read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "clone", "colbert"]
+    before = {name: (out / name).read_bytes() for name in files_in(out)}
+    fill_the_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space"):
+        export_model(colbert, out, layout="pylate", overwrite=True)
+    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
 
 
 def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_failed_export_leaves_a_git_clone_unchanged(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "clone"
-    (out / ".git").mkdir(parents=True)
-    export_model(dense, out, layout="sentence-transformers")
-    before = {name: (out / name).read_bytes() for name in files_in(out)}
-
-    fill_the_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space"):
-        export_model(dense, out, layout="hf", overwrite=True)
-    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
 
 
 def test_every_file_of_an_export_is_listed(dense: Path, colbert: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_head, preset, save_head
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
@@ -171,22 +171,6 @@ def test_a_bare_masked_lm_keeps_its_head(quiver: Callable[..., Any], tmp_path: P
     assert "32 -> 64 positions; texts are truncated to 64 tokens" in done.out
     assert load_head(MaskedLM, tmp_path / "new").encoder.config.max_positions == 64
     assert Tokenizer.from_pretrained(tmp_path / "new").max_length == 64
-
-
-def test_tied_matrices_of_a_bin_file_are_written_twice(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    encoder, tokenizer = encoder_and_tokenizer("roberta-base")
-    save_head(MaskedLM(encoder), tmp_path / "old")
-    tokenizer.save(tmp_path / "old")
-    state = load_file(tmp_path / "old" / "model.safetensors")
-    state["lm_head.decoder.weight"] = state["roberta.embeddings.word_embeddings.weight"]
-    torch.save(state, tmp_path / "old" / "pytorch_model.bin")
-    (tmp_path / "old" / "model.safetensors").unlink()
-    done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
-    assert (done.code, done.err) == (0, "")
-    written = load_file(tmp_path / "new" / "model.safetensors")
-    assert written.keys() == state.keys()
-    assert torch.equal(written["lm_head.decoder.weight"], state["lm_head.decoder.weight"])
-    assert not (tmp_path / "new" / "pytorch_model.bin").exists()
 
 
 def test_extending_a_stanford_folder_is_refused(quiver: Callable[..., Any], tmp_path: Path) -> None:

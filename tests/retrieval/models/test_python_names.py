@@ -11,40 +11,24 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import Encoder, InputError
 from quiver.retrieval.data.source import SourceOptions, open_corpus
-from quiver.retrieval.index import build_index, open_index, refresh_index
+from quiver.retrieval.index import build_index, refresh_index
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import WorkerModel, load_index_model
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
+from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 
-CONFIG = EncoderConfig.modernbert(
-    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-)
 TEXTS = ["a bird has wings", "fish", "which animal has wings and flies over the sea", ""]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer.train([*TEXTS, "query: passage:"], vocab_size=300)
-    settings = ModelFolder("dense", tmp_path, max_length=32, query_prompt="query: ")
-    BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, settings).save_pretrained(tmp_path / "model")
+    make_dense(make_tokenizer([*TEXTS, "query: passage:"]), query_prompt="query: ").save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-@pytest.fixture
-def colbert(tmp_path: Path) -> ColBERT:
-    tokenizer = Tokenizer.train(TEXTS, vocab_size=300)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
-    return ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, settings)
-
-
-def test_batch_size_limits_the_texts_of_a_batch(folder: Path, colbert: ColBERT, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size_limits_the_texts_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = BiEncoder(folder, device="cpu"), list[int]()
     forward = Encoder.forward
 
@@ -55,16 +39,8 @@ def test_batch_size_limits_the_texts_of_a_batch(folder: Path, colbert: ColBERT, 
     monkeypatch.setattr(Encoder, "forward", counting)
     expected = model.encode(TEXTS)
     np.testing.assert_allclose(model.encode(TEXTS, batch_size=3), expected, atol=1e-6)
-    colbert.encode(TEXTS, is_query=False, batch_size=1)
+    make_colbert(make_tokenizer(TEXTS)).encode(TEXTS, is_query=False, batch_size=1)
     assert sizes == [4, 3, 1, 1, 1, 1, 1]
-
-
-def test_vectors_are_scaled_after_truncation(folder: Path) -> None:
-    model = BiEncoder(folder, device="cpu")
-    found = model.encode(TEXTS, truncate_dim=5, normalize_embeddings=True)
-    expected = model.encode(TEXTS)[:, :5]
-    np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
-    assert model.encode(TEXTS, truncate_dim=1000).shape == (4, 32)
 
 
 def test_settings_change_the_fingerprint_and_come_back_with_the_card(folder: Path) -> None:
@@ -80,19 +56,6 @@ def test_settings_change_the_fingerprint_and_come_back_with_the_card(folder: Pat
     assert len(set(fingerprints)) == len(fingerprints)
     same = BiEncoder(folder, device="cpu", truncate_dim=32)
     assert same.card.fingerprint == fingerprints[0]
-
-
-def test_an_index_of_a_truncated_model_is_searched_by_text(folder: Path, tmp_path: Path) -> None:
-    model = BiEncoder(folder, device="cpu", truncate_dim=8, prompts={"query": "find: "})
-    build_index(TEXTS[:3], model, tmp_path / "index")
-    index = open_index(tmp_path / "index")
-    expected = index.search(model.encode_query(["wings"], normalize_embeddings=True), k=3)
-    found = index.search("wings", k=3)
-    assert [hit.id for hit in found] == list(expected.ids[0])
-    np.testing.assert_allclose([hit.score for hit in found], expected.scores[0], atol=1e-6)
-    assert index.search(["wings", "fish"], k=2)[0][0].text in TEXTS
-    with pytest.raises(InputError, match="search with the model that built it"):
-        index.model = BiEncoder(folder, device="cpu")
 
 
 def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,14 +82,6 @@ def test_what_is_no_text_is_refused_in_one_line(folder: Path) -> None:
         index.search(wrong)
     with pytest.raises(InputError, match="documents:2: 'text' must be a string, got nothing; leave the row out, or give it an empty text"):
         build_index([{"text": "a"}, {"text": None}], model)
-
-
-def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
-    from quiver.retrieval.index.build import BuildOptions
-
-    hits = build_index(TEXTS[:2], BiEncoder(folder, device="cpu"), options=BuildOptions(store_text=False)).search("wings")
-    assert [hit.text for hit in hits] == [None, None]
-    assert "rank" in repr(hits)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,10 +16,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import PackedRequest, PlannedShard, Shard, ShardSpec
 from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, compact_index, delete_documents
-from quiver.retrieval.index.index import SearchOptions
-from quiver.retrieval.index.segments import merged
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed, word_index, word_scores
@@ -261,14 +257,3 @@ def test_searching_words_imports_no_torch(built: tuple[IndexReader, list[Documen
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert index.search("word3", 3)[0].id in done.stdout
     assert done.stdout.split()[-1] == "False"
-
-
-def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[IndexReader, list[Document]]) -> None:
-    index, _ = built
-    words = BM25().encode_texts(QUERIES, "query").token_ids
-    packed = PackedRequest.of(index.request(words, 7, SearchOptions()))
-    assert (packed.queries, packed.nbytes > 0) == (len(QUERIES), True)
-    message = pickle.loads(pickle.dumps(packed))  # noqa: S301 - written above
-    shards = [Shard(ShardSpec.of(index, PlannedShard((entry.name,), 0), verify=True)) for entry in index.manifest.segments]
-    found = [shard.search(message).each() for shard in shards]
-    same(merged([[each[query] for each in found] for query in range(len(QUERIES))], 7), index.search(QUERIES, 7))
