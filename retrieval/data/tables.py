@@ -675,9 +675,12 @@ def _plain(value: object, field: str, left_out: set[str]) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         left_out.add(field)
         return None
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        is_moment = isinstance(value, np.datetime64)
-        return None if np.isnat(value) else str(value) if is_moment else float(value / np.timedelta64(1, "s"))
+    if isinstance(value, np.datetime64 | np.timedelta64) and np.isnat(value):
+        return None
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if isinstance(value, np.timedelta64):
+        return float(value / np.timedelta64(1, "s"))
     return _plain_scalar(value.item() if isinstance(value, np.generic) else value)
 
 

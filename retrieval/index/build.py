@@ -33,7 +33,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.work_folder import SealedFolder, WorkFolder
-from quiver.retrieval.data.column_types import OnTypeError
+from quiver.retrieval.data.column_types import OnTypeError, parse_types
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
@@ -142,7 +142,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     model = load_index_model(str(model)) if isinstance(model, str | Path) else model
     corpus = _corpus_for_model(corpus, model)
     spec = parse_engine(options.engine)
-    options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings}, types={**options.types, **(types or {})})
+    types = {**parse_types(options.types), **parse_types(types or {})}
+    options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings}, types=types)
     options = replace(options, on_type_error=on_type_error or options.on_type_error)
     engine(engine_name(options.engine, model.card, 0), model.card)
     if out is None:

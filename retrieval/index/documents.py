@@ -512,12 +512,10 @@ class FieldCheck:
     def tell_nulls(self) -> None:
         """Warn of the values that did not fit."""
         for field, (count, first) in self._nulls.items():
-            values = "1 value does" if count == 1 else f"{count:,} values do"
-            such_as = "" if count == 1 else "such as "
-            kind = self._known[field]
-            logger.warning(
-                "field '%s': %s not fit the type %s, and filters find none there (%sdocument '%s')", field, values, kind, such_as, first
-            )
+            values = f"1 value does not fit the type {self._known[field]} (document '{first}'); no filter finds it"
+            if count > 1:
+                values = f"{count:,} values do not fit the type {self._known[field]} (the first: document '{first}'); no filter finds them"
+            logger.warning("field '%s': %s", field, values)
 
     @staticmethod
     def _fits(value: Value | Sequence[Value], kind: str) -> bool:

@@ -75,17 +75,6 @@ def test_one_cell_of_another_type_makes_all_of_them_strings(tmp_path: Path, cell
     assert column(tmp_path, quoted) == cells
 
 
-@pytest.mark.parametrize("cells", [["1,299", "1,300"], ["1.299,5", "2,5"]])
-def test_thousands_and_decimal_commas_between_commas_are_strings(tmp_path: Path, cells: list[str]) -> None:
-    assert column(tmp_path, [f'"{cell}"' for cell in cells]) == cells
-
-
-def test_digits_are_kept_where_a_comma_begins_decimals(tmp_path: Path) -> None:
-    for cells in (["12345678901234567890", "1"], ["02139", "1,5"], ["9007199254740993", "1,5"], ["7,5", "1.25"]):
-        assert column(tmp_path, cells, ";") == cells
-    assert column(tmp_path, ["7", "1.250,5", ""], ";") == [7.0, 1250.5, None]
-
-
 def test_columns_have_the_types_of_pandas(tmp_path: Path) -> None:
     table = 'id,text,n,f,b,s,gap,q,blank\n007,a,1,0.1,True,x,,"5",\n008,b,-2,1e-7,False,1,3,"6",\n009,c,3,1E+20,True,2.5,,"7",\n'
     (tmp_path / "a.csv").write_text(table)
@@ -129,18 +118,3 @@ def test_fields_of_several_types_are_told(caplog: pytest.LogCaptureFixture) -> N
     build_index(rows, "bm25")
     (told,) = [record.getMessage() for record in caplog.records if "several types" in record.getMessage()]
     assert told.startswith("field 'zip' has values of several types, such as string and '90210', and is of strings")
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_lines_may_end_with_carriage_returns_alone(tmp_path: Path, suffix: str, encoding: str) -> None:
-    separator = "\t" if suffix == "tsv" else ";"
-    rows = [["id", "text", "n"], ["1", "öne", "5"], ["2", "two", "6"]]
-    path = tmp_path / f"a.{suffix}"
-    path.write_bytes("".join(separator.join(row) + "\r" for row in rows).encode(encoding))
-    assert [(document.id, document.text, document.metadata) for document in open_corpus(path)] == [
-        ("1", "öne", {"n": 5}), ("2", "two", {"n": 6})
-    ]  # fmt: skip
-    if suffix == "csv":
-        path.write_bytes(b'sep=,\rid,text\r1,"a\rb"\r\r2,c')
-        assert [document.text for document in open_corpus(path)] == ["a\rb", "c"]

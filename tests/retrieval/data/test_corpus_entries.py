@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +17,6 @@ FILE = Path("c.jsonl")
 
 def documents(*ids: str, file: Path = FILE) -> Iterator[tuple[EntryPosition, Document]]:
     return ((EntryPosition(file, number), Document(key, "x")) for number, key in enumerate(ids, start=1))
-
-
-def test_entries_pass_through_in_order() -> None:
-    assert [entry.id for _, entry in unique(lambda: documents("b", "a", "c"))] == ["b", "a", "c"]
-    assert list(unique(lambda: documents())) == []
 
 
 def test_a_repeated_id_is_reported_with_both_positions() -> None:
@@ -41,19 +35,6 @@ def test_ids_with_equal_hashes_are_not_repeated() -> None:
 def test_a_position_in_another_file_or_a_table_is_described() -> None:
     assert EntryPosition(Path("b.jsonl"), 2).seen_from(EntryPosition(FILE, 9)) == "in b.jsonl:2"
     assert EntryPosition(Path("a.parquet"), 2).seen_from(EntryPosition(Path("a.parquet"), 9)) == "in row 2"
-
-
-def test_checking_ids_takes_a_few_bytes_per_id() -> None:
-    """A dict of the ids takes more than 100 bytes per id."""
-    count = 200_000
-    tracemalloc.start()
-    try:
-        passed = sum(1 for _ in unique(lambda: _many(count)))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert passed == count
-    assert peak < 30 * count
 
 
 def _many(count: int) -> Iterator[tuple[EntryPosition, Document]]:

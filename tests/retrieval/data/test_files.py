@@ -7,14 +7,12 @@ import logging
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.files import matches, type_of
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.records import Document
 
@@ -139,16 +137,6 @@ def test_what_is_no_front_matter_stays_text_and_is_told(tmp_path: Path, front: s
     assert "front matter left in the text, because it is no YAML of fields: 1 (such as a.md)" in caplog.text
 
 
-def test_front_matter_may_have_the_line_ends_of_windows(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_bytes(b"---\r\ntags: [x]\r\n---\r\nbody\r\n")
-    assert [(document.text, where(document, "tags")) for document in documents(tmp_path)] == [("body\r\n", (["x"],))]
-
-
-def test_a_note_of_front_matter_alone_is_found_by_it(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("---\ntags: [a]\n---\n")
-    assert [(document.text, where(document, "tags")) for document in documents(tmp_path)] == [("---\ntags: [a]\n---\n", (["a"],))]
-
-
 def test_a_single_file_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some words")
     assert [(document.id, document.text) for document in documents(tmp_path / "notes.txt")] == [("notes.txt#1", "some words")]
@@ -250,48 +238,6 @@ def test_hidden_files_and_package_folders_are_read_if_a_pattern_names_them(tmp_p
     assert "files read: 5; other files left out (--include '*' reads them too): 1 (such as src/f.py)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("include", "exclude", "hint"),
-    [
-        ((), (), "9 (node_modules: 4, .cache: 2, .h.md: 2, ...); to read those of a name too: --include '*' --include NAME"),
-        (("src/**",), (), "4 (node_modules: 2, .cache: 1, .h.md: 1); to read those of a name too: --include NAME"),
-        (("*.md",), (), "4 (node_modules: 2, .h.md: 2); to read those of a name too: --include NAME"),
-        (("src/*.md",), (), "1 (.h.md: 1); to read those of a name too: --include NAME"),
-        (
-            (),
-            ("src", ".cache", ".h.md", ".x"),
-            "3 (node_modules: 2, .github: 1); to read those of a name too: --include '*' --include NAME",
-        ),
-    ],
-)
-def test_naming_hidden_files_reads_as_many_as_were_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, include: tuple[str, ...], exclude: tuple[str, ...], hint: str
-) -> None:
-    version_control = (".git/a.md", ".hg/a.md", "src/.svn/a.md", "node_modules/.git/a.md")
-    tables = ("node_modules/b.json", ".github/b.csv")
-    skipped = ("node_modules/a.md", "node_modules/b.js", "node_modules/.x/a.js", ".github/a.yml", ".github/b.png", ".h.md", "src/.h.md")
-    inner = ("src/node_modules/a.md", "src/node_modules/b.js", "src/.cache/a.py", ".cache/a.py")
-    for name in (*version_control, *tables, *skipped, *inner, "a.md", "src/b.md", "src/c.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1")
-    before = documents(tmp_path, SourceOptions(include=include, exclude=exclude))
-    assert f"left out: {hint}\n" in caplog.text
-    counts = {name: int(count) for name, count in re.findall(r"([\w.]+): (\d+)", hint)}
-    after = documents(tmp_path, SourceOptions(include=(*(include or ("*",)), *counts), exclude=exclude))
-    added = [str(where(each, "file")[0]) for each in after if each not in before]
-    chosen = [file for file in added if type_of(Path(file)) and (not include or any(matches(file, pattern) for pattern in include))]
-    assert Counter(next(name for name in counts if name in file.split("/")) for file in chosen) == counts
-    assert sum(counts.values()) == int(hint.split()[0]) or "..." in hint
-    assert not any(name in document.id for document in after for name in (".git/", ".hg/", ".svn/"))
-
-
-def test_a_folder_of_hidden_files_alone_says_how_to_read_them(tmp_path: Path) -> None:
-    (tmp_path / ".github").mkdir()
-    (tmp_path / ".github" / "a.md").write_text("text")
-    with pytest.raises(InputError, match=r"left out: 1 \(.github: 1\); to read those of a name too: --include '\*' --include NAME"):
-        open_corpus(tmp_path)
-
-
 def test_links_to_folders_are_not_followed_and_links_to_files_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b.txt").write_text("text")
@@ -320,11 +266,6 @@ def test_patterns_choose_files(tmp_path: Path, include: tuple[str, ...], exclude
         (tmp_path / name).write_text("x = 1")
     names = {where(document, "file")[0] for document in documents(tmp_path, SourceOptions(include=include, exclude=exclude))}
     assert sorted(map(str, names)) == found
-
-
-def test_a_pattern_with_brackets_is_taken_literally() -> None:
-    assert matches("a[1].md", "a[1].md")
-    assert not matches("a1.md", "a[1].md")
 
 
 def test_tables_are_read_where_a_field_is_named_or_there_is_nothing_else(tmp_path: Path) -> None:
@@ -399,28 +340,6 @@ def test_a_name_that_is_not_utf_8_and_lone_surrogates_cost_only_themselves(tmp_p
     (tmp_path / "b.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "x \\ud83d y"}]}')
     assert [(document.id, document.text.strip()) for document in documents(tmp_path)] == [("a.txt#1", "words"), ("b.ipynb#1", "x ? y")]
     assert r"names with control characters or without an encoding left out: 1 (such as '\udcff.txt')" in caplog.text
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root can read every file")
-def test_a_file_without_permission_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("words")
-    (tmp_path / "a.txt").chmod(0)
-    assert [document.id for document in documents(tmp_path)] == ["b.txt#1"]
-    assert "unreadable: 1 (such as a.txt)" in caplog.text
-
-
-def test_a_pdf_whose_encryption_cannot_be_read_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """AES needs a package that pypdf does not bring; with it, the password is missing."""
-    pytest.importorskip("pypdf")
-    (tmp_path / "plain.pdf").write_bytes(make_pdf(["words"]))
-    keys = " ".join(f"/{name} <{'00' * size}>" for name, size in (("O", 48), ("U", 48), ("OE", 32), ("UE", 32), ("Perms", 16)))
-    method = "/CF << /StdCF << /CFM /AESV3 /AuthEvent /DocOpen /Length 32 >> >> /StmF /StdCF /StrF /StdCF"
-    locked = f"/Encrypt << /Filter /Standard /V 5 /R 6 /Length 256 /P -4 {keys} {method} >> /ID [<00> <00>] /Info"
-    (tmp_path / "locked.pdf").write_bytes(make_pdf(["words"]).replace(b"/Info", locked.encode()))
-    with caplog.at_level(logging.INFO, logger="quiver.retrieval.data.files"):
-        assert [document.id for document in documents(tmp_path)] == ["plain.pdf#1"]
-    assert "locked.pdf: the PDF" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import gzip
 import io
 import os
 import re
 import socket
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from email.message import EmailMessage
@@ -18,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.records import Document
 
@@ -131,22 +128,6 @@ def test_tables_in_any_encoding_are_read_and_it_is_said_once(
     corpus = open_corpus(tmp_path / name)
     assert list(corpus) == list(corpus) == [Document(str(number), text) for number in range(1, 40)]
     assert sum("not UTF-8; read as" in record.getMessage() for record in caplog.records) == (codec != "utf-32")
-
-
-@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonl.gz", "a.csv"])
-def test_wide_encodings_of_json_and_csv_are_read(tmp_path: Path, name: str, codec: str) -> None:
-    rows = {"a.json": f'[{{"id": 1, "text": "{GERMAN}"}}]', "a.csv": f'id,text\r1,"{GERMAN}"\r'}
-    content = rows.get(name, f'{{"id": 1, "text": "{GERMAN}"}}\r\n').encode(codec)
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert list(open_corpus(tmp_path / name)) == [Document("1", GERMAN)]
-
-
-def test_a_stray_byte_in_a_table_of_utf_8_is_replaced_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [f"{number},{GERMAN}".encode() for number in range(5)]
-    (tmp_path / "a.csv").write_bytes(b"id,text\n0,\xff\n" + b"\n".join(rows[1:]))
-    assert [document.text for document in open_corpus(tmp_path / "a.csv")] == ["\ufffd", *[GERMAN] * 4]
-    assert "a.csv:2: not UTF-8, while most lines are; invalid bytes were replaced here and in what follows: 1" in caplog.text
 
 
 def zipped(parts: Mapping[str, str]) -> bytes:
@@ -323,14 +304,6 @@ def test_passages_name_slides_rows_and_who_wrote_a_message(tmp_path: Path) -> No
     assert [(sheet["line"], sheet["end_line"]) for sheet in (first, last)] == [(1, 5), (1048576, 1048576)]
 
 
-def test_messages_declare_encodings_too(tmp_path: Path) -> None:
-    pytest.importorskip("selectolax")
-    subject = base64.b64encode("서울".encode("euc-kr")).decode()
-    head = f"Subject: =?euc-kr?B?{subject}?=\nContent-Type: text/html; charset=ks_c_5601-1987\nContent-Transfer-Encoding: 8bit\n\n"
-    (tmp_path / "a.eml").write_bytes(head.encode() + f"<p>{KOREAN}".encode("cp949"))
-    assert texts(tmp_path) == [f"# 서울\n\n{KOREAN}"]
-
-
 BOMB = '<!DOCTYPE w [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
 
 
@@ -364,17 +337,6 @@ def test_damaged_encrypted_and_hostile_documents_are_told(
     assert f"1 (such as {name})" in caplog.text
 
 
-@pytest.mark.parametrize("name", OFFICE)
-def test_a_missing_library_of_a_document_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(LIBRARIES[name])
-    (tmp_path / name).write_bytes(OFFICE[name][0]())
-    monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
-    with pytest.raises(
-        InputError, match=rf"{name}: reading {name[2:].upper()} needs .*pip install 'quiver-retrieval\[files\]', or leave it out"
-    ):
-        texts(tmp_path)
-
-
 def test_a_pdf_of_pictures_needs_ocr_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pypdf = pytest.importorskip("pypdf")
     for number in range(5):
@@ -406,27 +368,3 @@ def test_pipes_sockets_and_devices_are_left_out_and_told(
         bound.bind("socket.md")
         assert texts(tmp_path) == ["words"]
     assert "pipes, sockets and devices left out: 4 (such as link.py)" in caplog.text
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
-@pytest.mark.parametrize("name", ["pipe", "pipe.txt", "pipe.jsonl", "pipe.csv", "pipe.parquet", "pipe.tsv.gz", "pipe.pdf"])
-def test_a_pipe_is_refused_as_source_and_queries(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(InputError, match=rf"{re.escape(name)}: is a pipe, a socket or a device"):
-        list(open_corpus(tmp_path / name))
-    with pytest.raises(InputError, match=rf"{re.escape(name)}: is a pipe, a socket or a device"):
-        list(read_queries(tmp_path / name))
-    if "parquet" in name or "csv" in name:
-        (tmp_path / "b.jsonl").write_text('{"text": "w"}\n')
-        assert texts(tmp_path) == ["w"]
-        assert f"pipes, sockets and devices left out: 1 (such as {name})" in caplog.text
-
-
-def test_links_that_lead_in_circles_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a.md").write_text("words")
-    for name, target in (("b", "c"), ("c", "b"), ("d.md", "d.md")):
-        (tmp_path / name).symlink_to(target)
-    assert texts(tmp_path) == ["words"]
-    assert "unreadable: 1 (such as d.md)" in caplog.text
-    with pytest.raises(InputError, match=r"d\.md: no such file or folder"):
-        texts(tmp_path / "d.md")

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import read_queries
-from quiver.retrieval.data.hub import HubSource
 from quiver.retrieval.data.source import SourceOptions, open_corpus
-from quiver.retrieval.records import Document, Query
+from quiver.retrieval.records import Document
 
 ROWS = [{"_id": "a", "title": "t", "text": "x", "year": 1}, {"_id": "b", "title": "", "text": "y", "year": None}]
 EXPECTED = [Document("a", "x", "t", {"year": 1}), Document("b", "y")]
@@ -44,12 +42,6 @@ def test_a_split_of_the_hub_is_read_in_every_pass(hub: list[tuple[Any, ...]]) ->
     assert list(corpus) == list(corpus) == EXPECTED
     assert hub == [("owner/two", "corpus", "v1", "train")] * 2
     assert corpus.source == "hub://owner/two@v1/corpus:train"
-
-
-def test_the_only_split_need_not_be_named(hub: list[tuple[Any, ...]]) -> None:
-    assert list(open_corpus("hub://owner/one")) == EXPECTED
-    with pytest.raises(InputError, match=r"several splits; choose one of hub://owner/two:train, hub://owner/two:test"):
-        list(open_corpus("hub://owner/two"))
 
 
 def test_fields_and_passages_of_a_data_set_can_be_chosen(hub: list[tuple[Any, ...]]) -> None:
@@ -84,14 +76,6 @@ def test_a_malformed_name_is_refused_when_it_is_opened(source: str) -> None:
         open_corpus(source)
 
 
-def test_names_are_parsed() -> None:
-    assert HubSource.parse("hub://o/n") == ("o/n", None, None, None, None)
-    assert HubSource.parse("hub://o/n@v1/c/s") == HubSource.parse("hub://o/n@v1/c:s") == ("o/n", "v1", "c", "s", None)
-    assert HubSource.parse("hub://o/n:s") == ("o/n", None, None, "s", None)
-    assert HubSource.parse("hub://o/n/x/y/rows.jsonl.gz") == ("o/n", None, None, None, "x/y/rows.jsonl.gz")
-    assert HubSource.parse("hub://o/n/c:s") == ("o/n", None, "c", "s", None)
-
-
 def test_a_file_of_a_local_copy_is_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "owner" / "name" / "x").mkdir(parents=True)
@@ -111,24 +95,6 @@ def test_a_saved_data_set_is_a_folder_of_tables(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"several splits; choose one of .*splits/test, .*splits/train"):
         open_corpus(tmp_path / "splits")
     assert list(open_corpus(tmp_path / "splits" / "test")) == EXPECTED
-
-
-def test_what_datasets_caches_beside_a_saved_data_set_is_not_read(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    asked = [{"query_id": "q1", "query": "wings"}, {"query_id": "q2", "query": "fins"}]
-    for name, rows in (("saved", ROWS), ("bare", [{"text": row["text"]} for row in ROWS]), ("asked", asked)):
-        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / name), num_shards=2)
-    before = [list(open_corpus(tmp_path / name)) for name in ("saved", "bare")]
-    for name in ("saved", "bare", "asked"):
-        opened = datasets.load_from_disk(str(tmp_path / name))
-        opened.map(lambda row: {**row, "more": 1})
-        opened.filter(lambda row, number: number > 0, with_indices=True)
-        assert [*(tmp_path / name).glob("cache-*.arrow")]
-    assert [list(open_corpus(tmp_path / name)) for name in ("saved", "bare")] == before
-    assert list(read_queries(tmp_path / "asked")) == [Query("q1", "wings"), Query("q2", "fins")]
-    next((tmp_path / "saved").glob("data-*.arrow")).unlink()
-    with pytest.raises(InputError, match=r"data-0000\d-of-00002\.arrow: no such file; .*state\.json names it as a part of the data set"):
-        open_corpus(tmp_path / "saved")
 
 
 @pytest.fixture
@@ -168,12 +134,6 @@ def test_a_text_that_ir_datasets_composes_is_taken(ir: str, monkeypatch: pytest.
     monkeypatch.setattr(ir_datasets, "load", lambda name: dataset)
     assert list(open_corpus(ir)) == [Document("d", "all of it", "", {"abstract": "it"})]
     assert list(open_corpus(ir, SourceOptions(text=("abstract",)))) == [Document("d", "it")]
-
-
-def test_an_unknown_name_of_ir_datasets_is_one_line() -> None:
-    pytest.importorskip("ir_datasets")
-    with pytest.raises(InputError, match=r"^ir:nothing/such: ir_datasets knows no data set of this name"):
-        list(open_corpus("ir:nothing/such"))
 
 
 @pytest.mark.parametrize(("source", "library"), [("hub://owner/name", "datasets"), ("ir:name", "ir_datasets")])

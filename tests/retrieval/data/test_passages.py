@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quiver.encoder import Tokenizer
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.passages import Kind, PassageRules, Span, cut, line_starts, parse_passages, word_spans
+from quiver.retrieval.data.passages import Kind, PassageRules, Span, cut, parse_passages, word_spans
 
 BY_STRUCTURE = PassageRules(headings=True, functions=True, tokens=256)
 PIECES = [
@@ -55,13 +55,6 @@ def test_consecutive_passages_share_the_wanted_tokens() -> None:
     assert [before[-10:] for before in parts[:-1]] == [after[:10] for after in parts[1:]]
 
 
-def test_an_overlap_that_reaches_back_to_a_word_does_not_end_where_the_passage_before_did() -> None:
-    text = "a.a.a a.a.a.a.a.a\n" + "b " * 40
-    first, second, *_ = cut(text, "text", PassageRules(tokens=16, overlap=7), word_spans)
-    assert (text[first.start : first.end], text[second.start : second.start + 11]) == (text[:18], "a.a.a.a.a.a")
-    assert second.end > first.end
-
-
 def test_a_long_passage_is_cut_at_its_last_paragraph_line_sentence_or_word() -> None:
     words = "w " * 12
     for end in ("\n\n", "\n", "x. ", " "):
@@ -78,32 +71,7 @@ def test_the_limit_includes_the_title_but_leaves_half_of_it() -> None:
         assert len(sizes) == -(-200 // limit)
 
 
-def test_a_section_a_little_over_the_limit_is_cut_in_the_middle() -> None:
-    text = "# A\n" + "word " * 260
-    sizes = [len(word_spans(text[s.start : s.end])) for s in cut(text, "markdown", BY_STRUCTURE, word_spans, title="docs/a.md")]
-    assert sizes == [131, 131]
-
-
 ENDS = st.sampled_from([" "] * 12 + [". ", ". ", "\n", "\n\n"])
-
-
-@given(
-    sections=st.lists(st.lists(ENDS, min_size=1, max_size=180), min_size=1, max_size=4),
-    limit=st.integers(16, 64),
-    share=st.floats(0, 0.5),
-    title=st.sampled_from(["", "docs/a.md", "t " * 30]),
-)
-def test_no_passage_of_a_long_section_is_under_a_quarter_of_the_limit(
-    sections: list[list[str]], limit: int, share: float, title: str
-) -> None:
-    text = "".join(f"# S{number}\n" + "".join(f"w{end}" for end in ends) + "\n" for number, ends in enumerate(sections))
-    spans = cut(text, "markdown", PassageRules(headings=True, tokens=limit, overlap=int(limit * share)), word_spans, title=title)
-    by_section = [[len(word_spans(text[s.start : s.end])) for s in spans if s.path == (f"S{number}",)] for number in range(len(sections))]
-    for ends, sizes in zip(sections, by_section, strict=True):
-        assert len(sizes) == 1 or min(sizes) * 4 >= limit
-        assert sum(sizes) >= len(ends)
-    assert [span.start for span in spans] == sorted(span.start for span in spans)
-    assert "".join(text[s.start : t.start] for s, t in zip(spans, [*spans[1:], Span(len(text), len(text))], strict=True)) == text
 
 
 def paths(text: str, kind: Kind) -> list[tuple[str, tuple[str, ...]]]:
@@ -130,14 +98,6 @@ def test_markdown_is_cut_at_headings_with_their_path() -> None:
 )
 def test_headings_are_those_of_commonmark(line: str, path: tuple[str, ...]) -> None:
     assert [found for _, found in paths(f"{line}\nwords\n", "markdown")] == [path]
-
-
-def test_a_heading_with_a_million_spaces_is_read_at_once() -> None:
-    assert paths("# a" + " " * 1_000_000 + "b\n", "markdown")[0][1][0].startswith("a  ")
-
-
-def test_a_list_or_an_empty_line_above_dashes_is_no_heading() -> None:
-    assert len(spans_of("- item\n---\n\n---\ntext\n\n---\n", "markdown")) == 1
 
 
 def test_restructuredtext_levels_follow_the_order_of_styles() -> None:
@@ -197,15 +157,6 @@ def test_other_code_is_cut_at_blocks_of_the_left_margin_and_small_ones_are_joine
     body = "    call(a, b);\n" * 20
     text = f"#include <x>\n\nint a;\n\nint f() {{\n{body}\n    more();\n}}\n\nint g() {{\n{body}}}\n"
     assert [part.partition("\n")[0] for part, _ in paths(text, "code")] == ["#include <x>", "int f() {", "int g() {"]
-
-
-def test_whole_texts_are_one_passage() -> None:
-    assert cut("# A\n\n# B\n" + "w " * 500, "markdown", parse_passages("whole"), word_spans) == [Span(0, 1009)]
-
-
-@given(text=texts)
-def test_lines_are_counted_as_editors_count_them(text: str) -> None:
-    assert len(line_starts(text)) == 1 + len(re.findall("\r\n|\r|\n", text))
 
 
 @pytest.mark.parametrize(

@@ -134,23 +134,6 @@ def test_semicolons_come_with_decimal_commas_and_dates_with_the_day_first(tmp_pa
     }  # fmt: skip
 
 
-def test_dates_with_the_year_first_are_those_of_iso_8601(tmp_path: Path) -> None:
-    rows = "1,x,2021/6/1,2021-6-1 8:30,2021/6/1 8:30 PM,2021/6/31\n2,y, ,2021-11-12 12:00,2021/6/2 1:00 AM,2021/7/1\n"
-    (tmp_path / "a.csv").write_text(f"id,text,on,at,clock,no\n{rows}")
-    assert [document.metadata for document in open_corpus(tmp_path / "a.csv")] == [
-        {"on": "2021-06-01", "at": "2021-06-01 08:30", "clock": "2021/6/1 8:30 PM", "no": "2021/6/31"},
-        {"at": "2021-11-12 12:00", "clock": "2021/6/2 1:00 AM", "no": "2021/7/1"},
-    ]
-
-
-def test_amounts_of_one_currency_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('id,text,price,mixed\n1,x,"$1,299.50",$5\n2,y,,\n3,z,$7,€3\n')
-    prices = [(document.metadata or {}) for document in open_corpus(tmp_path / "a.csv")]
-    assert prices == [{"price": 1299.5, "mixed": "$5"}, {}, {"price": 7.0, "mixed": "€3"}]
-    (tmp_path / "b.csv").write_text("id;text;price\n1;x;1.299,50 €\n2;y;7 €\n")
-    assert [document.metadata for document in open_corpus(tmp_path / "b.csv")] == [{"price": 1299.5}, {"price": 7.0}]
-
-
 def test_fields_of_objects_can_be_id_title_and_text(tmp_path: Path) -> None:
     rows = [{"meta": {"uid": 7, "title": "A", "lang": "ko"}, "sections": [{"head": "1", "body": "x"}, {"head": "2", "body": "y"}]}]
     (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]) + "\n")
@@ -163,36 +146,12 @@ def test_fields_of_objects_can_be_id_title_and_text(tmp_path: Path) -> None:
         list(open_corpus(rows, SourceOptions(text="sections.title")))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv"])
-@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
-def test_the_encodings_of_spreadsheets_are_read(tmp_path: Path, name: str, encoding: str, caplog: pytest.LogCaptureFixture) -> None:
-    separator = "\t" if ".tsv" in name else ";"
-    content = separator.join(("id", "Größe")) + "\r\n" + separator.join(("1", "15 €, Küche")) + "\r\n"
-    data = content.encode(encoding)
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    corpus = open_corpus(tmp_path / name, SourceOptions(text="Größe"))  # type: ignore[arg-type]
-    assert list(corpus) == list(corpus) == [Document("1", "15 €, Küche")]
-    told = [record.getMessage() for record in caplog.records if "Windows-1252" in record.getMessage()]
-    assert told == ([f"{tmp_path / name}: not UTF-8; read as Windows-1252"] if encoding == "cp1252" else [])
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_no_content(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"a\r\nb"\r\n')
-    assert list(open_corpus(tmp_path / "a.csv")) == [Document("1", "a\r\nb")]
-
-
 @pytest.mark.parametrize(("field", "found"), [("_id", "x7"), ("id", "x7"), ("doc_id", "x7"), ("docid", "x7"), ("sku", "1")])
 def test_without_a_named_id_a_known_field_or_the_row_number_is_taken(tmp_path: Path, field: str, found: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({field: "x7", "body": "t"}) + "\n")
     (document,) = open_corpus(tmp_path / "a.jsonl")
     assert (document.id, document.text) == (found, "t")
     assert document.metadata == ({"sku": "x7"} if field == "sku" else None)
-
-
-def test_row_numbers_count_over_the_tables_of_a_folder(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        (tmp_path / f"{name}.csv").write_text(f"text\n{name}1\n{name}2\n")
-    assert [(document.id, document.text) for document in open_corpus(tmp_path)] == [("1", "a1"), ("2", "a2"), ("3", "b1"), ("4", "b2")]
 
 
 def test_several_texts_and_lists_of_texts_are_joined_by_line_feeds(tmp_path: Path) -> None:
@@ -221,32 +180,6 @@ def test_parquet_values_that_json_lacks_become_text_and_numbers(tmp_path: Path, 
 def test_an_object_with_one_array_is_read_as_that_array(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"version": 2, "data": [\n{"id": 1, "text": "x"}\n]}')
     assert list(open_corpus(tmp_path / "a.json")) == [Document("1", "x")]
-
-
-def test_guessed_fields_are_told_once_where_others_could_be_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("number,heading,body,year\n7,Owls,Owls have wings.,2012\n")
-
-    def told(**fields: Any) -> list[str]:
-        caplog.clear()
-        list(open_corpus(path, SourceOptions(**fields)))
-        return [record.getMessage() for record in caplog.records]
-
-    guess = "id: number of the row, title: none, text: body; other fields: number, heading, year"
-    assert told() == [f"{path}: {guess} (choose with --id, --title and --text)"]
-    assert told() == []
-    assert told(id="number", title="heading", text=("body",)) == []
-    (line,) = told(id="number")
-    assert "id: number, title: none, text: body; other fields: heading, year" in line
-    path.write_text("id,text,year\n7,Owls have wings.,2012\n")
-    assert told() == []
-
-
-def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "a", "text": "x", "title": "t", "metadata": {"y": 1}}\n{"id": 7, "text": "", "z": [1, 2]}\n')
-    assert list(open_corpus(path)) == list(open_corpus(tmp_path)) == list(read_documents(path))
-    assert next(iter(open_corpus(path, SourceOptions(title="title")))).metadata == {"title": "t", "y": 1}
 
 
 @pytest.mark.parametrize(
@@ -423,16 +356,6 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
             list(open_corpus(source))
     with pytest.raises(InputError, match="the column 'text' is there twice"):
         list(open_corpus(tmp_path / "a.tsv", SourceOptions(columns=("id", "text", "text"))))
-
-
-def test_names_of_fields_become_strings() -> None:
-    rows = [{"id": "a", "text": "x", 7: "seven", "inner": {1: "one", (2, 3): "two"}}]
-    assert [document.metadata for document in open_corpus(rows)] == [{"7": "seven", "inner.1": "one", "inner.(2, 3)": "two"}]
-    assert [document.metadata for document in open_corpus(pd.DataFrame(rows))] == [document.metadata for document in open_corpus(rows)]
-    with pytest.raises(InputError, match="documents:1: two fields have the name '7'; rename one"):
-        list(open_corpus([{"text": "x", 7: 1, "7": 2}]))
-    with pytest.raises(InputError, match="documents:1: a value without a field"):
-        list(open_corpus(list(csv.DictReader(io.StringIO("id,text\n1,x,more\n")))))
 
 
 def test_lazy_frames_of_polars_are_read() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,15 +281,6 @@ def test_an_unreadable_newest_manifest_names_its_generation(exact: Path) -> None
     assert len(open_index(exact)) == COUNT - 1
 
 
-def test_old_generations_are_removed(exact: Path, word_sum: Any) -> None:
-    add_documents(exact, [Document("more", "word1")], word_sum)
-    compact_index(exact)
-    for key in ("d0001", "d0002"):
-        delete_documents(exact, [key])
-    assert [each.generation for each in check_index(exact).generations] == [4, 5]
-    assert len(list((exact / "segments").iterdir())) == 1
-
-
 def test_an_index_opened_without_verification_reports_it(exact: Path) -> None:
     assert open_index(exact).verified
     flip(only(exact, "vectors.f32"), 1000)
@@ -358,19 +346,6 @@ def test_the_command_line_searches_repairs_and_reports_losses(quiver: Callable[.
     assert [(hit["id"], hit["text"]) for hit in search()] == [(hit["id"], hit["text"]) for hit in right]
 
 
-def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[..., Any], indexed: Path) -> None:
-    assert quiver("index", "delete", indexed, "d0000").code == 0
-    (indexed / "manifests" / "m-000000000002.json").unlink()
-    for command in (("search", indexed, "word1"), ("index", "info", indexed)):
-        done = quiver(*command)
-        assert done.code == 2
-        assert "m-000000000002.json: missing, and it is the newest generation" in done.err
-        assert quiver(*command, "--generation", 1).code == 0
-    done = quiver("index", "info", indexed, "--generation", 9)
-    assert done.code == 2
-    assert "generation 9 does not exist; there are 1" in done.err
-
-
 def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, word_sum: Any) -> None:
     new = Document("d0003", "another text", "", {"year": 2000})
     add_documents(exact, [new], word_sum, replace_existing=True, memory=1)
@@ -406,17 +381,3 @@ try:
 except ValueError as error:
     print(error)
 """
-
-
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount that only one process sees")
-def test_an_index_on_a_read_only_disk_is_searched(exact: Path) -> None:
-    mount = f"mount --bind {exact} {exact} && mount -o remount,ro,bind {exact} && exec {sys.executable} -c '{READ_ONLY}' {exact}"
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("mounts are not allowed here")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    done = subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    found, refused = done.stdout.splitlines()
-    assert found == "5 d0000 0"
-    assert "cannot be written (Read-only file system)" in refused

@@ -195,18 +195,3 @@ def test_documents_that_cannot_be_written_are_refused_before_encoding(
         build_index(iter(documents) if once else documents, word_sum, tmp_path / "i")
     assert word_sum.calls == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_integers_that_no_float_can_hold_are_compared_all_the_same(tmp_path: Path, word_sum: Any) -> None:
-    values = [-(10**400), -5, 7, 10**400]
-    documents = [Document(f"d{place}", "text", "", {"n": value}) for place, value in enumerate(values)]
-    index = build_index(documents, word_sum, tmp_path / "i")
-    query = word_sum.encode_texts(["text"], "query").vectors
-    for condition, found in (
-        ("n>1e300", ["d3"]),
-        ("n<-1e300", ["d0"]),
-        (f"n>={10**399}", ["d3"]),
-        (f"n<{10**399}", ["d0", "d1", "d2"]),
-    ):
-        assert sorted(index.search(query, 9, filter=Filter.parse([condition])).ids[0]) == found, condition
-    assert dict(index.document("d3").metadata or {}) == {"n": 10**400}

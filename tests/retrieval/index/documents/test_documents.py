@@ -20,7 +20,7 @@ from quiver.retrieval.index import add_documents, build_index, compact_index, op
 from quiver.retrieval.index.columns import ARROW_TYPES, arrow_type, open_columns, with_words, write_columns
 from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, IdTable, fit_field, merge_documents, shared_ids
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files, file_digests
-from quiver.retrieval.records import Document, TextTokens, TokenCounts
+from quiver.retrieval.records import Document, TextTokens
 
 MORNING = datetime.datetime(2021, 6, 1, 8, 30)  # noqa: DTZ001 - timestamps of columns have no zone
 VALUES: Mapping[str, Sequence[Any]] = {
@@ -275,6 +275,32 @@ def test_integers_become_numbers_where_an_addition_has_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("values", "kind"),
+    [([2**62 + 1, -(2**63)], "integer"), ([2**53, 0.5], "number"), ([2**53 + 1, 0.5], "string"), ([10**400, 7], "string")],
+)
+def test_integers_that_floats_do_not_hold_are_counted_exactly(values: list[Any], kind: str) -> None:
+    index = build_index([{"id": str(number), "text": "owl", "n": value} for number, value in enumerate(values)], "bm25")
+    assert index.fields["n"] == kind
+    assert {str(value) for value, _ in index.facets(["n"])["n"].values} == {str(typed_value(value, kind)) for value in values}
+    with pytest.raises(InputError, match="document 'a': the field 'n' is of type number, got 9007199254740993"):
+        build_index([{"id": "a", "text": "owl", "n": 2**53 + 1}], "bm25", types={"n": "number"})
+
+
+def test_values_that_do_not_fit_are_counted_and_the_first_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"id": key, "text": "owl", "n": value} for key, value in (("a", 1), ("b", "x"), ("c", "y"))]
+    build_index(rows[:2], "bm25", types={"n": "integer"}, on_type_error="null")
+    build_index(rows, "bm25", types={"n": "integer"}, on_type_error="null")
+    assert "field 'n': 1 value does not fit the type integer (document 'b'); no filter finds it" in caplog.text
+    assert "field 'n': 2 values do not fit the type integer (the first: document 'b'); no filter finds them" in caplog.text
+
+
+@pytest.mark.parametrize("types", [["n"], "n", {"n": 3}, {"n": "int"}])
+def test_types_of_another_form_are_one_line(types: Any) -> None:
+    with pytest.raises(InputError, match=r"types must be a mapping from field to type|--type n=.*: a type is string, integer"):
+        build_index(ROWS, "bm25", types=types)
+
+
+@pytest.mark.parametrize(
     ("field", "kind", "filter"),
     [("n", "string", "n = '1'"), ("at", "string", "at = '2021-06-01'"), ("n", "integer[]", "array_contains(n, 1)")],
 )
@@ -314,14 +340,6 @@ def test_types_that_the_stored_values_do_not_fit_are_refused(tmp_path: Path) -> 
         build_index(ROWS, "bm25", types={"n": "day"})
     with pytest.raises(InputError, match="no document has the field 'm' to filter by; the documents have at, n, tags"):
         build_index(ROWS, "bm25", types={"m": "date"})
-
-
-def test_chosen_fields_alone_are_columns(tmp_path: Path) -> None:
-    table = write(tmp_path / "s", [Document("a", "", metadata={"n": 1, "m": 2}), Document("b", "")], {"n": "integer"})
-    assert list(table.fields) == ["n"]
-    assert table.texts is not None
-    assert table.texts[0].metadata == {"n": 1, "m": 2}
-    assert table.ids.token_counts(np.array([False, True])) == TokenCounts(1, 0, 1, 1)
 
 
 def test_tables_are_written_and_read_without_pandas() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from filelock import FileLock
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
-    BuildOptions,
     DamagedIndexError,
     add_documents,
     build_index,
@@ -27,9 +26,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index import files as blocks
-from quiver.retrieval.index import repair as checking
 from quiver.retrieval.index.files import REAL, RealDisk, make_folders, remove_tree
-from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.index.store import reading
 from quiver.retrieval.index.store import reading as manifests
 from quiver.retrieval.index.store.reading import Layout, manifest_bytes, read_manifest
@@ -105,37 +102,6 @@ def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change:
         open_index(built, verify=False)
 
 
-def test_a_check_during_commits_does_not_report_removed_files_as_damage(
-    built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
-    verify, commits = checking.verify_file, iter(["old1", "old2", "old3"])
-
-    def slowly(*arguments: Any, **named: Any) -> None:
-        for key in commits:
-            compact_index(built)
-            delete_documents(built, [key])
-        verify(*arguments, **named)
-
-    monkeypatch.setattr(checking, "verify_file", slowly)
-    report = check_index(str(built))
-    assert report.problems == ()
-    assert [each.problems for each in report.generations] == [()] * len(report.generations)
-    assert report.generations[-1].generation == Layout(built).generations()[-1] > 3
-    assert repair_index(str(built)).problems == ()
-
-
-def test_files_of_a_killed_compaction_are_removed_by_the_next_writer(built: Path) -> None:
-    scratch = Layout(built).temporary / "compact"
-    scratch.mkdir()
-    (scratch / "vectors.f32").write_bytes(bytes(1000))
-    resumable = Layout(built).pieces("0123")
-    resumable.mkdir()
-    assert [path.name for path in check_index(built).leftovers] == ["b-0123", "compact"]
-    delete_documents(built, ["old1"])
-    assert [path.name for path in check_index(built).leftovers] == ["b-0123"]
-
-
 def test_tombstones_of_another_number_of_documents_are_no_array_of_that_size(built: Path) -> None:
     delete_documents(built, ["old1"])
     forge(Layout(built).manifest(2), lambda content: segment(content).update(documents=(1 << 32) - 1))
@@ -148,20 +114,6 @@ def test_the_manifest_of_another_generation_is_damage_and_no_endless_search(buil
     shutil.copy(layout.manifest(1), layout.manifest(2))
     shutil.rmtree(next(layout.segments.iterdir()))
     with pytest.raises(DamagedIndexError, match=r"m-000000000002\.json: is the manifest of generation 1"):
-        open_index(built)
-
-
-def test_links_that_lead_nowhere_and_names_in_other_digits(built: Path) -> None:
-    layout = Layout(built)
-    (layout.manifests / "m-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0669.json").write_text("{}")
-    assert layout.generations() == [1]
-    layout.manifest(2).symlink_to(layout.manifests / "nothing")
-    with pytest.raises(DamagedIndexError, match=r"m-000000000002\.json: cannot be read"):
-        open_index(built)
-    assert check_index(built).problems
-    layout.manifest(2).unlink()
-    layout.manifest(2).mkdir()
-    with pytest.raises(DamagedIndexError, match=r"m-000000000002\.json: cannot be read"):
         open_index(built)
 
 
@@ -275,29 +227,6 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
     assert "\\udce9 é" in path.read_text(encoding="utf-8")
     assert read_manifest(path) == odd
     assert open_index(built).manifest.model.source == "/models/caf\udce9 é"
-
-
-def test_a_piece_with_a_changed_marker_is_made_again(tmp_path: Path, word_sum: Any) -> None:
-    whole = build_index(OLD, word_sum, tmp_path / "whole").manifest.segments[0]
-    options = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
-
-    class Stopping(RealDisk):
-        def mkdir(self, path: Path) -> None:
-            if path.name.startswith(".piece-000002."):
-                raise OSError(errno.EIO, "input/output error")
-            super().mkdir(path)
-
-    for change in (("documents", 9), ("vectors", 7)):
-        with pytest.raises(OSError, match="input/output error"):
-            build_index(OLD, word_sum, tmp_path / "i", options=options, disk=Stopping())
-        (marker,) = (tmp_path / "i" / "tmp").glob("b-*/piece-000001/seal.json")
-        content = json.loads(marker.read_bytes())
-        assert content["documents"] == 8
-        content[change[0]] = change[1]
-        marker.write_text(json.dumps(content))
-        resumed = build_index(OLD, word_sum, tmp_path / "i", options=options).manifest.segments[0]
-        assert asdict(resumed) == asdict(whole)
-        shutil.rmtree(tmp_path / "i")
 
 
 def test_folders_made_by_a_process_that_was_killed_become_durable(tmp_path: Path) -> None:
