@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from quiver.cli import options
-from quiver.cli.groups import command, option
+from quiver.cli.options import command, option
 from quiver.cli.output import help_alone, print_json, print_result, print_table, quiver_version, say
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.units import parse_size

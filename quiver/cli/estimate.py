@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quiver.cli import options
-from quiver.cli.groups import command, option
+from quiver.cli.options import command, option
 from quiver.cli.output import print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset

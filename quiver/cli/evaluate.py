@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from quiver.cli import options
-from quiver.cli.groups import argument, command, option
+from quiver.cli.options import argument, command, option
 from quiver.cli.output import command_line, help_alone, print_json, print_table, print_values, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar

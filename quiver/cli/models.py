@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from quiver.cli import options
-from quiver.cli.groups import argument, command, option
+from quiver.cli.options import argument, command, option
 from quiver.cli.output import print_result
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.groups import argument, command, group, option
+from quiver.cli.options import argument, command, group, option
 from quiver.cli.output import help_alone, print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.retrieval.options import Dtype

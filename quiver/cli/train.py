@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.groups import argument, command, option
+from quiver.cli.options import argument, command, option
 from quiver.cli.output import command_line, print_json, print_result, print_table, print_values, say, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quiver.cli.groups import GROUPS, argument, command, group, option
+from quiver.cli.options import GROUPS, argument, command, group, option
 from quiver.encoder.errors import InputError
 
 
