@@ -24,39 +24,25 @@ from quiver.retrieval.models.pooling import Projection
 TEXTS = {"d1": "a bird has wings and feathers", "d2": "the window of a local layer is narrow", "d3": "", "d4": "find what was asked for"}
 FILES: dict[str, str | bytes] = {
     "empty.jsonl": "",
-    "blank.jsonl": "\n\n",
     "oops.jsonl": '{"_id": "a", "text": "x"}\n{oops\n',
-    "list.jsonl": '["a", "b"]\n',
     "notext.jsonl": '{"_id": "a", "name": "x"}\n',
     "dup.jsonl": '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n',
-    "number.jsonl": '{"_id": "a", "text": 5}\n',
     "nul.jsonl": '{"_id": "", "text": "x"}\n',
     "surrogate.jsonl": '{"_id": "a", "text": "\\ud800"}\n',
-    "latin.jsonl": '{"_id": "a", "text": "caf\u00e9"}\n'.encode("latin-1"),
     "cut.jsonl.gz": gzip.compress(b'{"_id": "a", "text": "x"}\n' * 50)[:30],
-    "not.jsonl.gz": b"plain",
     "bad.parquet": b"PAR1 no",
-    "bad.arrow": b"no",
     "ragged.csv": "id,text\na,b,c,d\n",
-    "empty.csv": "",
     "header.csv": "id,text\n",
     "quote.csv": 'id,text\na,"never closed\n',
-    "twice.csv": "id,id\na,b\n",
     "good.csv": "sku,words\na,some words\nb,more words\n",
-    "x.xyz": "x",
     "list.json": '{"a": 1}',
     "oops.json": '{"a": ',
-    "q-empty.jsonl": "",
     "q-blank.jsonl": '{"_id": "q", "text": " "}\n',
-    "q-dup.jsonl": '{"_id": "q", "text": "a"}\n{"_id": "q", "text": "b"}\n',
-    "q.tsv": "only-one-column\n",
-    "ids-empty.txt": "",
     "rows.jsonl": "".join(json.dumps({"query": f"number {n}", "positive": f"def number_{n}(): return {n}"}) + "\n" for n in range(8)),
     "rows-bad.jsonl": '{"query": "a"}\n',
     "rows-oops.jsonl": '{"query": "a", "positive": "b"}\n{oops\n',
     "squad.json": '{"data": 3}',
     "empty-token": "",
-    "list.yaml": "- a\n- b\n",
     "tab.yaml": "kind:\tdense\n a: [",
     "unsafe.yaml": "kind: !!python/object/apply:os.system ['true']\n",
 }
@@ -64,42 +50,27 @@ FILES: dict[str, str | bytes] = {
 COMMANDS = r"""
 index bild
 index build
-index build data
 index build data --model model
 index build --model model --out o
 index build nowhere --model model --out o
-index build nowhere.csv --model model --out o
-index build nowhere.jsonl --model model --out o
 index build hub:// --model model --out o
 index build ir: --model model --out o
 index build f/x.xyz --model model --out o
 index build emptydir --model model --out o
 index build onlybin --model model --out o
 index build f/empty.jsonl --model model --out o
-index build f/blank.jsonl --model model --out o
 index build f/oops.jsonl --model model --out o
-index build f/list.jsonl --model model --out o
 index build f/notext.jsonl --model model --out o
 index build f/dup.jsonl --model model --out o
 index build f/nul.jsonl --model model --out o
-index build f/number.jsonl --model model --out o
 index build f/surrogate.jsonl --model model --out o
-index build f/latin.jsonl --model model --out o
 index build f/cut.jsonl.gz --model model --out o
-index build f/not.jsonl.gz --model model --out o
 index build f/bad.parquet --model model --out o
-index build f/bad.arrow --model model --out o
 index build f/ragged.csv --model model --out o
-index build f/empty.csv --model model --out o
-index build f/header.csv --model model --out o
 index build f/quote.csv --model model --out o
-index build f/twice.csv --model model --out o
-index build f/list.json --model model --out o
-index build f/oops.json --model model --out o
 index build f/good.csv --model model --out o
 index build f/good.csv --text wrds --model model --out o
 index build f/good.csv --text words --id skew --model model --out o
-index build f/good.csv --text words --title nothing --model model --out o
 index build f/good.csv --text words --field nothing --model model --out o
 index build data --columns id,text --model model --out o
 index build data --passages bogus --model model --out o
@@ -108,131 +79,77 @@ index build data --passages tokens:8,overlap:9 --model model --out o
 index build data --passages tokens:x --model model --out o
 index build data --include '*.md' --model model --out o
 index build data --model nowhere --out o
-index build data --model ./nowhere --out o
-index build data --model file.txt --out o
 index build data --model emptydir --out o
 index build data --model badconfig --out o
 index build data --model noweights --out o
 index build data --model cutweights --out o
-index build data --model notokenizer --out o
 index build data --model model --out taken
-index build data --model model --out file.txt
 index build data --model model --out index
-index build data --model model --out o --engine bogus
 index build data --model model --out o --engine exact:nlist=4
-index build data --model model --out o --engine ivf-dense:nlist=0
-index build data --model model --out o --engine ivf-dense:nlist
 index build data --model model --out o --engine ivf-dense:nlist=x
-index build data --model model --out o --engine ivf-dense:nlists=4
 index build data --model model --out o --engine ivf-dense:nlist=x,bits=99
 index build data --model model --out o --engine faiss-dense:factory=Nonsense
 index build data --model model --out o --engine ivf-tokens
 index build data --model colbert --out o --engine ivf-dense
 index build data --model model --out o --memory 2
-index build data --model model --out o --memory lots
-index build data --model model --out o --memory -2GB
 index build data --model model --out o --memory nanGB
 index build data --model model --out o --wait soon
 index build data --model model --out o --seed -1
-index build data --model model --out o --seed x
-index build data --model model --out o --dtype float64
 index build data --model model --out o --device tpu
-index build data --model model --out o --device cuda
 index build data --model model --out o --devices 0,1
-index build data --model model --out o --devices ,
 index build data --model model --out o --devices cpu,cpu --workers 2
-index build data --model model --out o --batch-tokens 0
 index build data --model model --out o --executor slurm
 index build data --model model --out o --address 1.2.3.4:1
 index build data --model model --out o --workers 0
-index build data --model model --out o --threads 0
 index build data --model model --out o --field nothing
 index add nowhere data
-index add emptydir data
-index add file.txt data
 index add index nowhere.jsonl
 index add index data
-index add index f/oops.jsonl
-index add index f/dup.jsonl
 index add index f/good.csv --text words --model other
 index add damaged nowhere
-index add index f/good.csv --text words --memory 1
 index delete nowhere d1
 index delete index
 index delete index d99
 index delete index --ids nowhere.txt
-index delete index --ids f/ids-empty.txt
 index delete index d1 --wait x
 index refresh nowhere data
-index refresh index nowhere
-index refresh plain data
 index refresh index data --model other
 index compact nowhere
-index compact index --memory x
-index compact file.txt
 index calibrate nowhere
 index calibrate index -k 0
-index calibrate index --queries nowhere.jsonl
-index calibrate index --queries f/q-empty.jsonl
 index calibrate index --model other
 index calibrate index --queries data/queries.jsonl --model other
 index calibrate index --count 0
 index check nowhere
-index check taken
 index repair nowhere
-index repair taken
 index info nowhere
-index info emptydir
-index info file.txt
 index info index --generation 99
-index info index --generation -1
-index info index --generation x
 index export nowhere --out o
-index export index
 index export index --store qdrant://x --collection c
 index export index --out taken
-index export index --out file.txt
 index export index --out o --vectors csv
 search index
 search index ''
-search index '   '
 search index words -k 0
-search index words -k x
-search index words -k -3
 search index words --queries data/queries.jsonl
 search index --queries data/queries.jsonl
 search index words --run o.trec
 search index --queries nowhere.jsonl --run o.trec
-search index --queries f/q-empty.jsonl --run o.trec
 search index --queries f/q-blank.jsonl --run o.trec
-search index --queries f/q-dup.jsonl --run o.trec
-search index --queries f/q.tsv --run o.trec
-search index --queries f/oops.jsonl --run o.trec
 search index --queries data/queries.jsonl --run nowhere/o.trec
 search index --queries data/queries.jsonl --run emptydir
 search index words --filter year
-search index words --filter 'year ~ 3'
 search index words --filter 'nofield=3'
-search index words --filter ''
 search index words --filter 'year >= '
-search index words --filter 'year in '
-search index words --filter 'year="x'
 search index words --ids nowhere.txt
-search index words --ids f/ids-empty.txt
 search index words --effort frantic
-search index words --effort nprobe=x
 search index words --effort nprobe=8
 search index words --target-recall 1.5
-search index words --target-recall 0
-search index words --target-recall nan
 search index words --target-recall 0.9 --effort exact
 search index words --fuse nowhere
 search index words --fuse bm25 --fuse bm25
 search index words --fuse bm25 --weights 1
 search index words --fuse bm25 --weights a,b
-search index words --fuse bm25 --weights -1,2
-search index words --fuse bm25 --weights 0,0
-search index words --fuse bm25 --weights nan,1
 search index words --weights 1,2
 search index words --fusion rrf
 search index words --fuse bm25 --normalize min-max
@@ -240,7 +157,6 @@ search index words --fuse bm25 --fusion sum
 search index words --rerank nowhere
 search index words --rerank model
 search index words --rerank index
-search index words --candidates 0
 search index words --group-by nofield
 search index --queries data/queries.jsonl --run o.trec --explain
 search index words --model nowhere
@@ -255,8 +171,6 @@ search index words --shard-memory x
 search index words --generation 1 --shards 1
 search
 search nowhere words
-search file.txt words
-search emptydir words
 search plain words --fuse bm25
 search plain words --rerank colbert
 search plain words --group-by file
@@ -264,51 +178,37 @@ search damaged words
 mine data --model model --split test --index index --corpus data --out o
 mine data --index nowhere --split test --out o
 mine data --model other --index index --split test --out o
-mine nowhere --model model --out o
 mine data --out o
 mine data --model model --out o
 mine data --model nowhere --split test --out o
 mine data --model model --split test --out taken
-mine data --model model --split test --out file.txt
 mine data --model model --split test --ranks x --out o
-mine data --model model --split test --ranks 9-3 --out o
-mine data --model model --split test --ranks 0-5 --out o
 mine data --model model --split test --margin bogus --out o
-mine data --model model --split test --margin perc-pos=x --out o
 mine data --model model --split test -n 0 --out o
 mine data --model bm25 --dtype int8 --split test --out o
 mine data --model bm25 --workers 2 --split test --out o
 mine f/rows.jsonl --positive-field nothing --model bm25 --out o
 mine f/rows-oops.jsonl --model bm25 --out o
-mine f/empty.jsonl --model bm25 --out o
 mine data --model model --corpus data --split test --out o
 serve =index
-serve index=
 serve index index
 serve index --fuse dense
 serve index --port 99999
-serve index --port x
 serve index --token-file nowhere
 serve index --token-file f/empty-token
 serve index --allow-origin nonsense
 serve index --allow-host 'a b'
 serve index --max-body 0
-serve index --max-body x
 serve index --timeout nan
-serve index --max-k 0
 serve index --model other
-serve index --device tpu
 serve
 serve nowhere
 serve a=nowhere
-serve file.txt
 serch
 --vrsion
 evaluate
 evaluate --model model --data nowhere --out o
-evaluate --model model --data beir/nothing --out o
 evaluate --model nowhere --data data --out o
-evaluate --model model --data emptydir --out o
 evaluate --model model --data badqrels --out o
 evaluate --model model --data noqrels --out o
 evaluate --model model --data data --split train --out o
@@ -316,177 +216,103 @@ evaluate --model model --out o
 evaluate --model model --queries data/queries.jsonl --qrels data/qrels/test.tsv --out o
 evaluate --model bm25 --queries data/queries.jsonl --qrels f/header.csv --out o
 evaluate --index index --queries data/queries.jsonl --out o
-evaluate --index index --queries nowhere.csv --qrels data/qrels/test.tsv --out o
-evaluate --index index --queries f/good.csv --qrels data/qrels/test.tsv --out o
-evaluate --index index --queries f/q.tsv --qrels data/qrels/test.tsv --out o
-evaluate --index index --queries data/queries.jsonl --qrels f/header.csv --out o
 evaluate --index index --queries data/queries.jsonl --qrels f/good.csv --out o
-evaluate --index index --queries data/queries.jsonl --qrels f/quote.csv --out o
 evaluate --index index --data data --qrels data/qrels/test.tsv --split test --out o
-evaluate --index index --data beir/scifact --qrels data/qrels/test.tsv --out o
 evaluate --index index --data data --group-by page --out o
-evaluate --index plain --data data --group-by file --out o
 evaluate --model model --data data --group-by file --out o
-evaluate --model model --data data --split '' --out o
 evaluate --model model --data data --split ../x --out o
 evaluate --model model --data data --data data --out o
 evaluate --model model --data data --out results
-evaluate --model model --data data --out file.txt
-evaluate --model model --data data --out o --engine bogus
-evaluate --model model --data data --out o --engine ivf-dense:nlist=x
 evaluate --model model --data data --out o --effort frantic
 evaluate --model bm25 --data data --out o --engine ivf-dense
 evaluate --model bm25 --data data --out o --dtype int8
-evaluate --model model --data data --out o -k 0
-evaluate --model model --data data --out o --library tensorflow
 evaluate --model model --data data --out o --cache c --no-cache
-evaluate --model model --data data --out o --device tpu
 evaluate --model model --data data --out o --in-domain nowhere
 evaluate --model model --data beir/scifact --out o --offline
-evaluate --model model --data data --out o --workers 0
 report nowhere --out o.md
 report results
 report results --out o.docx
-report results --out nowhere/o.md
-report results --out emptydir
 report badresults --out o.md
-report taken --out o.md
 report results --layout paper --against Nobody --out o.md
 report results --against ModernBERT-base --out o.md
-report results --layout fancy --out o.md
 report compare results
-report compare nowhere results
-report compare results nowhere
 report compare bm25 nowhere
 report compare results results --out o.docx
 report card nowhere --out o.yaml
-report card results --out file.txt
-report card results --layout x --out o.yaml
 report mteb nowhere --out o
-report mteb results --out file.txt
 report training nowhere
-report training taken
 collections show
 collections show nothing
-collections show beir/nothing
-collections list nothing
-collections missing nothing
 collections fetch nothing
 collections fetch beir/scifact --from nowhere
 collections squad nowhere.json --out o
 collections squad f/squad.json --out o
-collections squad f/oops.json --out o
-collections squad f/list.json --out taken
 train
 train quickstart
 train nowhere --out o
-train nowhere.yaml --out o
-train f/list.yaml --out o
 train f/tab.yaml --out o
 train f/unsafe.yaml --out o
 train quickstart --out o training.batchsize=3
-train quickstart --out o training.batch_size=x
 train quickstart --out o training.batch_size=0
-train quickstart --out o training.learning_rate=-1
 train quickstart --out o training.learning_rate=nan
 train quickstart --out o batch_size=3
-train quickstart --out o training
-train quickstart --out o =3
 train quickstart --out o data.train=nowhere.jsonl
-train quickstart --out o data.train=f/empty.jsonl
 train quickstart --out o data.train=f/rows-bad.jsonl
-train quickstart --out o data.train=f/rows-oops.jsonl
 train quickstart --out o data.train=f/rows.jsonl model.source=nowhere
-train quickstart --out file.txt data.train=f/rows.jsonl
 train quickstart --out o data.train=f/rows.jsonl --resume
 train quickstart --out o --dtype int8
-train quickstart --out o --device tpu
 train glue-base --out o
 train pretrain-small --out o
 validate
 validate nowhere
-validate f/list.yaml
 sweep quickstart --out o
-sweep nowhere --out o
 sweep quickstart --out o training.bogus=1,2
 pretrain nowhere --out o
 pretrain quickstart --out o
 pretrain pretrain-small --out o phases.0.tokens=0
-pretrain pretrain-small --out o phases.9.tokens=5
 pretrain pretrain-small --out o --resume
-pretrain pretrain-small --out o corpus.train=nowhere
 average-checkpoints
-average-checkpoints model nowhere --out o
 average-checkpoints model colbert --out o
 average-checkpoints model other --out taken
-average-checkpoints model other --out model
 teacher-scores f/rows.jsonl --out o
 teacher-scores nowhere.jsonl -t model --out o
 teacher-scores f/rows.jsonl -t nowhere --out o
-teacher-scores f/rows-oops.jsonl -t model --out o
 teacher-scores f/rows-bad.jsonl -t model --out o
-teacher-scores f/empty.jsonl -t model --out o
 teacher-scores f/rows.jsonl -t model --weight 1 --out o
 teacher-scores f/rows.jsonl -t model -t other --weight 1 --out o
 teacher-scores f/rows.jsonl -t model -t other --weight 0 --weight 0 --out o
-teacher-scores f/rows.jsonl -t model --normalize zscore --out o
 teacher-scores f/rows.jsonl -t model --format ids --out o
-teacher-scores f/rows.jsonl -t model --query-field nothing --out o
 teacher-scores f/rows.jsonl -t model --document-field nothing --out o
-teacher-scores f/rows.jsonl -t model --out taken
-teacher-scores f/rows.jsonl -t model --device tpu --out o
 export nowhere --layout hf --out o
-export model --layout bogus --out o
 export model --layout pylate --out o
 export colbert --layout sentence-transformers --out file.txt
-export model --layout hf --out taken
 export model --layout hf --out model
 export model --layout hf --out o --run-folder nowhere
-export model --layout hf --out o --results nowhere
-export model --layout hf --out o --language x1x
 export badconfig --layout hf --out o
 enlarge nowhere --to modernbert-large --out o
 enlarge model --to bogus --out o
-enlarge model --to nowhere.json --out o
-enlarge model --to f/oops.json --out o
 enlarge model --to f/list.json --out o
 enlarge model --to modernbert-base --out taken
 extend-positions nowhere --factor 2 --out o
-extend-positions model --factor 2 --out o
-extend-positions model --factor 0 --out o
 extend-positions model --factor 2 --out o --plot x.docx
 estimate
 estimate --model modernbert-base
 estimate --model nowhere --docs 10
-estimate --model modernbert-base --docs 0
-estimate --model modernbert-base --docs x
 estimate --model modernbert-base --docs inf
 estimate --model modernbert-base --docs 10 --preset-collection msmarco
 estimate --model modernbert-base --docs 10 --engine bogus
-estimate --model modernbert-base --docs 10 --engine ivf-dense:nlist=x
 estimate --model modernbert-base --docs 10 --gpu gtx
 estimate --model modernbert-base --docs 10 --rates nowhere.json
-estimate --model modernbert-base --docs 10 --rates f/oops.json
-estimate --model modernbert-base --docs 10 --rates f/list.json
-estimate --model modernbert-base --docs 10 --search-memory x
-estimate --model modernbert-base --docs 10 --memory 1
 estimate --model model --sample nowhere
 estimate --model modernbert-base --docs 10 --words nan
 estimate --model model --docs 10 --dim 0
-glue nowhere --out o
 glue quickstart --out o
 glue glue-base --out o --task bogus
 glue glue-base --out o data.source=nowhere model.source=model
-glue glue-base --out taken data.source=nowhere
-qa train nowhere --out o
 qa train qa-korquad-512 --out o data.train=nowhere model.source=model
 qa evaluate --model nowhere --data f/squad.json --official squad_v1 --out o
 qa evaluate --model model --data f/squad.json --official squad_v1 --out o
-qa evaluate --model model --data nowhere.json --official squad_v1 --out o
-qa evaluate --model model --data f/squad.json --official squad_v9 --out o
 cache prune --size x
-cache prune --size -1GB
-cache bogus
 doctor extra
 quickstart --out o training.batchsize=3
 quickstart --out file.txt

@@ -215,67 +215,9 @@ def damage(path: Path, change: Callable[[str], str]) -> None:
     path.write_text(change(path.read_text()))
 
 
-def unknown_architecture(model: Path) -> None:
-    damage(model / "config.json", lambda text: text.replace('"modernbert"', '"t5"'))
-
-
-def cut_weights(model: Path) -> None:
-    content = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
-DATA_MISTAKES = {
-    "malformed JSON": (lambda data: damage(data / "corpus.jsonl", lambda text: text + "{oops\n"), "corpus.jsonl:5: malformed JSON"),
-    "duplicate id": (
-        lambda data: damage(data / "corpus.jsonl", lambda text: text + '{"_id": "d1", "text": "again"}\n'),
-        "corpus.jsonl:5: id 'd1' is already used on line 1",
-    ),
-    "unknown documents": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: "q1\td9\t1\n"), "test.tsv:1: document 'd9'"),
-    "unknown query": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:4: query 'q9'"),
-    "bad grade": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td2\tgood\n"), "test.tsv:4: "),
-}
-MODEL_MISTAKES = {
-    "unknown architecture": (unknown_architecture, "got 't5'"),
-    "corrupt checkpoint": (cut_weights, "corrupt checkpoint"),
-    "no config": (lambda model: (model / "config.json").unlink(), "config.json: the file is missing"),
-}
-
-
 def is_one_line(err: str) -> bool:
     lines = err.splitlines()
     return len(lines) == 1 and lines[0].startswith("quiver: error: ")
-
-
-@pytest.mark.parametrize("mistake", DATA_MISTAKES)
-def test_bad_data_is_reported_in_one_line_and_nothing_is_written(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
-) -> None:
-    change, message = DATA_MISTAKES[mistake]
-    change(data)
-    commands = [("evaluate", "--model", model, "--data", data, "--out", tmp_path / "out")]
-    if "qrels" not in message and "test.tsv" not in message:
-        commands.append(("index", "build", data, "--model", model, "--out", tmp_path / "out"))
-    for command in commands:
-        done = quiver(*command)
-        assert done.code == 2
-        assert is_one_line(done.err), done.err
-        assert message in done.err
-        assert not (tmp_path / "out").exists()
-        assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("mistake", MODEL_MISTAKES)
-def test_a_bad_model_is_reported_in_one_line_and_nothing_is_written(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
-) -> None:
-    change, message = MODEL_MISTAKES[mistake]
-    change(model)
-    for command in (("evaluate", "--data", data), ("index", "build", data)):
-        done = quiver(*command, "--model", model, "--out", tmp_path / "out")
-        assert done.code == 2
-        assert is_one_line(done.err), done.err
-        assert message in done.err
-        assert not (tmp_path / "out").exists()
 
 
 def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
