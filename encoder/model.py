@@ -22,10 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from quiver.encoder.config import EncoderConfig, Precision
 from quiver.encoder.cpu import hidden_dtype, run_blocks
 from quiver.encoder.errors import InputError
-from quiver.encoder.layers import MLP, Block, Embeddings, RotaryRows, make_norm
+from quiver.encoder.layers import MLP, Block, Embeddings, RotaryRows, RotaryTable, make_norm
 from quiver.encoder.ops import Norm, add_norm
 from quiver.encoder.packing import PackedBatch, PaddedBatch, neighbours_of_equal_length
-from quiver.encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

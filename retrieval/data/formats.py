@@ -27,8 +27,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
 
-from quiver.encoder.decoding import decode
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import decode
 from quiver.retrieval.data.entries import flat_metadata
 from quiver.retrieval.data.html import ConvertedPage, convert_html
 from quiver.retrieval.data.passages import line_starts

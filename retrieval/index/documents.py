@@ -115,7 +115,7 @@ class IdTable:
             InputError: An id is neither a string nor an integer.
             DamagedIndexError: The table is damaged.
         """
-        keys = [as_id(key).encode("utf-8", "surrogatepass") for key in ids]
+        keys = [(key if type(key) is str else as_id(key)).encode("utf-8", "surrogatepass") for key in ids]
         if len(keys) * _SEARCHED < len(self):
             return np.array([self._row_of(key) for key in keys], np.int64)
         wanted = binary_column(keys, self.array.type).dictionary_encode()

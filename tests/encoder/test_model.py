@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_from_hf
-from quiver.encoder.positions import alibi_slopes
+from quiver.encoder.layers import alibi_slopes
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=100, hidden_size=48, num_heads=3, intermediate_size=64, layer_types=["global", "local", "local", "global"], max_positions=300

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quiver.encoder.config import RopeScaling
+from quiver.encoder.layers import RotaryTable, alibi_slopes, rope_frequencies
 from quiver.encoder.ops import rotate, rotate_, rotate_reference
-from quiver.encoder.positions import RotaryTable, alibi_slopes, rope_frequencies
 
 
 def test_linear_scaling_divides_every_frequency() -> None:
