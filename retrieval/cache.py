@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.options import parse_size
 
 logger = logging.getLogger(__name__)
 

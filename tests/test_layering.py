@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A package imports from its own line and from those above it; the longest name that fits a module decides.
 LAYERS = (
     ("encoder",),
-    ("retrieval.options", "retrieval.records", "retrieval.units", "retrieval.cache", "retrieval.display"),
+    ("retrieval.options", "retrieval.records", "retrieval.cache", "retrieval.display"),
     ("retrieval.index.kernels", "retrieval.cluster.executors"),
     ("retrieval.data",),
     ("retrieval.models", "retrieval.data.embedding_store"),

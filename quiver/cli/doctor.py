@@ -18,7 +18,7 @@ from quiver.cli import options
 from quiver.cli.options import command, option
 from quiver.cli.output import help_alone, print_json, print_result, print_table, quiver_version, say
 from quiver.encoder.environment import installed_version
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.options import parse_size
 
 if TYPE_CHECKING:
     import torch

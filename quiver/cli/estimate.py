@@ -11,8 +11,7 @@ from quiver.cli.options import command, option
 from quiver.cli.output import print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
-from quiver.retrieval.options import Dtype, SourceOptions
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.options import Dtype, SourceOptions, parse_size
 
 if TYPE_CHECKING:
     from quiver.encoder.config import EncoderConfig

@@ -20,8 +20,7 @@ from quiver.cli.output import command_line
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.options import Dtype as WeightsDtype
-from quiver.retrieval.options import SourceOptions
-from quiver.retrieval.units import parse_duration, parse_size
+from quiver.retrieval.options import SourceOptions, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import IndexReader

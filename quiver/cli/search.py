@@ -26,7 +26,7 @@ from quiver.cli.options import argument, command, group, option
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error
 from quiver.encoder.errors import InputError, check_utf8
 from quiver.retrieval.display import NOT_SHOWN
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.options import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex

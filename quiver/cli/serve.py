@@ -15,7 +15,7 @@ from quiver.cli.options import argument, command, group, option
 from quiver.cli.output import print_json, say
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import short_names
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.options import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.serving.service import Combinations

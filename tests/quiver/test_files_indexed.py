@@ -18,7 +18,7 @@ from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "encoder/progress.py", "retrieval/units.py", "retrieval/records.py")
+PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "encoder/progress.py", "retrieval/options.py", "retrieval/records.py")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_hits_of_a_folder_name_the_lines_that_hold_their_text(quiver: Callable[.
     opened = open_index(index)
     wanted = {
         "how are killed builds resumed and files checked": ("docs/indexes.md", "Durability"),
-        "parse a duration such as 5m in seconds": ("retrieval/units.py", "parse_duration"),
+        "parse a duration such as 5m in seconds": ("retrieval/options.py", "parse_duration"),
         "record of a document with title and metadata": ("retrieval/records.py", "Document"),
     }
     for query, (file, name) in wanted.items():
@@ -54,7 +54,7 @@ def test_hits_of_a_folder_name_the_lines_that_hold_their_text(quiver: Callable[.
             assert text[place["start"] : place["end"]] == stored.text
             assert "\n".join(text.split("\n")[place["line"] - 1 : place["end_line"]]).strip() == stored.text.strip()
     shown = quiver("search", index, "parse a duration such as 5m in seconds", "-k", "1").out
-    assert re.search(r"units\.py:\d+-\d+", "".join(shown.split()).replace("│", ""))
+    assert re.search(r"options\.py:\d+-\d+", "".join(shown.split()).replace("│", ""))
 
 
 def test_no_passage_is_truncated_by_the_model(index: Path) -> None:
