@@ -52,13 +52,9 @@ BERT_REQUIRES = {"position_embedding_type": ("absolute",), "is_decoder": (False,
 BERT_CONSTANTS = {**POST_NORM, "mlp": "plain", "positions": "absolute", "mlp_input_bias": True}
 
 
-def _written_bert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
+def _write_bert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     positions = config.max_positions + config.position_offset
     return {"num_hidden_layers": config.num_layers, "max_position_embeddings": positions, "position_embedding_type": "absolute"}
-
-
-def _read_bert(keys: ConfigReader) -> dict[str, Any]:
-    return {**global_layers(keys), "max_positions": keys.integer("max_position_embeddings")}
 
 
 def _read_roberta(keys: ConfigReader) -> dict[str, Any]:
@@ -106,8 +102,8 @@ BERT = CheckpointFormat(
     keys=(*BERT_KEYS, ConfigKey("pad_token_id", default=0)),
     requires=BERT_REQUIRES,
     constants=BERT_CONSTANTS,
-    read=_read_bert,
-    write=_written_bert,
+    read=lambda keys: {**global_layers(keys), "max_positions": keys.integer("max_position_embeddings")},
+    write=_write_bert,
     tensors=TensorNames(prefix="bert.", names=BERT_NAMES, heads=BERT_HEADS, buffers=BERT_BUFFERS, renames=TENSORFLOW_NAMES),
     heads={
         "masked_lm": HeadLayout("BertForMaskedLM", {**BERT_LM, **BERT_LAYER_NORM}, {"decoder.bias": "cls.predictions.bias"}),
@@ -123,7 +119,7 @@ ROBERTA = CheckpointFormat(
     requires=BERT_REQUIRES,
     constants=BERT_CONSTANTS,
     read=_read_roberta,
-    write=_written_bert,
+    write=_write_bert,
     tensors=TensorNames(prefix="roberta.", names=BERT_NAMES, heads=LM_HEADS, buffers=BERT_BUFFERS, renames=TENSORFLOW_NAMES),
     heads={
         "masked_lm": HeadLayout("RobertaForMaskedLM", ROBERTA_LM, {"decoder.bias": "lm_head.bias"}),
@@ -137,10 +133,6 @@ def is_mosaicbert(keys: ConfigReader) -> bool:
     """Return whether a config.json with ``model_type: bert`` is a MosaicBERT's."""
     code = keys.inner("auto_map")
     return "alibi_starting_size" in keys.hf or (code is not None and any("bert_layers." in str(name) for name in code.hf.values()))
-
-
-def _written_mosaicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    return {**_written_bert(config, style), "hidden_act": "gelu"}
 
 
 MOSAIC_CODE = "mosaicml/mosaic-bert-base--bert_layers."
@@ -173,7 +165,7 @@ MOSAICBERT = CheckpointFormat(
         "hidden_act": ("gelu",),  # the gate is always GELU
     },
     constants={**POST_NORM, "mlp": "gated", "positions": "alibi"},
-    write=_written_mosaicbert,
+    write=lambda config, style: {**_write_bert(config, style), "hidden_act": "gelu"},
     tensors=TensorNames(
         prefix="bert.",
         names={
@@ -248,7 +240,7 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // max(multiple, 1)) * max(multiple, 1)
 
 
-def _written_nomicbert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
+def _write_nomicbert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     names = {mlp: name for name, mlp in NOMIC_MLPS.items()}
     if (config.mlp, config.activation) not in names:
         raise InputError(
@@ -301,7 +293,7 @@ NOMICBERT = CheckpointFormat(
     requires={**dict.fromkeys(NOMIC_OFF, (False,)), "rotary_emb_scale_base": (), "num_heads_kv": (), "num_experts": (0,)},
     constants={"norm_position": "post", "positions": "rope", "norm_bias": True},
     read=_read_nomicbert,
-    write=_written_nomicbert,
+    write=_write_nomicbert,
     tensors=TensorNames(
         prefix="bert.",
         names={
@@ -356,7 +348,7 @@ def _gte_scaling(keys: ConfigReader, positions: int) -> RopeScaling | None:
     return RopeScaling(kind="ntk", factor=scaling.number("factor"), original_positions=positions)
 
 
-def _written_gte(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
+def _write_gte(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     scaling = config.global_scaling
     if scaling is not None and scaling.kind != "ntk":
         raise InputError(f"global_scaling: a gte config.json can only express ntk, got {scaling.kind}")
@@ -403,7 +395,7 @@ GTE = CheckpointFormat(
     requires=GTE_REQUIRES,
     constants={**POST_NORM, "mlp": "gated", "positions": "rope"},
     read=_read_gte,
-    write=_written_gte,
+    write=_write_gte,
     tensors=TensorNames(
         prefix="new.",
         names={

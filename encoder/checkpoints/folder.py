@@ -80,17 +80,13 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
 def _pickled_weights(snapshot: Path) -> list[str]:
     """Return patterns of the ``.bin`` files of a snapshot's folders without safetensors."""
     inside = sorted(path for path in snapshot.iterdir() if path.is_dir() and path.name not in OTHER_RUNTIMES)
-    lacking = [folder for folder in (snapshot, *inside) if _lacks_safetensors(folder)]
+    configs = (folder / "config.json" for folder in (snapshot, *inside) if not has_safetensors(folder))
+    lacking = [path.parent for path in configs if path.is_file() and not read_json(path).keys().isdisjoint(_OF_WEIGHTS)]
     # An index may be left over from earlier shards, and whether there is a whole file is not known before it is asked for.
     files = {path for folder in lacking for path in (folder / PICKLED, *files_of(folder, PICKLED))}
     adapted = (folder for folder in (snapshot, *inside) if (folder / ADAPTER_CONFIG).is_file())
     files |= {folder / ADAPTER_PICKLED for folder in adapted if not (folder / ADAPTER_WEIGHTS).is_file()}
     return [escape(path.relative_to(snapshot).as_posix()) for path in sorted(files)]
-
-
-def _lacks_safetensors(folder: Path) -> bool:
-    config = folder / "config.json"
-    return not has_safetensors(folder) and config.is_file() and not read_json(config).keys().isdisjoint(_OF_WEIGHTS)
 
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -164,20 +160,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a safetensors or ``.bin`` file, to the CPU."""
     try:
         with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
-            return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+            return load_file(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    except SafetensorError as error:
+        raise InputError(f"{path}: corrupt checkpoint: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _index(folder: Path, name: str) -> Path:
     return folder / f"{name}.index.json"
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise InputError(f"{path}: corrupt checkpoint: {error}") from error
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
@@ -192,25 +183,24 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
             raise
         raise InputError(f"{path}: corrupt checkpoint: truncated") from error
     except _MALFORMED as error:
-        raise InputError(f"{path}: {_complaint(error)}") from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) and _is_plain(value) for key, value in content.items()):
+        # PyTorch's own message recommends to execute the file.
+        text = str(error)
+        if refused := re.search(r"GLOBAL (\S+)", text):
+            remedy = f"this pickle asks for {refused[1]}; use the model as safetensors"
+            raise InputError(f"{path}: refused, and nothing in it was executed: {remedy}") from error
+        if isinstance(error, pickle.UnpicklingError):
+            inner = re.search(r"WeightsUnpickler error: (.+)", text)
+            text = inner[1] if inner else "not a file of torch.save"
+        reason = next(iter(text.strip().splitlines()), type(error).__name__)
+        raise InputError(f"{path}: corrupt checkpoint: {reason}") from error
+    if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
         raise InputError(f"{path}: must hold a dictionary of tensors by name, as torch.save(model.state_dict(), ...) writes it")
     return {key: tensor.detach() for key, tensor in content.items()}
 
 
-def _complaint(error: Exception) -> str:
-    """Say what is wrong with a ``.bin`` file. PyTorch's own message recommends to execute it."""
-    text = str(error)
-    if refused := re.search(r"GLOBAL (\S+)", text):
-        return f"refused, and nothing in it was executed: this pickle asks for {refused[1]}; use the model as safetensors"
-    if isinstance(error, pickle.UnpicklingError):
-        inner = re.search(r"WeightsUnpickler error: (.+)", text)
-        text = inner[1] if inner else "not a file of torch.save"
-    return f"corrupt checkpoint: {next(iter(text.strip().splitlines()), type(error).__name__)}"
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    key, value = item
+    return isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def base_folder(folder: Path) -> Path:
@@ -222,9 +212,11 @@ def base_folder(folder: Path) -> Path:
     if (named := named_base(folder, settings)) is not None:
         base = named
     else:
-        revision = settings.get("revision")
+        name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{path}: base_model_name_or_path must name the model that the adapter belongs to, got {name!r}")
         try:
-            base = local_folder(_require_base_name(settings, path), revision=revision if isinstance(revision, str) else None)
+            base = local_folder(name, revision=revision if isinstance(revision, str) else None)
         except InputError as error:
             raise InputError(f"{path}: the base of this LoRA adapter cannot be loaded: {error}") from error
     if base.resolve() == folder.resolve() or (base / ADAPTER_CONFIG).is_file():
@@ -232,13 +224,6 @@ def base_folder(folder: Path) -> Path:
     if not (base / "config.json").is_file():
         raise InputError(f"{path}: the base of this LoRA adapter, {base}, has no config.json")
     return base
-
-
-def _require_base_name(settings: Mapping[str, Any], path: Path) -> str:
-    name = settings.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{path}: base_model_name_or_path must name the model that the adapter belongs to, got {name!r}")
-    return name
 
 
 def named_base(folder: Path, settings: Mapping[str, Any]) -> Path | None:

@@ -13,8 +13,7 @@ from typing import Any, Literal, get_type_hints
 from quiver.encoder.config import EncoderConfig, Family, global_every
 from quiver.encoder.errors import InputError
 
-ConfigStyle = Literal["v4", "v5"]
-"""Generation of ModernBERT's keys; other families have one."""
+ConfigStyle = Literal["v4", "v5"]  # generation of ModernBERT's keys; other families have one
 
 # Hugging Face's names of the activations.
 HF_ACTIVATIONS = {
@@ -184,10 +183,6 @@ class HeadLayout:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
-def _nothing_written(_config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class CheckpointFormat:
     """How one family stores an encoder and its heads."""
@@ -201,7 +196,7 @@ class CheckpointFormat:
     # Keys of options that Quiver does not support, and their only supported values.
     requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of `EncoderConfig` that are the same for every model
-    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = _nothing_written  # keys that more than one field decides
+    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = lambda _config, _style: {}  # keys that more than one field decides
 
     def to_config(self, keys: ConfigReader) -> EncoderConfig:
         """Read an architecture from config.json."""

@@ -265,7 +265,11 @@ def load_head(  # noqa: PLR0913 - settings of three kinds of heads
         settings |= {name: value for name, value in overrides.items() if value is not None}
         if task == "masked_lm":
             opened.keys.require("sparse_pred_ignore_index", IGNORE_INDEX)
-            settings["tied"] = settings["tied"] and not _has_own_decoder(opened)
+            own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
+            if settings["tied"] and own is not None and not torch.equal(own.to(embedding.dtype), embedding):
+                settings["tied"] = False
+                text = "%s: config.json ties the decoder to the embedding, but the file holds two different matrices; both are kept"
+                logger.warning(text, opened.where)
             if settings["tied"]:
                 opened.tensors.pop("decoder.weight", None)
     if task == "classifier":
@@ -294,7 +298,9 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
     with Uninitialized():
         encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)), assign=True)
-    if _is_of_other_task(hf, layout):
+    names = hf.get("architectures")
+    named = str(names[0]).partition("For")[2] if isinstance(names, list) and names else ""
+    if named not in ("", layout.architecture.partition("For")[2]):  # a class of another task; XLM-R's classes count as RoBERTa's
         _drop_out(tensors)
     keys = ConfigReader({}) if config.family == "quiver" and inner is None else inner or settings
     return _Opened(str(folder), encoder, layout, keys, tensors)
@@ -324,13 +330,6 @@ def _split(state: dict[str, Tensor], family: TensorNames, layout: HeadLayout) ->
         else:
             rest[key] = tensor
     return head, rest
-
-
-def _is_of_other_task(hf: dict[str, Any], layout: HeadLayout) -> bool:
-    """Return whether config.json names a class of another task; XLM-R's classes count as RoBERTa's."""
-    names = hf.get("architectures")
-    kind = str(names[0]).partition("For")[2] if isinstance(names, list) and names else ""
-    return kind not in ("", layout.architecture.partition("For")[2])
 
 
 def _drop_out(tensors: dict[str, Tensor]) -> None:
@@ -373,17 +372,6 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
         logger.warning("%s: initialized at random with seed %d, to be trained: %s", where, seed, ", ".join(missing))
     model.load_state_dict(model.state_dict() | given)
     return model
-
-
-def _has_own_decoder(opened: _Opened) -> bool:
-    """Return whether the file has a decoder matrix that differs from the embedding, contrary to its own config.json."""
-    own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
-    if own is None or torch.equal(own.to(embedding.dtype), embedding):
-        return False
-    logger.warning(
-        "%s: config.json ties the decoder to the embedding, but the file holds two different matrices; both are kept", opened.where
-    )
-    return True
 
 
 def save_head(model: Head, folder: str | Path, *, style: ConfigStyle = "v4") -> None:

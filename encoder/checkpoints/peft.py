@@ -14,7 +14,7 @@ import logging
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def add_adapter(folder: Path, base: Path, state: dict[str, Tensor], family: Tens
     adapter = _Adapter.read(folder)
     if base == folder:
         _check_base(folder, adapter.settings, state, family)
-    merged = _merged(state, adapter, family)
+    merged = _merge_adapter(state, adapter, family)
     logger.info("%s: added the LoRA adapter of %d matrices to the weights of %s", folder / ADAPTER_CONFIG, len(adapter.updates), base)
     return merged
 
@@ -70,7 +70,7 @@ def _check_base(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
     if base is None or base.resolve() == folder.resolve() or not any(file.is_file() for file in weight_files(base)):
         return
     ours, theirs = ({family.current_name(key): tensor for key, tensor in each.items()} for each in (state, read_weights(base)))
-    changed = sorted(key for key in ours.keys() & theirs.keys() if not _is_same(ours[key], theirs[key]))
+    changed = sorted(key for key in ours.keys() & theirs.keys() if not _is_same_weight(ours[key], theirs[key]))
     if changed:
         raise InputError(
             f"{folder}: the weights beside the LoRA adapter are not those of its base {base} ({changed[0]} differs), so it may have been "
@@ -78,7 +78,7 @@ def _check_base(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
         )
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def _is_same_weight(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, or one is the other in lower precision."""
     return torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)
 
@@ -94,9 +94,17 @@ class _Adapter:
 
     @classmethod
     def read(cls, folder: Path) -> _Adapter:
-        path, file = folder / ADAPTER_CONFIG, adapter_file(folder)
+        path = folder / ADAPTER_CONFIG
         settings = read_json(path)
-        _check_settings(settings, path)
+        if settings.get("peft_type") != "LORA":
+            raise InputError(f"{path}: peft_type must be LORA, got {settings.get('peft_type')!r}; {_REMEDY}")
+        for key, value in settings.items():
+            if key not in _READ and value not in (None, False, "", [], {}):
+                raise InputError(f"{path}: {key} is not supported, got {value!r}; {_REMEDY}")
+        if settings.get("init_lora_weights") not in _STARTS:
+            start = settings["init_lora_weights"]
+            raise InputError(f"{path}: init_lora_weights {start!r} is not supported, because it changes the base too; {_REMEDY}")
+        file = adapter_file(folder)
         if not file.is_file():
             raise InputError(f"{folder}: {file.name} is missing, the weights of the adapter that {ADAPTER_CONFIG} describes")
         updates: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -121,21 +129,6 @@ class _Adapter:
         alpha = self._by_pattern("alpha_pattern", module, "lora_alpha")
         return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
 
-    def check_target(self, module: str) -> None:
-        """Refuse an update that PEFT would not read, because target_modules does not name its module."""
-        targets, excluded = self.settings.get("target_modules"), self.settings.get("exclude_modules")
-        named = targets in (None, "all-linear") or self._names(targets, module)
-        if not named or (excluded and self._names(excluded, module)):
-            raise InputError(f"{self.path}: the adapter's weights have an update of {module}, which target_modules does not name")
-
-    def _names(self, modules: Any, module: str) -> bool:
-        """Whether a setting names a module: a list by the end of its name, a text as a regular expression."""
-        if isinstance(modules, str):
-            return self._match(modules, module)
-        if not isinstance(modules, list):
-            raise InputError(f"{self.path}: target_modules and exclude_modules must be a list or a regular expression, got {modules!r}")
-        return any(module == each or module.endswith(f".{each}") for each in modules)
-
     def _by_pattern(self, patterns: str, module: str, default: str) -> float:
         """Value of the first pattern that the end of a module's name matches, otherwise of the setting for all modules."""
         values = self.settings.get(patterns) or {}
@@ -154,19 +147,7 @@ class _Adapter:
             raise InputError(f"{self.path}: {pattern!r} is not a regular expression ({error})") from error
 
 
-def _check_settings(settings: Mapping[str, Any], path: Path) -> None:
-    if settings.get("peft_type") != "LORA":
-        raise InputError(f"{path}: peft_type must be LORA, got {settings.get('peft_type')!r}; {_REMEDY}")
-    for key, value in settings.items():
-        if key not in _READ and value not in (None, False, "", [], {}):
-            raise InputError(f"{path}: {key} is not supported, got {value!r}; {_REMEDY}")
-    if settings.get("init_lora_weights") not in _STARTS:
-        raise InputError(
-            f"{path}: init_lora_weights {settings['init_lora_weights']!r} is not supported, because it changes the base too; {_REMEDY}"
-        )
-
-
-def _merged(state: dict[str, Tensor], adapter: _Adapter, family: TensorNames) -> dict[str, Tensor]:
+def _merge_adapter(state: dict[str, Tensor], adapter: _Adapter, family: TensorNames) -> dict[str, Tensor]:
     """Add an adapter to the tensors of its base."""
     keys = {family.current_name(key): key for key in state}
 
@@ -183,35 +164,31 @@ def _merged(state: dict[str, Tensor], adapter: _Adapter, family: TensorNames) ->
             _check_shape(adapter, name, tensor, state[key])
             result[key] = tensor
     for module, parts in adapter.updates.items():
-        adapter.check_target(module)
         key = found(f"{module}.weight")
         if key is None:
             continue
-        update, scale = _update(adapter, module, parts)
+        update, scale = _multiply_parts(adapter, module, parts)
         _check_shape(adapter, f"{module}.weight", update, result[key])
-        result[key] = _sum(result[key], update, scale)
+        result[key] = _add_scaled(result[key], update, scale)
         if (bias := parts.get("bias")) is not None:
             bias_key = found(f"{module}.bias")
             if bias_key is None:
                 raise InputError(f"{adapter.path}: the adapter changes {module}.bias, which its base does not have")
-            result[bias_key] = _sum(result[bias_key], bias, scale)
+            result[bias_key] = _add_scaled(result[bias_key], bias, scale)
     return result
 
 
-def _update(adapter: _Adapter, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+def _multiply_parts(adapter: _Adapter, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, float]:
     """B A of a matrix, (O, D), or of an embedding, (vocabulary, D); and its scale."""
     first, second = ("embedding_a", "embedding_b") if "embedding_a" in parts else ("a", "b")
     if parts.keys() - {"bias"} != {first, second}:
-        raise InputError(f"{adapter.path}: the adapter's weights must have A and B of {module}, got {_spoken(parts)}")
-    a, b = _wide(parts[first]), _wide(parts[second])
+        got = ", ".join(sorted(name.strip(".") for name, part in _PARTS.items() if part in parts))
+        raise InputError(f"{adapter.path}: the adapter's weights must have A and B of {module}, got {got}")
+    a, b = _widen(parts[first]), _widen(parts[second])
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise InputError(f"{adapter.path}: A and B of {module} must be (r, D) and (O, r), got {tuple(a.shape)} and {tuple(b.shape)}")
     product = b @ a
     return (product.T if first == "embedding_a" else product), adapter.scale(module, len(a))
-
-
-def _spoken(parts: Iterable[str]) -> str:
-    return ", ".join(sorted(name.strip(".") for name, part in _PARTS.items() if part in parts))
 
 
 def _check_shape(adapter: _Adapter, name: str, given: Tensor, wanted: Tensor) -> None:
@@ -219,9 +196,9 @@ def _check_shape(adapter: _Adapter, name: str, given: Tensor, wanted: Tensor) ->
         raise InputError(f"{adapter.path}: the adapter has {tuple(given.shape)} for {name}, its base {tuple(wanted.shape)}")
 
 
-def _sum(tensor: Tensor, update: Tensor, scale: float) -> Tensor:
-    return torch.add(_wide(tensor), _wide(update), alpha=scale)
+def _add_scaled(tensor: Tensor, update: Tensor, scale: float) -> Tensor:
+    return torch.add(_widen(tensor), _widen(update), alpha=scale)
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

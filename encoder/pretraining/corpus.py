@@ -42,8 +42,7 @@ logger = logging.getLogger(__name__)
 JSON_LINES = (".jsonl", ".jsonl.gz")
 PLAIN_TEXT = (".txt", ".txt.gz")
 PARQUET = ".parquet"
-SUFFIXES = (*JSON_LINES, *PLAIN_TEXT, PARQUET)
-"""Suffixes of the files that can be read."""
+SUFFIXES = (*JSON_LINES, *PLAIN_TEXT, PARQUET)  # suffixes of the files that can be read
 
 Side = Literal["train", "held_out"]
 SIDES: tuple[Side, ...] = ("train", "held_out")
@@ -51,14 +50,9 @@ SIDES: tuple[Side, ...] = ("train", "held_out")
 MANIFEST = "corpus.json"
 SCHEMA = "quiver-pretraining-corpus/1"
 
-_ROWS = 512
-"""Number of rows of a Parquet file in memory at a time."""
-
-BLOCK_CHARACTERS = 1 << 20
-"""Minimum number of characters per call of the tokenizer."""
-
-_COUNTED = 1 << 22
-"""Number of token ids per call of ``bincount``."""
+_ROWS = 512  # number of rows of a Parquet file in memory at a time
+BLOCK_CHARACTERS = 1 << 20  # minimum number of characters per call of the tokenizer
+_COUNTED = 1 << 22  # number of token ids per call of ``bincount``
 
 
 def read_documents(source: SourceSection) -> Iterator[str]:

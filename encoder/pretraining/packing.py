@@ -26,17 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SPECIAL = 2
-"""Special tokens of a sequence: [CLS] and [SEP]."""
-
-BLOCK = 1 << 10
-"""Neighboring pieces that are drawn into a window together; more only if one document has more."""
-
-WINDOW = 1 << 22
-"""Pieces that are shuffled together, at least if a pass has so many."""
-
-CHUNK = 1 << 20
-"""Documents whose ends are read at a time to form blocks."""
+SPECIAL = 2  # special tokens of a sequence: [CLS] and [SEP]
+BLOCK = 1 << 10  # neighboring pieces that are drawn into a window together; more only if one document has more
+WINDOW = 1 << 22  # pieces that are shuffled together, at least if a pass has so many
+CHUNK = 1 << 20  # documents whose ends are read at a time to form blocks
 
 
 class Piece(NamedTuple):

@@ -28,8 +28,7 @@ from quiver.encoder.pretraining.recipe import ModelSection, PhaseSection, Pretra
 from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 from quiver.encoder.training import optimization
 
-ALIGNMENT = 64
-"""The number of rows of the token embedding is a multiple of this."""
+ALIGNMENT = 64  # the number of rows of the token embedding is a multiple of this
 
 FREE = frozenset(
     {*("family", "max_positions", "global_theta", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id"), *DROPOUTS}
@@ -38,18 +37,10 @@ FREE = frozenset(
 
 
 def learning_rate_share(phase: PhaseSection, tokens: int) -> float:
-    """Learning rate of a step as a share of the peak.
-
-    Returns:
-        0 at the first token of a warm-up, 1 between warm-up and decay, ``final_share`` at the end of the decay.
-    """
+    """Learning rate of a step as a share of the peak, by the number of tokens of the phase that were read before it."""
+    start, total = phase.tokens - phase.decay_tokens, phase.tokens
     return optimization.learning_rate_share(
-        tokens,
-        warmup=phase.warmup_tokens,
-        decay_start=phase.tokens - phase.decay_tokens,
-        total=phase.tokens,
-        decay=phase.decay,
-        final=phase.final_share,
+        tokens, warmup=phase.warmup_tokens, decay_start=start, total=total, decay=phase.decay, final=phase.final_share
     )
 
 

@@ -204,8 +204,7 @@ class PretrainingRecipe(RecipeSchema):
     """Settings that all phases share."""
 
 
-KINDS = ("pretraining",)
-"""Values of ``kind`` of pretraining recipes."""
+KINDS = ("pretraining",)  # values of ``kind`` of pretraining recipes
 
 RULES = (
     Rule(

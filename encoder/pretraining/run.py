@@ -31,7 +31,7 @@ from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.corpus import open_corpus, prepare_corpus
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
-from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, PretrainingTask, Session, peak_flops, read_checkpoint, save_model
+from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, STATES, PretrainingTask, Session, peak_flops, save_model
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.averaging import average_weights
@@ -58,18 +58,16 @@ from quiver.encoder.training.run_folder import (
     session_environment,
     write_part,
 )
-from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings
+from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, load_train_state
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "quiver-run/pretraining-1"
-"""Schema of ``run.json``."""
+SCHEMA = "quiver-run/pretraining-1"  # schema of ``run.json``
 
 CURVES = ("loss", HELD_OUT, "learning_rate", "grad_norm", "batch_size", "tokens_per_second", "flops_per_second", "packing", "tokens")
 """Log keys that are recorded as curves."""
 
-BAR = {**FORMS, "packing": "{:.1%} full", HELD_OUT: "held out {:.4f}"}
-"""Formats of the values on the progress bar."""
+BAR = {**FORMS, "packing": "{:.1%} full", HELD_OUT: "held out {:.4f}"}  # formats of the values on the progress bar
 
 
 def pretrain(
@@ -189,7 +187,7 @@ def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None)
     total, shown = sum(phase.tokens for phase in recipe.phases), session.progress and processes.is_main_process
     with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
         folder = session.checkpoints.path(step or 0)
-        saved = read_checkpoint(folder) if step else None
+        saved = load_train_state(folder, STATES) if step else None
         progress, random_states = (Progress(), None) if saved is None else (saved.progress, saved.random_states)
         if step is not None:
             progress.resumed_at.append(step)

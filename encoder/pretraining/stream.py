@@ -10,7 +10,7 @@ Source: BERT, arXiv:1810.04805, section 3.1 (80 % [MASK], 10 % a random token, 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -101,7 +101,9 @@ class RowMaker:
 
     def __call__(self, pieces: list[Piece]) -> MaskedRow:
         """Mask and pack one or more pieces."""
-        sequences = [self._masker(self._sequence(piece), piece.serial) for piece in pieces]
+        bodies = (self._ids[piece.offset : piece.offset + piece.length] for piece in pieces)
+        whole = (np.concatenate([[self._first], body, [self._last]]).astype(np.int64) for body in bodies)
+        sequences = [self._masker(ids, piece.serial) for ids, piece in zip(whole, pieces, strict=True)]
         lengths = [piece.length + SPECIAL for piece in pieces]
         offsets = (0, *accumulate(lengths))
         labels = np.concatenate([wanted for _, wanted in sequences])
@@ -115,10 +117,6 @@ class RowMaker:
         )
         return MaskedRow(pieces, batch, torch.from_numpy(labels), int((labels >= 0).sum()))
 
-    def _sequence(self, piece: Piece) -> NDArray[np.int64]:
-        body = self._ids[piece.offset : piece.offset + piece.length]
-        return np.concatenate([[self._first], body, [self._last]]).astype(np.int64)
-
 
 class PhaseStream:
     """Yields the batches of one phase, step by step.
@@ -131,7 +129,9 @@ class PhaseStream:
         self._phase, training = recipe.phases[number], recipe.training
         masker = Masker(tokenizer, probability=training.mask_probability, seed=training.seed)
         self._rows = RowMaker(corpus.train, tokenizer, masker)
-        begun = _begun_in(recipe.phases, number)
+        begun = number  # first of the unbroken series of phases that read the same pieces equally often
+        while begun and (recipe.phases[begun - 1].context, recipe.phases[begun - 1].mix) == (self._phase.context, self._phase.mix):
+            begun -= 1
         self._goes_on = begun < number
         shares, room = read_shares(corpus.train, self._phase), self._phase.context - SPECIAL
         self.sampler = PieceSampler(corpus.train.ends, shares, room=room, seed=(training.seed, begun))
@@ -183,13 +183,6 @@ def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
     lasts = accumulate(documents.sources.values())
     found = zip(documents.sources.items(), lasts, strict=True)
     return [Share(last - count, last, times[name]) for (name, count), last in found if name in times]
-
-
-def _begun_in(phases: Sequence[PhaseSection], number: int) -> int:
-    """Number of the first phase of the unbroken series of phases that read the same pieces equally often and ends with this one."""
-    while number and (phases[number - 1].context, phases[number - 1].mix) == (phases[number].context, phases[number].mix):
-        number -= 1
-    return number
 
 
 def held_out_rows(documents: Documents, phase: PhaseSection, *, longest: int, most: int) -> list[list[Piece]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,18 +35,13 @@ from quiver.encoder.training.optimization import OptimizerName, OptimizerSetting
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights
-from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
+from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, save_train_state
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = "held_out_loss"
-"""Log key of the held-out loss."""
-
-COUNTS = ("room", "flops")
-"""Counts of a batch: tokens that its row could hold, and model FLOPs."""
-
-STATES = ("optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends")
-"""Keys of the state of this task in a checkpoint."""
+HELD_OUT = "held_out_loss"  # log key of the held-out loss
+COUNTS = ("room", "flops")  # counts of a batch: tokens that its row could hold, and model FLOPs
+STATES = ("optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends")  # keys of the state of this task in a checkpoint
 
 OPTIMIZER: OptimizerName = "stable_adamw"
 
@@ -176,14 +170,14 @@ class PretrainingTask:
         flops = training_flops(self.model.encoder.config, row.batch.lengths, masked=row.masked)
         return TrainingBatch(
             {"packed": row.batch, "labels": row.labels},
-            self._described(row),
+            self._describe_row(row),
             tokens=row.batch.num_tokens if row.pieces else 0,
             counts={"room": self._phase.micro_batch * self._phase.context, "flops": flops} if row.pieces else dict.fromkeys(COUNTS, 0),
             weight=row.masked,
             on_host=("labels",),  # on the host they need no synchronization with the device
         )
 
-    def _described(self, row: MaskedRow) -> Iterator[dict[str, Any]]:
+    def _describe_row(self, row: MaskedRow) -> Iterator[dict[str, Any]]:
         for piece, ids in zip(row.pieces, row.batch.unpack(row.batch.ids), strict=True):
             yield {**piece._asdict(), "masked_text": self._session.tokenizer.decode(ids.tolist())}
 
@@ -365,28 +359,16 @@ class HeldOut:
         return total / max(1.0, count)
 
 
-def read_checkpoint(folder: Path) -> SavedState:
-    """Train state of a checkpoint."""
-    return load_train_state(folder, STATES)
-
-
 def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model and tokenizer; the configuration has no dropout, as in published models."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _without_dropout(model):
-        save_head(model, folder)
-    tokenizer.save(folder)
-
-
-@contextmanager
-def _without_dropout(model: MaskedLM) -> Iterator[None]:
-    """In the block the configuration of the model has no dropout; its modules keep theirs."""
     encoder = model.encoder
     trained, encoder.config = encoder.config, replace(encoder.config, attention_output_dropout=0.0)
     try:
-        yield
+        save_head(model, folder)
     finally:
         encoder.config = trained
+    tokenizer.save(folder)
 
 
 def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int) -> int:

@@ -19,8 +19,7 @@ from quiver.encoder.training.run_folder import recipe_of
 
 logger = logging.getLogger(__name__)
 
-BFLOAT16_SINCE = (8, 0)
-"""Compute capability of the first GPUs that multiply bfloat16 matrices."""
+BFLOAT16_SINCE = (8, 0)  # compute capability of the first GPUs that multiply bfloat16 matrices
 
 
 class _Recipe(Protocol):

@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from quiver.encoder.training.processes import Processes
 
-BUCKET_BYTES = 32 * 2**20
-"""Size from which a bucket is full."""
+BUCKET_BYTES = 32 * 2**20  # size from which a bucket is full
 
 
 @dataclass(eq=False)

@@ -30,15 +30,11 @@ from torch import Tensor
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import naming, save_tensors, write_json, write_text
 
-LOG, NONFINITE = "log.jsonl", "nonfinite"
-"""Names in the run folder."""
-
-LEARNING_RATE = "learning_rate"
-"""Key of the lines about the training itself; the others are of an evaluation."""
+LOG, NONFINITE = "log.jsonl", "nonfinite"  # names in the run folder
+LEARNING_RATE = "learning_rate"  # key of the lines about the training itself; the others are of an evaluation
 
 Line: TypeAlias = Mapping[str, int | float]
-Curve: TypeAlias = list[tuple[int, float]]
-"""(step, value), steps rising."""
+Curve: TypeAlias = list[tuple[int, float]]  # (step, value), steps rising
 
 
 class RunLog:

@@ -27,8 +27,7 @@ from quiver.encoder.errors import InputError, RunStoppedError
 
 logger = logging.getLogger(__name__)
 
-_SAME = 1.0
-"""Seconds within which a second signal is the first one again: a terminal and torchrun both pass a Ctrl-C on."""
+_SAME = 1.0  # seconds within which a second signal is the first one again: a terminal and torchrun both pass a Ctrl-C on
 
 
 class StopRequest:
@@ -81,8 +80,7 @@ def stop_requests() -> Iterator[StopRequest]:
 
 Value = TypeVar("Value")
 
-TIMEOUT = timedelta(hours=12)
-"""How long a process waits for the others, for instance while the main process evaluates the model or writes."""
+TIMEOUT = timedelta(hours=12)  # how long a process waits for the others, for instance while the main process evaluates the model or writes
 
 
 class Processes:

@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 RECIPE, BEGUN, RECORD, MODEL, CHECKPOINTS = "recipe.json", "begun.json", "run.json", "model", "checkpoints"
 DATA, START, TOKENIZER, CORPUS, TENSORBOARD = "data", "start", "tokenizer", "corpus", "tensorboard"
 
-REPORTS = ("report.md", "report.html")
-"""Reports that are rendered from a run into its folder."""
+REPORTS = ("report.md", "report.html")  # reports that are rendered from a run into its folder
 
 MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, TOKENIZER, CORPUS, LOG, CHECKPOINTS, TENSORBOARD, NONFINITE, *REPORTS)
 """Names of everything that a run creates in its folder; nothing else there is ever moved or deleted."""
@@ -54,8 +53,7 @@ MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, TOKENIZER, CORPUS, LOG, CHECK
 LOCK = ".lock"
 
 _BEGUN_SCHEMAS, _RECORD_SCHEMAS = "quiver-begun/", "quiver-run/"
-SCHEMA = f"{_BEGUN_SCHEMAS}1"
-"""Schema of ``begun.json``."""
+SCHEMA = f"{_BEGUN_SCHEMAS}1"  # schema of ``begun.json``
 
 PACKAGES = (
     "quiver-retrieval",

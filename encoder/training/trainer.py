@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-STATE = "trainer"
-"""Stem of the files of the train state in a checkpoint."""
+STATE = "trainer"  # stem of the files of the train state in a checkpoint
 
 
 @dataclass

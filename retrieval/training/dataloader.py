@@ -33,17 +33,13 @@ logger = logging.getLogger(__name__)
 TEXTS, COLUMNS, LABEL, PRESENT = "texts", "columns", "label", "present"
 """Keys of a batch: the packed texts of all columns, the number of texts of each column, the teacher scores, and which texts are there."""
 
-_BLOCK = 512
-"""Rows read together to compare their texts."""
-
-_MOST_LEFT_OUT = 0.01
-"""Share of the rows that an epoch may leave out without a warning."""
+_BLOCK = 512  # rows read together to compare their texts
+_MOST_LEFT_OUT = 0.01  # share of the rows that an epoch may leave out without a warning
 
 _MANY_TRUNCATED, _FIRST_TEXTS = 0.2, 256
 """Share of truncated texts that is worth a warning, and the number of texts after which it is computed."""
 
-_EPSILON = 1e-8
-"""PyLate's, against a division by zero if all scores of a row are equal."""
+_EPSILON = 1e-8  # PyLate's, against a division by zero if all scores of a row are equal
 
 _REMEDY = "lower training.batch_size, remove repeated rows, or set training.no_duplicates to false"
 

@@ -49,14 +49,9 @@ from quiver.retrieval.training.run import (
 )
 from quiver.retrieval.training.state import Schedule
 
-BATCHES = 5
-"""Most batches that are timed."""
-
-COUNTED = 20_000
-"""Most rows whose tokens are counted; those of a run that reads more follow from the first, which are in random order."""
-
-READ = 32 << 20
-"""Most characters of each source of a pretraining corpus that are read."""
+BATCHES = 5  # most batches that are timed
+COUNTED = 20_000  # most rows whose tokens are counted; those of a run that reads more follow from the first, which are in random order
+READ = 32 << 20  # most characters of each source of a pretraining corpus that are read
 
 
 @dataclass(frozen=True)

@@ -58,17 +58,10 @@ SIMILARITIES: dict[str, Similarity] = {"cosine": _of_present(cos_sim), "dot": _o
 PAIRWISE = {"cosine": pairwise_cos_sim, "dot": pairwise_dot_score}
 """Similarity of a checkpoint -> function that compares vectors one to one."""
 
-PACKED = "packed"
-"""Feature of a column: its `PackedBatch`."""
-
-SHARED = "shared_pass"
-"""Feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`."""
-
-THERE = "present"
-"""Feature of a column with absent texts: whether each is there, (B, 1)."""
-
-SKIP = "skipped_tokens"
-"""Feature of a column of a bi-encoder: leading tokens that pooling skips."""
+PACKED = "packed"  # feature of a column: its `PackedBatch`
+SHARED = "shared_pass"  # feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`
+THERE = "present"  # feature of a column with absent texts: whether each is there, (B, 1)
+SKIP = "skipped_tokens"  # feature of a column of a bi-encoder: leading tokens that pooling skips
 
 
 class LossModel(nn.Module):
@@ -295,5 +288,4 @@ LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
 """Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
 `quiver.retrieval.training.recipe` says which kind of model each trains."""
 
-CACHED = ("cached_mnrl", "cached_contrastive")
-"""Losses that encode a few texts at a time, to save memory (GradCache)."""
+CACHED = ("cached_mnrl", "cached_contrastive")  # losses that encode a few texts at a time, to save memory (GradCache)

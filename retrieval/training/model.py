@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Similarity: TypeAlias = Literal["cosine", "dot", "maxsim"]
 
-DIM = 128
-"""Width of the token vectors of a ColBERT model with a new projection: PyLate's default."""
+DIM = 128  # width of the token vectors of a ColBERT model with a new projection: PyLate's default
 
 _TRAIN = ("sentence_transformers", "transformers", "datasets")
 LIBRARIES = {"dense": ("train", _TRAIN), "colbert": ("colbert", (*_TRAIN, "pylate"))}

@@ -15,17 +15,13 @@ from typing import Annotated, Any, Literal
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, TextSchema
 from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
 
-RANDOM = "random"
-"""Value of ``model.init`` for random weights."""
-
-COLBERT_LENGTHS = {"query_length": 32, "document_length": 180}
-"""Lengths of a ColBERT model -> default in tokens."""
+RANDOM = "random"  # value of ``model.init`` for random weights
+COLBERT_LENGTHS = {"query_length": 32, "document_length": 180}  # lengths of a ColBERT model -> default in tokens
 
 DENSE_SETTINGS = ("pooling", "normalize", "max_length", "query_prompt", "document_prompt")
 """Settings of ``model`` that a bi-encoder's checkpoint may have too."""
 
-STDLIB_DOCSTRINGS = "docstrings:stdlib"
-"""Value of ``data.train`` for docstring and code pairs of the running Python's standard library."""
+STDLIB_DOCSTRINGS = "docstrings:stdlib"  # value of ``data.train`` for docstring and code pairs of the running Python's standard library
 
 
 class ArchitectureSection(TextSchema):
@@ -271,8 +267,7 @@ class TrainingSection(TextSchema):
     """Train low-rank matrices instead of the encoder's weights; null for all weights."""
 
 
-SCORE = "ndcg@10"
-"""Measure of a run on its development collection, and its key in the log."""
+SCORE = "ndcg@10"  # measure of a run on its development collection, and its key in the log
 
 
 class DevelopmentSection(TextSchema):
@@ -333,11 +328,8 @@ def _start_settings(section: ModelSection) -> Iterator[tuple[str, object]]:
 LOSSES_BY_KIND = {"dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"), "colbert": ("contrastive", "cached_contrastive", "distillation")}
 """Kind of model -> the losses that train it."""
 
-IN_BATCH = ("mnrl", "cached_mnrl", "contrastive", "cached_contrastive")
-"""Losses with in-batch negatives."""
-
-DISTILLATION = ("margin_mse", "kl", "distillation")
-"""Losses that need teacher scores."""
+IN_BATCH = ("mnrl", "cached_mnrl", "contrastive", "cached_contrastive")  # losses with in-batch negatives
+DISTILLATION = ("margin_mse", "kl", "distillation")  # losses that need teacher scores
 
 LOSSES_BY_SETTING = {
     "scale": ("mnrl", "cached_mnrl"),
@@ -349,43 +341,28 @@ LOSSES_BY_SETTING = {
 }
 """Setting of ``loss`` -> losses that use it. With any other loss it has no effect and must keep its default."""
 
-_DEFAULTS = {name: field.default for name, field in LossSection.model_fields.items()}
-
 _SHAPE = "model.architecture"
 
 
 def _at_most(field: str, limit: str, shown: str = "") -> Rule:
     """A setting is at most another one, if both are set."""
-    return Rule(
-        (field, limit),
-        lambda value, most: value is not None and most is not None and value > most,
-        f"must be <= {shown or limit} {{1}}, got {{0}}",
-    )
+    text = f"must be <= {shown or limit} {{1}}, got {{0}}"
+    return Rule((field, limit), lambda value, most: value is not None and most is not None and value > most, text)
 
 
-def _only_for_dense(name: str) -> Rule:
-    return Rule(
-        (f"model.{name}", "kind"), lambda value, kind: kind != "dense" and value not in (None, ""), "only for kind: dense, but kind is {1}"
-    )
-
-
-def _with_random(name: str) -> tuple[Rule, Rule]:
-    fields = (f"model.{name}", "model.init")
+def _required_only_for(field: str, key: str, wanted: str, remedy: str = "") -> tuple[Rule, Rule]:
+    """A setting is given if and only if another one has a value."""
+    name = key.rpartition(".")[2]
+    remedy = remedy or f"only for {name}: {wanted}, but {name} is {{1}}"
     return (
-        Rule(fields, lambda value, init: init == "random" and value is None, "required for init: random"),
-        Rule(
-            fields,
-            lambda value, init: init != "random" and value is not None,
-            f"only for init: random; {{1!r}} brings its own: add model.{name}=null, or take a recipe of a trained model (docstrings-dense)",
-        ),
+        Rule((field, key), lambda value, given: given == wanted and value is None, f"required for {name}: {wanted}"),
+        Rule((field, key), lambda value, given: given != wanted and value is not None, remedy),
     )
 
 
-def _read_by(setting: str, losses: tuple[str, ...]) -> Rule:
+def _only_for_kind(field: str, wanted: str) -> Rule:
     return Rule(
-        (f"loss.{setting}", "loss.name"),
-        lambda value, name: name not in losses and value != _DEFAULTS[setting],
-        f"{{1}} does not use it (only {', '.join(losses)} do); remove it",
+        (field, "kind"), lambda value, kind: kind != wanted and value not in (None, "", ()), f"only for kind: {wanted}, but kind is {{1}}"
     )
 
 
@@ -396,8 +373,16 @@ ARCHITECTURE = (
         lambda heads, width: width % heads == 0 and width // heads % 2 != 0,
         "RoPE needs an even head width, got hidden_size / heads = {1} / {0}",
     ),
-    *_with_random("architecture"),
-    *_with_random("tokenizer"),
+    *(
+        rule
+        for name in ("architecture", "tokenizer")
+        for rule in _required_only_for(
+            f"model.{name}",
+            "model.init",
+            RANDOM,
+            f"only for init: random; {{1!r}} brings its own: add model.{name}=null, or take a recipe of a trained model (docstrings-dense)",
+        )
+    ),
     *(
         _at_most(f"model.{name}", f"{_SHAPE}.max_positions", "architecture.max_positions")
         for name in ("max_length", *(f"colbert.{name}" for name in COLBERT_LENGTHS))
@@ -413,16 +398,12 @@ ARCHITECTURE = (
 )
 
 MODEL = (
-    *(_only_for_dense(name) for name in DENSE_SETTINGS),
+    *(_only_for_kind(f"model.{name}", "dense") for name in DENSE_SETTINGS),
+    _only_for_kind("model.colbert", "colbert"),
     Rule(
         ("model.only_if_bare",),
         lambda names: not set(names) <= {*DENSE_SETTINGS, *(f"colbert.{name}" for name in ColBERTSection.model_fields)},
         "must name settings such as pooling or colbert.query_length, got {0}",
-    ),
-    Rule(
-        ("model.colbert", "kind"),
-        lambda section, kind: kind == "dense" and section is not None,
-        "only for kind: colbert, but kind is dense",
     ),
 )
 
@@ -433,18 +414,7 @@ DATA = (
         lambda train: STDLIB_DOCSTRINGS in train and len(train) > 1,
         f"{STDLIB_DOCSTRINGS} cannot be mixed with other sources",
     ),
-    *(
-        Rule((f"data.{name}", "data.format"), lambda value, form: form == "ids" and value is None, "required for format: ids")
-        for name in ("queries", "documents")
-    ),
-    *(
-        Rule(
-            (f"data.{name}", "data.format"),
-            lambda value, form: form != "ids" and value is not None,
-            "only for format: ids, but format is {1}",
-        )
-        for name in ("queries", "documents")
-    ),
+    *(rule for name in ("queries", "documents") for rule in _required_only_for(f"data.{name}", "data.format", "ids")),
     Rule(
         ("data.format", "data.score_fields"),
         lambda form, scores: form == "beir" and bool(scores),
@@ -504,8 +474,15 @@ LOSS = (
         lambda name, size: name in IN_BATCH and size < 2,
         "{0} takes its negatives from the batch: training.batch_size must be >= 2",
     ),
-    *(_read_by(setting, losses) for setting, losses in LOSSES_BY_SETTING.items()),
-    Rule(("loss.matryoshka_dims", "kind"), lambda dims, kind: bool(dims) and kind != "dense", "only for kind: dense"),
+    *(
+        Rule(
+            (f"loss.{setting}", "loss.name"),
+            lambda value, name, losses=losses, default=LossSection.model_fields[setting].default: name not in losses and value != default,
+            f"{{1}} does not use it (only {', '.join(losses)} do); remove it",
+        )
+        for setting, losses in LOSSES_BY_SETTING.items()
+    ),
+    _only_for_kind("loss.matryoshka_dims", "dense"),
     Rule(
         ("loss.matryoshka_dims",),
         lambda dims: list(dims) != sorted(set(dims), reverse=True),

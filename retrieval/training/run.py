@@ -58,16 +58,12 @@ __all__ = ["Scorer", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
 
-COUNTS = ("texts", "truncated")
-"""Names of the counts of a batch: texts, and texts that were truncated."""
-
-SCHEMA = "quiver-run/2"
-"""Schema of ``run.json``."""
+COUNTS = ("texts", "truncated")  # names of the counts of a batch: texts, and texts that were truncated
+SCHEMA = "quiver-run/2"  # schema of ``run.json``
 
 Model: TypeAlias = BiEncoder | ColBERT
 
-Scorer: TypeAlias = Callable[[Model], float]
-"""Returns a model's score on the development collection; higher is better."""
+Scorer: TypeAlias = Callable[[Model], float]  # returns a model's score on the development collection; higher is better
 
 
 def train(  # noqa: PLR0913  # each is an option of the command, or added by a caller
@@ -179,7 +175,7 @@ class Run:
         if rows is not None:
             fixed["data"] = rows.counts._asdict()
         about = run_folder.describe_session(self.command, self.device)
-        # Without keep_best, which `_refuse_other_best` compares, scores do not affect the weights.
+        # Without keep_best, which `_resume` compares, scores do not affect the weights.
         without_weight = WITHOUT_WEIGHT | {"development", "development.every"}
         return RunIdentity(self.recipe.model_dump(), fixed, about, schema=Recipe, without_weight=without_weight)
 
@@ -206,14 +202,7 @@ def _resume(run: Run) -> dict[str, Any]:
     if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
         run_folder.remove_leftovers(run.out)
     run_folder.refuse_nothing_to_resume(run.out)
-    _refuse_other_best(run)
-    run_folder.refuse_other_run(run.out, run.identity(None))
-    rows = run.rows()
-    return _train(run, rows, None, step=run_folder.resume_run(run.out, run.identity(rows), processes))
-
-
-def _refuse_other_best(run: Run) -> None:
-    """Check that a resumed session chooses the model of the run as the interrupted one: by score, or not."""
+    # A resumed session chooses the model of the run as the interrupted one: by score, or not.
     sections = ((recipe or {}).get("development") or {} for recipe in (run_folder.recipe_of(run.out), run.recipe.model_dump()))
     was, now = (bool(section.get("keep_best")) for section in sections)
     if was is not now:
@@ -221,6 +210,9 @@ def _refuse_other_best(run: Run) -> None:
             f"{run.out}: development.keep_best was {str(was).lower()}, and the best score decides which checkpoint becomes the model; "
             "resume with the development section of the interrupted run"
         )
+    run_folder.refuse_other_run(run.out, run.identity(None))
+    rows = run.rows()
+    return _train(run, rows, None, step=run_folder.resume_run(run.out, run.identity(rows), processes))
 
 
 def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
@@ -231,8 +223,16 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
 
     progress, schedule = _fit(run, rows, first_model, step=step)
     if run.processes.is_main_process:
-        recipe, kept = run.recipe, _model_steps(run, progress, schedule)
-        average = average_models([run.checkpoints.path(step) for step in kept])
+        recipe, checkpoints, training = run.recipe, run.checkpoints, run.recipe.training
+        if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
+            kept = [progress.best_step]
+        else:
+            kept = schedule.planned(checkpoints.steps(), training.save_every, progress.epoch_ends)[-training.average_checkpoints :]
+            if len(kept) < training.average_checkpoints:
+                text = "training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every"
+                logger.warning(text, len(kept), training.average_checkpoints)
+        kept = checkpoints.sound(kept) or [progress.step]
+        average = average_models([checkpoints.path(step) for step in kept])
         final = type(average).from_parts(average.encoder, average.tokenizer, average.settings, source=recipe.model.init)
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
@@ -245,18 +245,6 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
         run_folder.finish_run(run.out, final.save_pretrained, run.identity(rows).record(SCHEMA, parts))
     run.processes.barrier()
     return read_json(run.out / RECORD)
-
-
-def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
-    """Steps of the checkpoints that make the run's model: the best one, or the last ones to average."""
-    recipe, checkpoints = run.recipe, run.checkpoints
-    if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
-        return checkpoints.sound([progress.best_step]) or [progress.step]
-    wanted = recipe.training.average_checkpoints
-    found = schedule.planned(checkpoints.steps(), recipe.training.save_every, progress.epoch_ends)[-wanted:]
-    if len(found) < wanted:
-        logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
-    return checkpoints.sound(found) or [progress.step]
 
 
 def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Schedule]:

@@ -20,6 +20,7 @@ import logging
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
@@ -46,12 +47,9 @@ LEARNING_RATE, SEED = "training.learning_rate", "training.seed"
 PAPER_LEARNING_RATES = ("1e-5", "2e-5", "3e-5", "5e-5", "8e-5", "1e-4")
 """Learning rates swept for the retrievers of the ModernBERT paper (arXiv:2412.13663, appendix E.2; Table 9 lists the best)."""
 
-Value: TypeAlias = bool | int | float | str | list[int] | list[float] | list[str] | None
-"""Value of a setting, as in JSON."""
+Value: TypeAlias = bool | int | float | str | list[int] | list[float] | list[str] | None  # value of a setting, as in JSON
 
 _LONGEST_NAME = 60
-_UNSAFE = re.compile(r"[^A-Za-z0-9.+-]+")
-_OPENING, _CLOSING, _QUOTES = "[", "]", "\"'"
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,23 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     combinations = list(itertools.product(*axes.values()))
     if len(combinations) < 2:
         raise InputError(f"nothing to sweep: give at least one setting several values, such as {LEARNING_RATE}=3e-5,8e-5")
-    recipes = _load(source, [(*fixed, *(f"{path}={text}" for path, text in zip(axes, texts, strict=True))) for texts in combinations])
-    _check_development(source, [recipe for _, recipe in recipes])
+    recipes, problems = [], dict[str, None]()
+    for texts in combinations:
+        overrides = (*fixed, *(f"{path}={text}" for path, text in zip(axes, texts, strict=True)))
+        try:
+            recipes.append((overrides, load_recipe(source, overrides)))
+        except SchemaError as error:
+            problems.update(dict.fromkeys(error.problems))
+    if problems:
+        raise SchemaError(str(source), list(problems))
+    sections = [recipe.development for _, recipe in recipes]
+    if any(section is None for section in sections):
+        raise InputError(
+            f"{source}: a sweep needs a development collection to compare runs by nDCG@10; add a development section to the recipe, "
+            "or development.data=FOLDER_OR_NAME to the command"
+        )
+    if len({(section.data, section.split) for section in sections if section is not None}) > 1:
+        raise InputError("development.data and development.split must be the same in all runs: scores on different data are not comparable")
     labels = short_names(axes)
     runs = []
     for overrides, recipe in recipes:
@@ -102,8 +115,8 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
         values: dict[str, Any] = {path: reduce(getitem, path.split("."), dumped) for path in axes}
         name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
         runs.append(GridRun(name, values, overrides, recipe))
-    if repeated := next((run.name for position, run in enumerate(runs) if run.name in {other.name for other in runs[:position]}), None):
-        raise InputError(f"a value is repeated: {repeated} occurs twice in the grid")
+    if repeated := [name for name, count in Counter(run.name for run in runs).items() if count > 1]:
+        raise InputError(f"a value is repeated: {repeated[0]} occurs twice in the grid")
     distinct = {path: {show_value(run.settings[path]): run.settings[path] for run in runs} for path in axes}  # lists cannot be keys
     return Grid(str(source), fixed, {path: tuple(values.values()) for path, values in distinct.items()}, tuple(runs))
 
@@ -153,10 +166,10 @@ def split_values(text: str) -> list[str]:
     for character in text:
         if quote:
             quote = "" if character == quote else quote
-        elif character in _QUOTES and not parts[-1].strip():
+        elif character in "\"'" and not parts[-1].strip():
             quote = character  # only at the start of a value, since an apostrophe may occur in a word
-        elif character in (_OPENING, _CLOSING):
-            depth += 1 if character == _OPENING else -1
+        elif character in "[]":
+            depth += 1 if character == "[" else -1
         elif character == "," and depth <= 0:
             parts.append("")
             continue
@@ -189,41 +202,16 @@ def _parse(settings: Sequence[str]) -> tuple[tuple[str, ...], dict[str, list[str
     return tuple(fixed), axes
 
 
-def _load(source: str | Path, combinations: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], Recipe]]:
-    recipes, problems = [], dict[str, None]()
-    for overrides in combinations:
-        try:
-            recipes.append((overrides, load_recipe(source, overrides)))
-        except SchemaError as error:
-            problems.update(dict.fromkeys(error.problems))
-    if problems:
-        raise SchemaError(str(source), list(problems))
-    return recipes
-
-
-def _check_development(source: str | Path, recipes: Sequence[Recipe]) -> None:
-    """Check that all runs have the same development collection, since scores on different data are not comparable."""
-    sections = [recipe.development for recipe in recipes]
-    if any(section is None for section in sections):
-        raise InputError(
-            f"{source}: a sweep needs a development collection to compare runs by nDCG@10; add a development section to the recipe, "
-            "or development.data=FOLDER_OR_NAME to the command"
-        )
-    if len({(section.data, section.split) for section in sections if section is not None}) > 1:
-        raise InputError("development.data and development.split must be the same in all runs: scores on different data are not comparable")
-
-
 def _file_name(value: Value) -> str:
     """A value as part of a folder name; a value that has to be changed for that gets a checksum."""
     shown = show_value(value)
-    safe = _UNSAFE.sub("-", shown).strip("-.")
+    safe = re.sub(r"[^A-Za-z0-9.+-]+", "-", shown).strip("-.")
     if safe == shown and len(safe) <= _LONGEST_NAME:
         return safe
     return f"{safe[-_LONGEST_NAME:].lstrip('-.')}-{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
 
 
-RECORD, RUNS, DATA = "sweep.json", "runs", ".data"
-"""Files and folders of a sweep."""
+RECORD, RUNS, DATA = "sweep.json", "runs", ".data"  # files and folders of a sweep
 
 SCHEMA = "quiver-sweep/1"
 
@@ -313,9 +301,9 @@ def run_sweep(
         if overwrite:
             for folder in filter(is_run, folders):
                 remove_run(folder)
-        states = [_state(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
+        states = [_state_of_folder(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
         results = [
-            _finished(run, folder) if state == "finished" else SweepRun(f"{RUNS}/{run.name}", run.settings)
+            _read_result(run, folder) if state == "finished" else SweepRun(f"{RUNS}/{run.name}", run.settings)
             for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
         if taken := states.count("finished"):
@@ -326,10 +314,13 @@ def run_sweep(
         for position, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
             if state == "finished":
                 continue
-            waiting = sum(result.status == "waiting" for result in results)
-            report(f"run {position + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
+            left = ""
+            if spent:
+                minutes = statistics.fmean(spent) * sum(result.status == "waiting" for result in results) / 60
+                left = f" (about {minutes / 60:.1f} h left)" if minutes >= 90 else f" (about {max(1, round(minutes))} min left)"
+            report(f"run {position + 1} of {len(results)}: {run.name}{left}")
             started = time.perf_counter()
-            results[position] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
+            results[position] = _train_run(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
             score = results[position].score
             report(f"failed: {results[position].error}" if score is None else f"nDCG@10 {100 * score:.2f}")
@@ -342,7 +333,7 @@ def run_sweep(
     return sweep
 
 
-def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
+def _state_of_folder(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
     """State of a run's folder; leftovers of a finished run are deleted."""
     found, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
     if found is None:  # a run that was killed before it wrote its recipe starts over
@@ -357,10 +348,10 @@ def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "fin
     return "finished" if finished else "unfinished"
 
 
-def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> SweepRun:
+def _train_run(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> SweepRun:
     try:
         train(run.recipe, folder)
-        return _finished(run, folder)
+        return _read_result(run, folder)
     except FAILURES as error:
         logger.info("%s failed", folder, exc_info=True)
         reason = str(error).strip().splitlines()
@@ -370,7 +361,7 @@ def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]
         gc.collect()
 
 
-def _finished(run: GridRun, folder: Path) -> SweepRun:
+def _read_result(run: GridRun, folder: Path) -> SweepRun:
     """Result of a finished run: the score at the step of its weights, or at the last of averaged checkpoints."""
     result = read_json(folder / RUN_RECORD)["result"]
     scores = {scored["step"]: scored[SCORE] for scored in result["development"]}
@@ -382,16 +373,15 @@ def _finished(run: GridRun, folder: Path) -> SweepRun:
 
 def _write(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
     recipe = grid.runs[0].recipe
-    data = recipe.development
-    development = {} if data is None else {"data": data.data, "split": data.split}
-    candidates = _candidates(grid, results)
+    development = {} if recipe.development is None else {"data": recipe.development.data, "split": recipe.development.split}
+    candidates = _rank_candidates(grid, results)
     sweep = Sweep(grid.source, recipe.name, command, development, grid.fixed, grid.axes, tuple(results), candidates)
     best = None if sweep.best is None else asdict(sweep.best)
     write_json(out / RECORD, {"schema": SCHEMA, "measure": SCORE, "best": best, **asdict(sweep)})
     return sweep
 
 
-def _candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate, ...]:
+def _rank_candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate, ...]:
     """Candidates of the runs, best first."""
     together: dict[str, list[tuple[GridRun, SweepRun]]] = {}
     for run, result in zip(grid.runs, results, strict=True):
@@ -413,12 +403,3 @@ def _candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate, ...
             )
         )
     return tuple(sorted(candidates, key=lambda each: (each.missing > 0, each.mean is None, -(each.mean or 0.0))))
-
-
-def _remaining(spent: Iterable[float], waiting: int) -> str:
-    """Estimated time of the waiting runs, from those of this session."""
-    times = list(spent)
-    if not times:
-        return ""
-    minutes = statistics.fmean(times) * waiting / 60
-    return f" (about {minutes / 60:.1f} h left)" if minutes >= 90 else f" (about {max(1, round(minutes))} min left)"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,7 +17,6 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
-from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.presets import preset
 
@@ -110,15 +107,6 @@ def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> N
     assert not shard.exists()
 
 
-@pytest.mark.parametrize("index", ["{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
-def test_an_index_of_shards_without_files_is_named(encoder: Encoder, tmp_path: Path, index: str) -> None:
-    save_encoder(encoder, tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="weight_map must be an object from tensor name to file name"):
-        load_encoder(tmp_path)
-
-
 def test_quantised_weights_are_refused(encoder: Encoder) -> None:
     state = to_hf_state(encoder)
     key = next(key for key in state if state[key].ndim == 2)
@@ -152,13 +140,6 @@ def test_parts_of_a_matrix_are_stored_under_their_names() -> None:
     assert torch.equal(theirs["layers.1.mlp.Wi.weight"], ours["layers.1.mlp.up.weight"])
     assert torch.equal(theirs["layers.1.attn_norm.weight"], ours["layers.1.attention_norm.weight"])
     assert torch.equal(theirs["layers.1.mlp_norm.weight"], ours["layers.1.mlp_norm.weight"])
-
-
-def test_errors_name_the_folder(encoder: Encoder, tmp_path: Path) -> None:
-    save_encoder(encoder, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(InputError, match=rf"{tmp_path}: config\.json: model_type must be one of"):
-        load_encoder(tmp_path)
 
 
 def test_tables_stay_float32_in_half_precision(tmp_path: Path) -> None:
@@ -229,23 +210,6 @@ def test_quivers_names_are_the_modules() -> None:
     assert to_hf_state(encoder).keys() == encoder.state_dict().keys()
 
 
-def test_gtes_gate_stands_behind_what_it_gates() -> None:
-    encoder = init_weights(Encoder(CONFIGS["gte"]), seed=5)
-    theirs = to_hf_state(encoder)["encoder.layer.1.mlp.up_gate_proj.weight"]
-    up, gate = theirs.chunk(2)  # theirs: act(gate) * up; ours: act(first half) * second half
-    activated, other = encoder.layers[1].mlp.up.weight.chunk(2)
-    assert torch.equal(gate, activated)
-    assert torch.equal(up, other)
-
-
-def test_nomicberts_fc12_is_activated() -> None:
-    encoder = init_weights(Encoder(NOMICBERT), seed=5)
-    theirs = to_hf_state(encoder)
-    activated, other = encoder.layers[1].mlp.up.weight.chunk(2)
-    assert torch.equal(theirs["encoder.layers.1.mlp.fc12.weight"], activated)
-    assert torch.equal(theirs["encoder.layers.1.mlp.fc11.weight"], other)
-
-
 @pytest.mark.parametrize("start", ["bert.", "model.bert."])
 def test_composers_names_are_read(start: str) -> None:
     encoder = init_weights(Encoder(MODERNBERT), seed=5)
@@ -269,17 +233,6 @@ def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
         to_hf_state(encoder)
-
-
-def test_old_tensorflow_names_are_read() -> None:
-    encoder = init_weights(Encoder(BERT), seed=5)
-    state = {
-        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for key, tensor in to_hf_state(encoder).items()
-    }
-    assert any("gamma" in key for key in state)
-    for name, tensor in from_hf_state(encoder, state, where="here").items():
-        assert torch.equal(tensor, encoder.state_dict()[name])
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
@@ -380,45 +333,6 @@ def test_a_folder_without_weights_names_what_is_missing(encoder: Encoder, tmp_pa
         load_encoder(tmp_path)
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_who_may_read_the_weights_is_decided_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
-    """As for every other file: a service may run as another user."""
-    old = os.umask(umask)
-    try:
-        save_encoder(init_weights(Encoder(MODERNBERT), seed=0), tmp_path)
-    finally:
-        os.umask(old)
-    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {"config.json": mode, "model.safetensors": mode}
-
-
-def test_weights_that_cannot_be_opened_give_the_reason(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    save_encoder(init_weights(Encoder(MODERNBERT), seed=0), tmp_path)
-    load_encoder(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # the reason that exists for root too, whom no permission stops
-    try:
-        with pytest.raises(InputError) as caught:
-            read_weights(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert str(caught.value) == f"{tmp_path / 'model.safetensors'}: cannot be read (Too many open files)"
-
-
-def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="no such folder"):
-        load_encoder("quiver-tests/there-is-no-such-model")
-    with pytest.raises(InputError, match="neither an existing folder nor a hub id"):
-        load_encoder(tmp_path / "nowhere" / "at" / "all")
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(InputError, match="is a file; a model is a folder"):
-        load_encoder(file)
-
-
 def test_a_full_disk_is_an_oserror_that_names_the_file(
     encoder: Encoder, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
@@ -428,17 +342,4 @@ def test_a_full_disk_is_an_oserror_that_names_the_file(
     with full_disk(4096), pytest.raises(OSError, match="File too large") as caught:
         save_encoder(init_weights(encoder, seed=9), tmp_path)
     assert caught.value.filename == str(tmp_path / "model.safetensors")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_an_interrupted_write_leaves_the_old_checkpoint(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_encoder(encoder, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("safetensors.torch.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_encoder(init_weights(encoder, seed=9), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

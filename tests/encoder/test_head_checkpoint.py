@@ -113,14 +113,6 @@ def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> Non
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [FORMATS[family].heads[task].architecture]
 
 
-def test_heads_are_read_from_bin_files(tmp_path: Path) -> None:
-    model = head("classifier", "roberta")
-    save_head(model, tmp_path)
-    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    (tmp_path / "model.safetensors").unlink()
-    assert torch.equal(outputs(load_head(SequenceClassifier, tmp_path)), outputs(model))
-
-
 @pytest.mark.parametrize(("task", "family"), EVERY)
 def test_the_encoder_alone_opens_too(tmp_path: Path, task: Task, family: str) -> None:
     model = head(task, family)
@@ -141,36 +133,6 @@ def test_an_untied_decoder_comes_back(tmp_path: Path, family: str) -> None:
     again = load_head(MaskedLM, tmp_path)
     assert again.decoder.weight is not None
     assert torch.equal(outputs(again), outputs(model))
-
-
-def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
-    transform = TransformConfig(bias=True, activation="gelu_tanh", norm=True)
-    words = head("masked_lm", "modernbert", transform=transform, decoder_bias=False)
-    save_head(words, tmp_path)
-    assert torch.equal(outputs(load_head(MaskedLM, tmp_path)), outputs(words))
-    settings = {"pooling": "mean", "dropout": 0.25, "problem_type": "multi_label_classification", "label_names": ["x", "y", "z"]}
-    model = head("classifier", "modernbert", transform=transform, **settings)
-    save_head(model, tmp_path)
-    again = load_head(SequenceClassifier, tmp_path)
-    assert (again.pooling, again.dropout.p, again.problem_type, again.label_names) == (
-        "mean",
-        0.25,
-        "multi_label_classification",
-        ("x", "y", "z"),
-    )
-    assert again.transform.config == transform
-    assert torch.equal(outputs(again), outputs(model))
-    changed = load_head(SequenceClassifier, tmp_path, pooling="cls", problem_type="regression")
-    assert (changed.pooling, changed.problem_type, changed.label_names) == ("cls", "regression", ("x", "y", "z"))
-
-
-def test_weights_are_loaded_in_the_given_dtype(tmp_path: Path) -> None:
-    save_head(head("masked_lm", "modernbert"), tmp_path)
-    half = load_head(MaskedLM, tmp_path, dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    save_head(half, tmp_path / "half")
-    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    assert outputs(half).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("task", "family"), EVERY)
@@ -321,13 +283,6 @@ def test_damaged_tensors_are_named(tmp_path: Path, tensor: Tensor, message: str)
             load_head(MaskedLM, tmp_path, new_head_seed=seed)
 
 
-def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    save_head(head("masked_lm", "modernbert"), tmp_path)
-    edit_tensors(tmp_path, lambda state: state.update({"extra.weight": torch.zeros(1)}))
-    with pytest.raises(InputError, match=r"unknown extra\.weight"):
-        load_head(MaskedLM, tmp_path)
-
-
 def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_head(head("classifier", "bert"), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -339,14 +294,3 @@ def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="disk full"):
         save_head(head("classifier", "bert", num_labels=7), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_head_saved_over_shards_is_what_is_read(tmp_path: Path) -> None:
-    save_encoder(init_weights(Encoder(MODERNBERT), seed=1), tmp_path)
-    shard = tmp_path / "model-00001-of-00001.safetensors"
-    (tmp_path / "model.safetensors").rename(shard)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
-    model = head("masked_lm", "modernbert")
-    save_head(model, tmp_path)
-    assert torch.equal(outputs(load_head(MaskedLM, tmp_path)), outputs(model))
-    assert not shard.exists()

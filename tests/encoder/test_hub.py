@@ -8,12 +8,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import load_file
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
+from quiver.encoder import InputError, load_encoder
 from quiver.encoder.checkpoints.folder import local_folder
 
 Fetched = Callable[[dict[str, str]], list[str]]
@@ -81,12 +79,6 @@ def test_pickled_shards_are_fetched_by_their_index(fetched: Fetched) -> None:
     assert fetched(files) == sorted(["config.json", "pytorch_model.bin.index.json", *shards])
 
 
-def test_a_whole_pickled_file_is_fetched_beside_an_index_of_earlier_shards(fetched: Fetched) -> None:
-    index = json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}})
-    found = fetched({"config.json": ENCODER, "pytorch_model.bin.index.json": index, "pytorch_model.bin": ""})
-    assert "pytorch_model.bin" in found
-
-
 def test_a_dense_module_without_safetensors_gives_its_pickled_weights(fetched: Fetched) -> None:
     files = {"config.json": ENCODER, "model.safetensors": "", "pytorch_model.bin": "", "1_Pooling/config.json": POOLING}
     wanted = {"config.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"}
@@ -97,10 +89,6 @@ def test_an_adapter_is_fetched_as_safetensors_or_pickled(fetched: Fetched) -> No
     config, base = '{"base_model_name_or_path": "owner/base"}', {"config.json": ENCODER, "model.safetensors": ""}
     found = fetched({**base, "adapter_config.json": config, "adapter_model.safetensors": "", "adapter_model.bin": ""})
     assert found == ["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"]
-
-
-def test_a_pickled_adapter_is_fetched(fetched: Fetched) -> None:
-    assert fetched({"adapter_config.json": "{}", "adapter_model.bin": "", "a.bin": ""}) == ["adapter_config.json", "adapter_model.bin"]
 
 
 def test_a_repository_with_safetensors_is_downloaded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,17 +120,3 @@ def test_an_unknown_name_offline_is_one_plain_sentence(monkeypatch: pytest.Monke
         "no-such-model: no such folder, and the Hugging Face Hub cannot be asked because HF_HUB_OFFLINE is set; pass the folder of a model,"
         " or unset HF_HUB_OFFLINE"
     )
-
-
-def test_a_fetched_repository_of_pickled_weights_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EncoderConfig.modernbert(
-        vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
-    )
-    encoder = init_weights(Encoder(config), seed=1)
-    save_encoder(encoder, tmp_path / "saved")
-    torch.save(load_file(tmp_path / "saved" / "model.safetensors"), tmp_path / "saved" / "pytorch_model.bin")
-    files = {name: (tmp_path / "saved" / name).read_bytes() for name in ("config.json", "pytorch_model.bin")}
-    repository = Repository(files, tmp_path / "cache")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
-    loaded = load_encoder("owner/name", revision="v1")
-    assert torch.equal(loaded.embeddings.tokens.weight, encoder.embeddings.tokens.weight)

@@ -46,13 +46,11 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-RECORD = "rows.json"
-"""The seal of a table."""
+RECORD = "rows.json"  # the seal of a table
 
 _SCHEMA = "quiver-rows/6"
 
-SAMPLE_BLOCK = 1024
-"""Rows that are read at a time."""
+SAMPLE_BLOCK = 1024  # rows that are read at a time
 
 
 # Select rows.
@@ -396,7 +394,7 @@ def prepare_rows(
     def build(folder: Path) -> RowCounts:
         if STDLIB_DOCSTRINGS in data.train:
             return build_pairs(data, split_pairs(mine_pairs(progress=progress)).train, folder, seed=seed)
-        with progress_bar("reading rows", count_rows(_sources(data)) if progress else 0, enabled=progress) as advance:
+        with progress_bar("reading rows", count_rows(_sources(data)) if progress else None, enabled=progress) as advance:
             return build_table(data, folder, seed=seed, advance=advance)
 
     rows = _make_rows(work, key, build, data, seed=seed)

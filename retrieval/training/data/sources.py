@@ -13,19 +13,18 @@ import json
 import logging
 import math
 import re
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import parquet
 
 from quiver.encoder.errors import InputError, check_utf8, download_errors, first_line, import_for
-from quiver.encoder.files import expand_home
+from quiver.encoder.files import expand_home, open_binary
 from quiver.encoder.progress import Advance
 from quiver.retrieval.data.entries import key_of
 from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
@@ -34,9 +33,6 @@ from quiver.retrieval.training.recipe import DataSection
 
 # Parquet rows held in memory at a time: few enough for documents of a megabyte.
 _BATCH = 256
-
-# Maximum size of a decompressed sample, in bytes.
-_UNPACKED = 1 << 26
 
 
 def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -50,7 +46,7 @@ def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str
         yield from _hub_rows(source, fields, also)
     else:
         for file in source_files(source):
-            yield from _file_rows(file, fields, also)
+            yield from _rows_of_local_file(file, fields, also)
 
 
 def source_files(source: str) -> list[Path]:
@@ -59,7 +55,11 @@ def source_files(source: str) -> list[Path]:
         hub = _hub(source)
         if hub.local is None:
             return []
-        return _visible_files(hub.local) if hub.file is None else [hub.local / hub.file]
+        if hub.file is not None:
+            return [hub.local / hub.file]
+        files = [file.relative_to(hub.local) for file in hub.local.rglob("*") if file.is_file()]
+        # The Hub's client keeps metadata in ``.cache``.
+        return sorted(hub.local / file for file in files if not any(part.startswith(".") for part in file.parts))
     path = expand_home(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES) and file.is_file())
@@ -76,16 +76,22 @@ def source_files(source: str) -> list[Path]:
     return [path]
 
 
-def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int:
-    """Count the rows of local sources for a progress bar; lines are estimated from the beginning of a file."""
-    count = 0
-    for file in (file for source in sources if not source.startswith(HUB) for file in source_files(source)):
-        if _is_parquet(file):
+def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int | None:
+    """Count the rows of sources for a progress bar, of lines from the beginning of a file; None if one is compressed or on the Hub."""
+    count = 0.0
+    if any(source.startswith(HUB) for source in sources):
+        return None
+    for file in (file for source in sources for file in source_files(source)):
+        if file.suffix.lower() == ".parquet":
             with _parquet_errors(file), parquet.ParquetFile(file) as table:
-                count += int(table.metadata.num_rows)
+                count += table.metadata.num_rows
+        elif not file.name.lower().endswith((".jsonl", ".csv", ".tsv")):
+            return None
         else:
-            count += _line_count(file, sample)
-    return count
+            with open_binary(file) as lines:
+                text = lines.read(sample)
+            count += text.count(b"\n") * file.stat().st_size / max(len(text), 1) - is_delimited(file)
+    return round(count)
 
 
 def _hub(source: str) -> HubSource:
@@ -96,55 +102,20 @@ def _hub(source: str) -> HubSource:
     return hub
 
 
-def _file_rows(file: Path, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    if _is_parquet(file):
-        yield from _parquet_rows(file, fields, also)
-    else:
+def _rows_of_local_file(file: Path, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    if file.suffix.lower() != ".parquet":
         for position, row in read_rows(file):
             yield str(position), row
-
-
-def _is_parquet(file: Path) -> bool:
-    return file.suffix.lower() == ".parquet"
-
-
-def _parquet_rows(file: Path, fields: Sequence[str], also: Collection[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+        return
     number = 0
     # With pre_buffer, pyarrow keeps everything that it has read until the file is closed.
     with _parquet_errors(file), parquet.ParquetFile(file, pre_buffer=False) as table:
-        for batch in table.iter_batches(batch_size=_BATCH, columns=_keys(table.schema_arrow.names, fields, also)):
+        for batch in table.iter_batches(batch_size=_BATCH, columns=_columns_of_fields(table.schema_arrow.names, fields, also)):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}:{number}", row
     if number == 0:
         raise InputError(f"{file}: the file is empty")
-
-
-def _line_count(file: Path, sample_bytes: int) -> int:
-    """Estimate the rows of a file of lines; exact if the sample is the whole file. Of a damaged gzip file only the readable part counts."""
-    if not file.name.lower().endswith(SUFFIXES):
-        return 0
-    try:
-        with file.open("rb") as raw:
-            sample, size = raw.read(sample_bytes), file.stat().st_size
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
-    text, used = sample, len(sample)
-    if file.suffix.lower() == ".gz":
-        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # gzip's header
-        try:
-            text = unpacker.decompress(sample, _UNPACKED)
-        except zlib.error:
-            return 0
-        used -= len(unpacker.unconsumed_tail) + len(unpacker.unused_data)
-    last = used == size and not text.endswith(b"\n")
-    return max(0, round((text.count(b"\n") + last) * size / used) - is_delimited(file)) if used else 0
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    """All files below a folder except hidden ones: the Hub's client keeps metadata in ``.cache``."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
 
 
 @contextmanager
@@ -156,7 +127,7 @@ def _parquet_errors(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: damaged Parquet file ({first_line(error)}); download it again") from error
 
 
-def _keys(names: Sequence[str], fields: Sequence[str], also: Collection[str]) -> list[str] | None:
+def _columns_of_fields(names: Sequence[str], fields: Sequence[str], also: Collection[str]) -> list[str] | None:
     """The columns that fields begin with; None for all columns if one is missing, so that the error can list those that exist."""
     keys = [field if field in names else field.partition(".")[0] for field in fields]
     return [name for name in names if name in keys or name.lower() in also] if keys and set(keys) <= set(names) else None
@@ -172,47 +143,32 @@ def _hub_rows(source: str, fields: Sequence[str], also: Collection[str]) -> Iter
 
             with _hub_errors(source):
                 path = Path(hf_hub_download(hub.repository, hub.file, repo_type="dataset", revision=hub.revision))
-        yield from _file_rows(path, fields, also)
+        yield from _rows_of_local_file(path, fields, also)
         return
     number = 0
     with _hub_errors(source):
         where, revision = (str(hub.local), None) if hub.local else (hub.repository, hub.revision)
         datasets = import_for("this data", "datasets", "'quiver-retrieval[train]'")
-        with _silent("datasets"):  # it warns of every entry of a card that it does not know
+        library = logging.getLogger("datasets")
+        level = library.level
+        library.setLevel(logging.ERROR)  # it warns of every entry of a card that it does not know
+        try:
             builder = datasets.load_dataset_builder(where, hub.config, revision=revision)
-        _read_as_stored(builder)
+        finally:
+            library.setLevel(level)
+        if hasattr(builder.config, "fragment_scan_options") and hasattr(builder.config, "batch_size"):
+            # By default the Parquet reader casts columns to the types of the data set card, which fails if the card declares lists and the
+            # files store lists as text; and it buffers a gigabyte ahead.
+            builder.info.features = None
+            builder.config.fragment_scan_options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
+            builder.config.batch_size = _BATCH
         rows = builder.as_streaming_dataset(split=hub.split)
-        if (keys := _keys(rows.column_names or (), fields, also)) is not None:
+        if (keys := _columns_of_fields(rows.column_names or (), fields, also)) is not None:
             rows = rows.select_columns(keys)
         for number, row in enumerate(rows, start=1):
             yield f"{source} row {number}", row
     if number == 0:
         raise InputError(f"{source}: the split is empty")
-
-
-def _read_as_stored(builder: Any) -> None:
-    """Make the Parquet reader of `datasets` return columns as stored, in small batches.
-
-    By default it casts them to the types of the data set card, which fails if the card declares lists and the files store lists as text;
-    and it buffers a gigabyte ahead.
-    """
-    config = builder.config
-    if hasattr(config, "fragment_scan_options") and hasattr(config, "batch_size"):
-        builder.info.features = None
-        config.fragment_scan_options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
-        config.batch_size = _BATCH
-
-
-@contextmanager
-def _silent(name: str) -> Iterator[None]:
-    """Silence the warnings of a library."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager
@@ -258,15 +214,10 @@ LABELS = frozenset({"label", "labels", "gold_label", "is_relevant", "relevant", 
 GRADES = frozenset({"score", "similarity", "similarity_score", "sim", "grade", "rating"})
 """Names of fields that say how relevant the document of a pair is, or something else: votes, the score of a search engine."""
 
-FIRST_ROWS = 1000
-"""Rows among which every field must be found once, so that a misspelt field is not taken for one that rows lack."""
+FIRST_ROWS = 1000  # rows among which every field must be found once, so that a misspelt field is not taken for one that rows lack
 
 
-class _Missing:
-    """Value of a field that a row does not have; null fields are None."""
-
-
-_MISSING = _Missing()
+_MISSING = object()  # value of a field that a row does not have; null fields are None
 
 
 class FieldReader:
@@ -332,8 +283,12 @@ class FieldReader:
             whole, positives = self._labelled(location, row, whole, positives)
             if whole.not_relevant:
                 return [whole]
-        if self._each and positives:
-            return self._one_each(whole, positives)
+        if self._each and positives:  # each with the negatives that are not positives
+            known = {document.strip() for document in whole.documents[:positives]}
+            kept = [place for place in range(positives, len(whole.documents)) if whole.documents[place].strip() not in known]
+            excluded = len(whole.documents) - positives - len(kept)
+            orders = [(positive, *kept) for positive in range(positives)]
+            return [self._reorder(whole, order)._replace(excluded=excluded) for order in orders]
         if positives > 1 and len(self._documents) > 1:
             name = self._documents[0]
             one = name.replace("*", "0") if "*" in name else f"{name}.0"
@@ -359,9 +314,12 @@ class FieldReader:
         if len(relevant) > 1 and not self._each:
             raise InputError(f"{location}: {len(relevant)} documents are relevant by '{label}'; set data.positives: each")
         order = [*relevant, *(position for position, grade in enumerate(grades) if grade <= 0)]
+        return self._reorder(whole, order)._replace(not_relevant=not relevant), len(relevant)
+
+    def _reorder(self, whole: Example, order: Sequence[int]) -> Example:
         documents = [whole.documents[position] for position in order]
-        flaw = self._flaw(whole.query, documents[:1])
-        return whole._replace(documents=documents, flaw=flaw, not_relevant=not relevant), len(relevant)
+        scores = [whole.scores[position] for position in order] if whole.scores else []
+        return whole._replace(documents=documents, scores=scores, flaw=self._flaw(whole.query, documents[:1]))
 
     def whole(self, location: str, row: Mapping[str, object]) -> Example:
         """Return all documents of a row as one example, the positives first."""
@@ -374,18 +332,6 @@ class FieldReader:
         documents = [document for field in fields for document in field]
         scores = self._row_scores(location, row, len(documents)) if self._scores else []
         return Example(location, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
-
-    def _one_each(self, whole: Example, positives: int) -> list[Example]:
-        """One example per positive, with the negatives that are not positives."""
-        known = {document.strip() for document in whole.documents[:positives]}
-        kept = [position for position in range(positives, len(whole.documents)) if whole.documents[position].strip() not in known]
-        examples = []
-        for positive in range(positives):
-            documents = [whole.documents[position] for position in (positive, *kept)]
-            scores = [whole.scores[position] for position in (positive, *kept)] if whole.scores else []
-            flaw = self._flaw(whole.query, documents[:1])
-            examples.append(Example(whole.location, whole.query, documents, scores, flaw, len(whole.documents) - positives - len(kept)))
-        return examples
 
     def _flaw(self, query: str, positives: Sequence[str]) -> str:
         if not positives or not positives[0].strip():
@@ -436,24 +382,16 @@ def parse_list(location: str, name: str, text: str) -> list[object]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = _printed_list(text.strip())
+        inner, value, position = text.strip()[1:-1].rstrip(), list[object](), 0
+        while position < len(inner) and (match := _ITEM.match(inner, position)):
+            quoted, number = match.groups()
+            value.append(quoted[1:-1] if quoted is not None else number if number.lstrip("+-").isdigit() else float(number))
+            position = match.end()
+        if position < len(inner) or not text.rstrip().endswith("]"):
+            value = None
     if not isinstance(value, list):
         raise InputError(f"{location}: the field '{name}' must hold a list of numbers or ids, got {_shown(text)}")
     return value
-
-
-def _printed_list(text: str) -> list[object] | None:
-    if not text.endswith("]"):
-        return None
-    inner, items, position = text[1:-1].rstrip(), list[object](), 0
-    while position < len(inner):
-        match = _ITEM.match(inner, position)
-        if match is None:
-            return None
-        quoted, number = match.groups()
-        items.append(quoted[1:-1] if quoted is not None else number if number.lstrip("+-").isdigit() else float(number))
-        position = match.end()
-    return items
 
 
 def _reach(location: str, name: str, row: Mapping[str, object]) -> object:
@@ -466,27 +404,21 @@ def _walk(location: str, name: str, value: object, parts: Sequence[str]) -> obje
         if value is None or value is _MISSING:
             return value
         if part == "*":
-            return _every(location, name, value, parts[position + 1 :])
+            rest = parts[position + 1 :]
+            if not isinstance(value, list):
+                raise InputError(f"{location}: '*' in the path '{name}' needs a list, got {_describe_kind(value)}")
+            reached = [_walk(location, name, item, rest) for item in value]
+            if any(one is _MISSING for one in reached):
+                raise InputError(f"{location}: an item of '{name}' has no '{'.'.join(rest)}'")
+            flat = (one if "*" in rest and isinstance(one, list) else [one] for one in reached)  # nested lists
+            return list(chain.from_iterable(flat))
         if isinstance(value, Mapping):
             value = value.get(part, _MISSING)
         elif isinstance(value, list) and part.isdigit():
             value = value[int(part)] if int(part) < len(value) else None
         else:
-            raise InputError(f"{location}: the path '{name}' needs a mapping or a list with '{part}', got {_kind(value)}")
+            raise InputError(f"{location}: the path '{name}' needs a mapping or a list with '{part}', got {_describe_kind(value)}")
     return value
-
-
-def _every(location: str, name: str, value: object, parts: Sequence[str]) -> list[object]:
-    """Values at the rest of a path for each item of a list; nested lists are flattened."""
-    if not isinstance(value, list):
-        raise InputError(f"{location}: '*' in the path '{name}' needs a list, got {_kind(value)}")
-    found: list[object] = []
-    for item in value:
-        reached = _walk(location, name, item, parts)
-        if reached is _MISSING:
-            raise InputError(f"{location}: an item of '{name}' has no '{'.'.join(parts)}'")
-        found.extend(reached if "*" in parts and isinstance(reached, list) else [reached])
-    return found
 
 
 def _one(location: str, name: str, row: Mapping[str, object]) -> object:
@@ -531,7 +463,7 @@ def _grade(value: object) -> float:
         return math.nan
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, Mapping) else _shown(value)
 
 

@@ -24,11 +24,8 @@ from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
-SCORES = "scores"
-"""Column of the teacher scores in a training row."""
-
-BLOCK = 4096
-"""Rows or texts handled together."""
+SCORES = "scores"  # column of the teacher scores in a training row
+BLOCK = 4096  # rows or texts handled together
 
 # Bytes of text after which a batch is written, so that megabyte documents do not pile up in memory.
 _BATCH_BYTES = 16 << 20

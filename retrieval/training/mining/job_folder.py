@@ -18,8 +18,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.work_folder import WorkFolder, open_work
 
-WORK = ".quiver-work"
-"""Folder of an unfinished job inside its output folder."""
+WORK = ".quiver-work"  # folder of an unfinished job inside its output folder
 
 _PACKAGES = ("quiver-retrieval", "torch", "numpy", "faiss-cpu", "sentence-transformers")
 

@@ -76,8 +76,7 @@ class Margin(NamedTuple):
         return MARGINS[self.name].limit(positive, self.value)
 
 
-PERC_POS = Margin("perc-pos", 0.95)
-"""The best margin of NV-Retriever: a negative scores at most 95 % of the positive's score."""
+PERC_POS = Margin("perc-pos", 0.95)  # the best margin of NV-Retriever: a negative scores at most 95 % of the positive's score
 
 
 class Ranks(NamedTuple):
@@ -300,8 +299,7 @@ def _write_line(file: BinaryIO, row: dict[str, Any]) -> None:
 
 
 SCHEMA = "quiver-mining/1"
-RECORD = "mining.json"
-"""Record of a finished run; written last."""
+RECORD = "mining.json"  # record of a finished run; written last
 
 QUERIES_PER_PART = (256, 4096)
 """Minimum and maximum queries per part. Each part scans the whole corpus, so larger corpora have larger parts."""

@@ -404,11 +404,8 @@ def min_max(scores: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.flo
 # Score all rows.
 
 SCHEMA = "quiver-scoring/1"
-RECORD, ROWS = "scoring.json", "train.jsonl.gz"
-"""Files of a finished run."""
-
-PAIRS_PER_PART = 4096
-"""Pairs per part: less than a minute of a small cross-encoder on two CPU cores."""
+RECORD, ROWS = "scoring.json", "train.jsonl.gz"  # files of a finished run
+PAIRS_PER_PART = 4096  # pairs per part: less than a minute of a small cross-encoder on two CPU cores
 
 
 NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "min-max": min_max}

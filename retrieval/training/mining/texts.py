@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 class TextTable:
     """Texts written by a `TextTableWriter`."""
 
-    def __init__(self, stem: Path, identities: Keys, sha256: str, *, index_texts: IndexTexts | None) -> None:
+    def __init__(self, stem: Path, identities: Keys, sha256: str, *, index: IndexReader | None) -> None:
         """Open a table; ``identities`` are (P,) keys that equal texts share."""
         self.ids = TextColumn(stem.with_name("ids.arrow"))
         self.sha256 = sha256
-        self._index_texts = index_texts
+        self._index = index
         self._written = TextColumn(stem)
         self._first = KeyTable()
         self._first.add(identities, np.arange(len(identities)))
@@ -55,9 +55,7 @@ class TextTable:
 
     def __getitem__(self, number: int) -> str:
         of_index = len(self.ids) - len(self._written)
-        if self._index_texts is not None and number < of_index:
-            return self._index_texts[number]
-        return self._written[number - of_index]
+        return index_text(self._index, number) if self._index is not None and number < of_index else self._written[number - of_index]
 
     def __iter__(self) -> Iterator[str]:
         return (self[number] for number in range(len(self)))
@@ -86,14 +84,17 @@ class TextTableWriter:
 
     def __init__(self, folder: Path, *, index: IndexReader | None = None, by_content: bool = True) -> None:
         self._stem = folder / "texts.arrow"
-        self._index_texts = None if index is None else IndexTexts(index)
+        self._index = index
         self._texts, self._ids = ArrowWriter(self._stem), ArrowWriter(folder / "ids.arrow")
         self._identities = bytearray()
         self._digest = hashlib.sha256()
         self._known = KeyTable() if by_content else None
-        if index is not None and self._index_texts is not None:
-            for block in blocks(zip(index.ids, self._index_texts, strict=True)):
-                self._remember([key for key, _ in block], [text for _, text in block])
+        if index is not None:
+            if not index.manifest.policy.store_text:
+                raise InputError(f"{index.path}: built without texts, which mining needs; build the index with texts")
+            for block in blocks(zip(index.ids, index.documents, strict=True)):
+                texts = [document.content(use_title=index.manifest.policy.use_title) for _, document in block]
+                self._remember([key for key, _ in block], texts)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -109,7 +110,7 @@ class TextTableWriter:
         """Return the table, after the ``with`` block; the writer cannot be used any more."""
         self._known = None  # frees its memory
         identities = np.frombuffer(self._identities, KEY) if self._identities else np.empty(0, KEY)
-        return TextTable(self._stem, identities, self._digest.hexdigest(), index_texts=self._index_texts)
+        return TextTable(self._stem, identities, self._digest.hexdigest(), index=self._index)
 
     def add(self, documents: Sequence[Document]) -> None:
         """Append documents under their ids, even if their texts are already in the table."""
@@ -141,20 +142,9 @@ class TextTableWriter:
         self._digest.update(text_keys(ids).tobytes() + keys.tobytes())
 
 
-class IndexTexts:
-    """Texts of an index by number, as they were encoded."""
-
-    def __init__(self, index: IndexReader) -> None:
-        if not index.manifest.policy.store_text:
-            raise InputError(f"{index.path}: built without texts, which mining needs; build the index with texts")
-        self._documents = index.documents
-        self._use_title = index.manifest.policy.use_title
-
-    def __getitem__(self, number: int) -> str:
-        return self._documents[number].content(use_title=self._use_title)
-
-    def __iter__(self) -> Iterator[str]:
-        return (document.content(use_title=self._use_title) for document in self._documents)
+def index_text(index: IndexReader, number: int) -> str:
+    """Text of a document of an index, as it was encoded."""
+    return index.documents[number].content(use_title=index.manifest.policy.use_title)
 
 
 def identity_keys(texts: Sequence[str]) -> Keys:
@@ -253,7 +243,8 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
     else:
         data = _read_pairs(source, queries, documents, index)
     if not len(data.positives):
-        raise InputError(f"{_named(source)}: no query has a positive")
+        named = str(source.folder) if isinstance(source, BeirSource) else ", ".join(source.sources)
+        raise InputError(f"{named}: no query has a positive")
     logger.info("%d queries, %d positives, %d documents", len(data.queries), len(data.positives), len(data.documents))
     return data
 
@@ -323,7 +314,3 @@ def _grouped(owners: NDArray[np.int64], positives: NDArray[np.int64], count: int
     kept = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
     owners, positives = owners[kept], positives[kept]
     return positives, np.searchsorted(owners, np.arange(count + 1))
-
-
-def _named(source: PairSource | BeirSource) -> str:
-    return str(source.folder) if isinstance(source, BeirSource) else ", ".join(source.sources)

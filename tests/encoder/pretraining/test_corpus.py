@@ -65,17 +65,6 @@ def test_an_existing_corpus_is_reused(tokenizer: Tokenizer, tmp_path: Path) -> N
     assert stored(again, "train") == stored(first, "train")
 
 
-def test_a_document_of_a_million_tokens_is_stored(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """The text has 1.2 million words of one token each."""
-    (tmp_path / "long.txt").write_text(" text" * 1_200_000)
-    corpus = prepared(
-        DataSection(sources=(SourceSection(name="long", path=str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus"
-    )
-    assert len(corpus.train) == 1
-    assert corpus.train.ends.tolist() == [1_200_000]
-    assert len(corpus.held_out) == 0
-
-
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=65_600)
     corpus = prepared(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")

@@ -86,16 +86,6 @@ def test_rows_are_more_than_99_percent_full(context: int, micro_batch: int, mean
     assert share > 0.99
 
 
-def test_every_piece_is_packed_soon() -> None:
-    """A piece that does not fit is the first candidate for the next rows."""
-    packer = SequencePacker(stream([29, *[3] * 200]), buffer=2)
-    last: dict[int, int] = {}
-    for update in range(60):
-        for row in packer.rows(2, room=32):
-            last |= {piece.serial: update for piece in row}
-        assert packer.waiting[0].serial >= max(last) - 40
-
-
 def test_a_restored_packer_continues() -> None:
     lengths = [5, 30, 11, 2, 24, 9, 17]
     whole = SequencePacker(stream(lengths), buffer=3)

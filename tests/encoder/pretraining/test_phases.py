@@ -76,15 +76,6 @@ def test_random_weights_follow_megatron_initialization(make_recipe: MakeRecipe) 
             assert torch.equal(weight, torch.zeros_like(weight) if name.endswith("bias") else torch.ones_like(weight)), name
 
 
-def test_init_std_sets_the_standard_deviation(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("model.init_std=0.06")
-    tokenizer = make_tokenizer(recipe)
-    wide, usual = first_model(recipe, tokenizer), first_model(make_recipe(), tokenizer)
-    assert wide.encoder.config.initializer_range == 0.06
-    for name, weight in wide.state_dict().items():
-        torch.testing.assert_close(weight, usual.state_dict()[name] * (3.0 if weight.ndim == 2 else 1.0), msg=name)
-
-
 def test_a_run_starts_from_a_checkpoint_of_the_same_architecture_only(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
@@ -112,9 +103,3 @@ def test_a_vocabulary_without_a_special_token_is_refused(make_recipe: MakeRecipe
     write_json(tmp_path / "tokenizer_config.json", read_json(tmp_path / "tokenizer_config.json") | {"mask_token": None})
     with pytest.raises(InputError, match=r"^model\.tokenizer: .*: the vocabulary has no token for mask; name it in tokenizer_config\.json"):
         make_tokenizer(make_recipe(f"model.tokenizer={tmp_path}"))
-
-
-def test_the_embedding_has_a_multiple_of_64_rows(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(["a bird"], vocab_size=300)
-    recipe = make_recipe()
-    assert phase_config(recipe.model, recipe.phases[0], tokenizer).vocab_size == 320

@@ -14,23 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import RunStoppedError
-from quiver.encoder.files import read_json, write_json
+from quiver.encoder.files import read_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining import phases, task
 from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
-from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
+from quiver.encoder.pretraining.task import STATES, PretrainingTask, Session
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import Checkpoints
-from quiver.encoder.training.trainer import Callback, Progress
+from quiver.encoder.training.trainer import Callback, Progress, load_train_state
 
 pytest.importorskip("optimi")
 
@@ -236,7 +235,7 @@ def test_waiting_pieces_of_a_phase_are_the_first_of_the_next(make_recipe: MakeRe
     missing = set(range(max(read) + 1)) - set(read)
     (tmp_path / "state").mkdir()
     learned.save(tmp_path / "state", Progress(), [])
-    waiting = {int(row[2]) for row in read_checkpoint(tmp_path / "state").state["stream"]["packer"]["waiting"].tolist()}
+    waiting = {int(row[2]) for row in load_train_state(tmp_path / "state", STATES).state["stream"]["packer"]["waiting"].tolist()}
     assert missing <= waiting
 
 
@@ -251,42 +250,6 @@ def test_a_run_that_cannot_start_leaves_no_files(make_recipe: MakeRecipe, tmp_pa
     with pytest.raises(InputError, match=r"prose\.txt:2: not UTF-8"):
         pretrain(make_recipe(), out)
     assert not out.exists()
-
-
-def test_a_vocabulary_without_a_mask_token_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    (tmp_path / "words").mkdir()
-    Tokenizer.train(["open the file"], vocab_size=320).save(tmp_path / "words")
-    settings = read_json(tmp_path / "words" / "tokenizer_config.json")
-    write_json(tmp_path / "words" / "tokenizer_config.json", settings | {"mask_token": None})
-    with pytest.raises(InputError, match="the vocabulary has no token for mask"):
-        pretrain(make_recipe(f"model.tokenizer={tmp_path / 'words'}"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_initial_model_with_another_architecture_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
-    start = (f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}")
-    with pytest.raises(InputError, match="differs from the recipe"):
-        pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unusable_initial_model_is_refused_before_the_corpus_is_read(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
-) -> None:
-    monkeypatch.setattr("quiver.encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
-    with pytest.raises(InputError, match="differs from the recipe"):
-        pretrain(
-            make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"
-        )
-
-
-@pytest.mark.slow
-def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
-    (texts / "prose.txt").write_text(" ".join(["open the file"] * 340_000) + "\n")
-    record = pretrain(make_recipe("phases.0.tokens=800", "phases.1.tokens=1000", "phases.0.batch_warmup_tokens=0"), tmp_path / "out")
-    assert record["corpus"]["counts"]["prose"]["train"]["documents"] == 1
-    assert record["corpus"]["counts"]["prose"]["train"]["tokens"] > 1_000_000
-    assert record["result"]["tokens"] >= 1800
 
 
 def test_folders_that_contain_other_runs_or_files_are_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
@@ -308,17 +271,6 @@ def test_folders_that_contain_other_runs_or_files_are_refused(make_recipe: MakeR
         pretrain(other, tmp_path / "half", resume=True)
 
 
-def test_a_change_that_may_affect_the_last_bits_is_logged(
-    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe, out = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out"
-    pretrain_until(6, recipe, out)
-    begun = read_json(out / "begun.json")
-    write_json(out / "begun.json", begun | {"threads": 64, "versions": begun["versions"] | {"torch": "1.0"}})
-    pretrain(recipe, out, resume=True)
-    assert "changed since the run was started: threads, versions.torch; the final weights may differ slightly" in caplog.text
-
-
 def test_a_run_cannot_be_resumed_with_another_corpus(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     recipe, out = make_recipe(), tmp_path / "out"
     pretrain_until(6, recipe, out)
@@ -327,34 +279,3 @@ def test_a_run_cannot_be_resumed_with_another_corpus(make_recipe: MakeRecipe, tm
         file.write("one more line of it\n")
     with pytest.raises(InputError, match=r"data of the interrupted run; corpus\.counts\.prose\.train\.documents was \d+, is \d+"):
         pretrain(recipe, out, resume=True)
-
-
-def test_sigterm_while_a_checkpoint_is_loaded_stops_the_run_after_a_step(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, out = make_recipe(), tmp_path / "out"
-    pretrain_until(12, recipe, out)
-    newest = Checkpoints(out / "checkpoints").steps()[-1]
-
-    def terminated(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return load_head(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("quiver.encoder.pretraining.task.load_head", terminated)
-        with pytest.raises(RunStoppedError):
-            pretrain(recipe, out, resume=True)
-    assert Checkpoints(out / "checkpoints").steps()[-1] == newest + 1
-
-
-def test_a_resumed_run_reads_its_train_state_once(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, out, read = make_recipe(), tmp_path / "out", []
-    pretrain_until(12, recipe, out)
-
-    def noted(path: Path, *arguments: Any, **options: Any) -> Any:
-        read.append(path.name)
-        return safe_open(path, *arguments, **options)
-
-    monkeypatch.setattr("quiver.encoder.training.state.safe_open", noted)
-    pretrain(recipe, out, resume=True)
-    assert read == ["trainer.safetensors"]

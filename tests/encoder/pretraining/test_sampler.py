@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import is_dataclass
 
 import numpy as np
 import pytest
@@ -120,16 +119,3 @@ def test_a_restored_sampler_continues(window: int) -> None:
         assert [resumed.take() for _ in range(200)] == expected
         assert resumed.passes == whole.passes
     assert whole.passes > 4
-
-
-def test_the_sampler_holds_one_window_and_one_entry_per_block() -> None:
-    """The arrays of 400,000 documents take a few bytes per hundred pieces, and the lengths are read 1,000 at a time."""
-    ends = np.cumsum(np.tile(LENGTHS, 1000))
-    found = PieceSampler(ends, [Share(0, len(ends), 1.0)], room=ROOM, seed=(1,), block=100, window=5000, chunk=1000)
-    for _ in range(12_000):
-        found.take()
-    parts = [found, *(part for part in vars(found).values() if is_dataclass(part))]
-    held = sum(value.nbytes for part in parts for value in vars(part).values() if isinstance(value, np.ndarray) and value is not ends)
-    total = int((-(-np.diff(ends, prepend=0) // ROOM)).sum())
-    assert total > 800_000
-    assert held < 2 * 5000 * 20 + (total / 100 + 401) * 48 * 1.3

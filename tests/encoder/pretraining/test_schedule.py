@@ -42,16 +42,6 @@ def test_the_learning_rate_equals_the_published_schedule(decay: str, warmup: int
         assert learning_rate_share(section, tokens) == pytest.approx(expected, abs=1e-12), tokens
 
 
-def test_the_learning_rate_equals_values_computed_by_hand() -> None:
-    section = phase(warmup_tokens=100, decay_tokens=400, final_share=0.1)
-    shares = [learning_rate_share(section, tokens) for tokens in (0, 50, 100, 600, 700, 1000)]
-    assert shares == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.1 + 0.9 * 0.5, 0.1])
-
-
-def test_a_constant_phase_stays_at_its_peak() -> None:
-    assert {learning_rate_share(phase(), tokens) for tokens in range(1001)} == {1.0}
-
-
 def test_the_batch_warmup_has_equal_steps_at_each_size() -> None:
     """Sizes 1..3 precede the full size 4: 600 tokens are split 1 : 2 : 3, so that each size has 100 steps of one token per row."""
     warmup = BatchWarmup(phase(batch_warmup_tokens=600))
@@ -74,7 +64,3 @@ def test_the_batch_warmup_of_the_paper_is_reproduced() -> None:
     for size, end in zip(range(8, 48), ends, strict=True):
         assert warmup.rows(math.ceil(end) - 1) == size
         assert warmup.rows(math.ceil(end)) == size + 1
-
-
-def test_without_a_warmup_the_batch_is_full() -> None:
-    assert {BatchWarmup(phase()).rows(tokens) for tokens in (0, 5, 1000)} == {4}

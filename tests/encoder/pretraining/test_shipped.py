@@ -10,7 +10,6 @@ import pytest
 
 from quiver.encoder.pretraining.corpus import read_documents
 from quiver.encoder.pretraining.recipe import PretrainingRecipe, SourceSection, load_pretraining_recipe
-from quiver.encoder.pretraining.run import pretrain
 from quiver.retrieval.data.docstrings import mine, split_pairs, write_collection
 
 
@@ -51,22 +50,3 @@ def test_no_document_of_another_split_is_read(quiver_data: Path, name: str) -> N
             expected["\n\n".join(part for part in (row.get("title"), row["text"]) if part and part.strip())] += 1
     assert texts == expected
     assert len(texts) > 100
-
-
-@pytest.mark.slow
-def test_the_phases_run_with_rows_more_than_98_percent_full(small: PretrainingRecipe, tmp_path: Path) -> None:
-    """Runs a few steps of each phase."""
-    phases = tuple(
-        phase.replace(
-            tokens=24_576,
-            decay_tokens=24_576 if phase.decay_tokens else 0,
-            warmup_tokens=8_192 if phase.warmup_tokens else 0,
-            batch_warmup_tokens=8_192 if phase.batch_warmup_tokens else 0,
-        )
-        for phase in small.phases
-    )
-    result = pretrain(small.replace(phases=phases), tmp_path / "out")["result"]
-    assert [phase["name"] for phase in result["phases"]] == ["pretraining", "longer context", "decay"]
-    assert result["packing"] > 0.98
-    held_out = [loss for _, loss in result["curves"]["held_out_loss"]]
-    assert held_out[-1] < held_out[0] < 9.1

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from quiver.encoder.packing import pack_ids
-from quiver.encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
+from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus
 from quiver.encoder.pretraining.packing import SPECIAL, Piece, Share
 from quiver.encoder.pretraining.phases import make_tokenizer, special_ids
-from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretraining_recipe
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, read_shares
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
@@ -156,17 +155,3 @@ def test_held_out_rows_are_the_same_text_in_every_phase(prepared: tuple[Pretrain
     assert 200 - 48 < len(texts[0]) + SPECIAL * len(pieces) <= 200
     everything = held_out_rows(corpus.held_out, recipe.phases[0], longest=48, most=10**9)
     assert held_out_text(everything) == list(range(len(corpus.held_out.ids)))
-
-
-def test_held_out_rows_sample_all_sources() -> None:
-    """Documents of a source are adjacent, so the first 40,000 tokens belong to the first source only."""
-    lengths = np.random.default_rng(1).integers(20, 300, size=3000)
-    ends = np.cumsum(lengths)
-    documents = Documents(np.zeros(int(ends[-1]), np.uint16), ends, {"code": 2000, "prose": 1000})
-    phase = load_pretraining_recipe("pretrain-small").phases[0]
-    rows = held_out_rows(documents, phase, longest=512, most=40_000)
-    offsets = np.array([piece.offset for row in rows for piece in row])
-    lengths_read = np.array([piece.length for row in rows for piece in row])
-    assert 39_000 < (lengths_read + SPECIAL).sum() < 41_500
-    prose = lengths_read[offsets >= ends[1999]].sum() / lengths_read.sum()
-    assert prose == pytest.approx((ends[-1] - ends[1999]) / ends[-1], abs=0.1)

@@ -15,12 +15,12 @@ from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import prepare
 from quiver.encoder.pretraining.stream import Masker, RowMaker, held_out_rows
-from quiver.encoder.pretraining.task import HeldOut, PretrainingTask, Session, read_checkpoint
+from quiver.encoder.pretraining.task import STATES, HeldOut, PretrainingTask, Session
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.state import read_state, write_state
-from quiver.encoder.training.trainer import Progress, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.trainer import Progress, Trainer, TrainerSettings, TrainingBatch, load_train_state
 
 pytest.importorskip("optimi")
 
@@ -73,27 +73,6 @@ def test_a_step_equals_one_batch_of_all_its_rows(session: Session, monkeypatch: 
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_the_learning_rate_rises_with_the_tokens_read(session: Session) -> None:
-    task, tokens = PretrainingTask(session, Progress()), 0
-    for number, batches in enumerate(task.steps(), start=1):
-        assert task.learning_rate(number) == pytest.approx(5e-3 * min(1.0, tokens / 600))
-        assert {group["lr"] for group in task.optimizer.param_groups} == {task.learning_rate(number)}
-        tokens += sum(batch.tokens for batch in batches)
-        task.after_step(number)
-    assert task.phase_ends
-    assert tokens >= 3000
-
-
-def test_a_non_finite_gradient_changes_no_weight(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = PretrainingTask(session, Progress())
-    before = {name: weight.detach().clone() for name, weight in task.model.named_parameters()}
-    task.model.transform.dense.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    with pytest.raises(InputError, match=r"the norm of the gradient is (inf|nan) at step 1;"):
-        train_three_rows(task, session, monkeypatch)
-    assert all(torch.equal(weight, before[name]) for name, weight in task.model.named_parameters())
-    assert (session.out / "nonfinite" / "step-000001" / "batch.safetensors").is_file()
-
-
 def test_the_held_out_loss_is_the_mean_over_masked_tokens(session: Session) -> None:
     recipe, corpus, tokenizer = session.recipe, session.corpus, session.tokenizer
     phase, training, model = recipe.phases[0], recipe.training, PretrainingTask(session, Progress()).model
@@ -116,9 +95,9 @@ def test_a_checkpoint_of_another_version_is_refused(session: Session, tmp_path: 
     task, folder = PretrainingTask(session, Progress()), tmp_path / "checkpoint"
     folder.mkdir()
     task.save(folder, Progress(), [])
-    read_checkpoint(folder)
+    load_train_state(folder, STATES)
     state = read_state(folder / "trainer")
     del state[left_out]
     write_state(folder / "trainer", state)
     with pytest.raises(InputError, match=r"checkpoint: written by another version of Quiver .* start the run again$"):
-        read_checkpoint(folder)
+        load_train_state(folder, STATES)

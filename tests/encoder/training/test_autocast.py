@@ -83,15 +83,6 @@ def test_a_run_in_bfloat16_is_not_resumed_on_a_gpu_without_it(monkeypatch: pytes
         with_training_dtype(recipe("auto"), "cuda", resumed=tmp_path)
 
 
-def test_a_prepared_run_chooses_when_it_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine that tokenizes a corpus need not have a GPU."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    write_json(tmp_path / RECIPE, recipe("auto").model_dump())
-    chosen = with_training_dtype(recipe("auto"), "cuda", resumed=tmp_path)
-    assert chosen.training.dtype == "bfloat16"
-    assert recipe_changes(recipe("auto").model_dump(), chosen.model_dump()) == []
-
-
 @pytest.mark.parametrize(("dtype", "product"), [("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_products_run_in_the_dtype(dtype: TrainingDtype, product: torch.dtype) -> None:
     with autocast(dtype, torch.device("cpu")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -29,19 +28,6 @@ def test_the_moving_average_is_the_sum_of_weights_that_halve() -> None:
     average.copy_to(model)
     torch.testing.assert_close(model.weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
     assert not torch.equal(model.bias.detach(), before)
-
-
-def test_after_a_half_life_the_earlier_average_counts_half() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-    average = MovingAverage(model, half_life=5.0)
-    with torch.no_grad():
-        model.weight.fill_(0.0)
-    for _ in range(5):
-        average.update(model)
-    average.copy_to(model)
-    assert model.weight.item() == pytest.approx(0.5)
 
 
 def test_a_restored_average_continues() -> None:

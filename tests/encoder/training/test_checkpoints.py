@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,12 +46,6 @@ def test_a_written_checkpoint_is_found(tmp_path: Path) -> None:
     assert whole(found, 12)
 
 
-def test_the_seal_has_the_format_of_earlier_versions(two: Checkpoints) -> None:
-    seal = json.loads((two.path(4) / SEAL).read_text())
-    assert (seal["schema"], seal["step"]) == ("quiver-checkpoint/2", 4)
-    assert {name: entry["bytes"] for name, entry in seal["files"].items()} == {"inner/state.bin": 10, "model.bin": 12}
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -72,13 +64,6 @@ def test_a_damaged_checkpoint_is_removed(
     assert caplog.messages == [f"{two.path(8)}: {name} is {flaw}; removed it, so the run resumes from the checkpoint before it"]
     assert not two.path(8).exists()
     assert whole(two, 4)
-
-
-def test_no_checkpoint_is_left_if_all_are_damaged(two: Checkpoints) -> None:
-    for step in (4, 8):
-        flip(two.path(step) / "model.bin")
-    assert two.newest() is None
-    assert list(two.folder.iterdir()) == []
 
 
 def test_a_folder_without_a_seal_is_not_a_checkpoint(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,15 +89,6 @@ def test_a_checkpoint_of_another_version_is_kept(two: Checkpoints) -> None:
     with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/1, this version reads quiver-checkpoint/2; resume"):
         two.newest()
     assert (two.path(8) / "model.bin").exists()
-
-
-def test_files_of_the_user_are_kept(two: Checkpoints) -> None:
-    (two.folder / "step-notes.txt").write_text("mine")
-    shutil.copytree(two.path(4), two.folder / "step-000004-mine")
-    shutil.copytree(two.path(8), two.folder / ".step-000016.unfinished")  # sealed, but killed before the rename
-    assert two.newest() == 8
-    two.keep([8])
-    assert sorted(path.name for path in two.folder.iterdir()) == ["step-000004-mine", "step-000008", "step-notes.txt"]
 
 
 def test_keep_removes_all_other_steps(two: Checkpoints) -> None:

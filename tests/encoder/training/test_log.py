@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -66,20 +65,6 @@ def test_a_missing_log_is_reported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match=r"log\.jsonl: cannot be read \(No such file or directory\)"):
         read_log(tmp_path / LOG)
-
-
-def test_sync_writes_the_lines_to_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, real = [], os.fsync
-
-    def noting(descriptor: int) -> None:
-        synced.append(os.fstat(descriptor).st_ino)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noting)
-    RunLog(path).append({"step": 7})
-    assert synced == []
-    RunLog(path).sync()
-    assert synced == [path.stat().st_ino]
 
 
 @pytest.mark.parametrize(

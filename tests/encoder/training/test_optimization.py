@@ -127,29 +127,6 @@ def test_matrices_of_a_masked_language_model_decay_and_vectors_do_not() -> None:
     assert {names[key] for key in others} == {name for name in names.values() if "norm" in name or name.endswith("bias")}
 
 
-def test_adamw_is_fused_and_stable_adamw_has_kernels_on_a_gpu() -> None:
-    model = nn.Linear(4, 4)
-    assert all(group["fused"] for group in make_optimizer(OptimizerSettings("adamw", 1e-3, 0.01), model.parameters()).param_groups)
-    # Without Triton's kernels, StableAdamW reads one number per weight from the device.
-    assert all(group["triton"] is False for group in make_optimizer(settings(), model.parameters()).param_groups)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["adamw", "stable_adamw"])
-def test_an_optimizer_step_does_not_wait_for_the_device(name: OptimizerName) -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).cuda()
-    optimizer = make_optimizer(OptimizerSettings(name, 1e-3, 0.01), model.parameters())
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()  # makes its state
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize(("name", "package"), [("stable_adamw", "torch-optimi"), ("schedule_free_adamw", "schedulefree")])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: OptimizerName, package: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

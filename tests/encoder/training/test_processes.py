@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +95,6 @@ def leave(ports: str) -> list[bool]:
         initialized.append(distributed.is_initialized())
     distributed.destroy_process_group()
     return initialized
-
-
-@pytest.mark.slow
-def test_the_group_is_destroyed_except_after_an_error() -> None:
-    """After an error in one process, the others may never call ``destroy_process_group``, and the call would wait for them."""
-    with ExitStack() as free:  # all three at once, so that they differ
-        sockets = [free.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        ports = [str(each.getsockname()[1]) for each in sockets]
-    assert run_pair("leave", ",".join(ports)) == [[False, False, True]] * 2
-
-
-def test_one_process_of_torchrun_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("RANK", "0")
-    with init_distributed("cpu") as processes:
-        assert processes.size == 1
-    assert not distributed.is_initialized()
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

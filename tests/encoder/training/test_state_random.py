@@ -63,12 +63,3 @@ def test_preserve_rng_state_hides_draws_and_seeds_of_the_block() -> None:
     with pytest.raises(ValueError, match="in the block"):
         fail()
     assert draw() == expected
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_state_of_a_missing_gpu_is_ignored() -> None:
-    state = random_state()
-    assert state["cuda"] is None
-    first = draw()
-    set_random_state({**state, "cuda": torch.zeros(16, dtype=torch.uint8)})
-    assert draw() == first

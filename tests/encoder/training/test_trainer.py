@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.training.log import read_log
-from quiver.encoder.training.processes import Processes, StepMemory, StopRequest
+from quiver.encoder.training.processes import Processes, StopRequest
 from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
 
 
@@ -142,31 +139,6 @@ def test_training_ends_after_as_many_evaluations_without_a_better_score_as_the_p
     assert train(task, patience=2).step == 4
 
 
-class TwoPhases(Line):
-    """Two phases of one step; the second one and its data take 0.4 seconds to prepare."""
-
-    def __init__(self) -> None:
-        super().__init__([[batch(1, 0)]])
-        self.phase = 1
-
-    def next_phase(self) -> bool:
-        self.phase += 1
-        time.sleep(0.2)
-        return self.phase == 2
-
-    def steps(self) -> Iterator[Sequence[TrainingBatch]]:
-        if self.phase == 2:
-            time.sleep(0.2)
-        return super().steps()
-
-
-def test_the_preparation_of_a_phase_does_not_count_in_the_throughput(train: Train, tmp_path: Path) -> None:
-    task = TwoPhases()
-    assert train(task).step == 2
-    _, second = read_log(tmp_path / "log.jsonl")
-    assert second["tokens_per_second"] > 1 / 0.3
-
-
 def test_callbacks_of_a_step_see_the_progress_with_it(train: Train) -> None:
     progress, seen = Progress(), []
 
@@ -234,64 +206,6 @@ def test_a_step_reads_from_the_device_once(tmp_path: Path, monkeypatch: pytest.M
     assert read == ["tolist"] * 3
     assert task.weight == pytest.approx([-6.0, -9.0])
     assert [line["loss"] for line in read_log(tmp_path / "log.jsonl")] == pytest.approx([0.0, -13.0, -26.0])
-
-
-class OnCuda(Line):
-    """Sixteen layers on a GPU, in four parts, wide enough that their activations are seen beside the gradients."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, steps: int, *, recomputes: bool = False) -> None:
-        super().__init__([[batch(1, 2)] for _ in range(steps)])
-        parts = (nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4))) for _ in range(4))
-        self.module = nn.Sequential(*parts).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, fused=True)
-        self._recomputes = recomputes
-
-    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
-        hidden = torch.ones(4096, 512, device=self.device, requires_grad=True) * inputs["x"].sum()
-        for part in self.module:
-            hidden = checkpoint(part, hidden, use_reentrant=False) if self._recomputes else part(hidden)
-        return hidden.square().mean()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_step_waits_for_the_device_once(train: Train) -> None:
-    steps = 4
-    task = OnCuda(steps)  # its weights are copied to the device before
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            train(task, max_grad_norm=1.0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    waits = [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA operation" in str(one.message)]
-    # The optimizer's state and the generators are set up once.
-    assert steps <= len(waits) <= steps + 2, waits
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_log_has_the_memory_of_activations(train: Train, tmp_path: Path) -> None:
-    kept, recomputed = train(OnCuda(3)), train(OnCuda(3, recomputes=True))
-    lines = read_log(tmp_path / "log.jsonl")
-    assert [line["activation_bytes"] > 0 for line in lines] == [True] * 6
-    assert kept.totals()["activation_bytes"] == max(line["activation_bytes"] for line in lines[:3]) >= 16 * 4096 * 512 * 4
-    assert recomputed.activation_bytes < 0.8 * kept.activation_bytes
-    assert kept.totals()["peak_memory_bytes"] >= kept.activation_bytes
-
-
-def test_activations_are_what_a_step_takes_beside_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocated, peak = [100], [900]
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, allocated[0]))
-    memory = StepMemory(torch.device("cuda"))
-    assert (memory.before, memory.activations()) == (900, 0)
-    peak[0] = 350
-    assert memory.activations() == 250
 
 
 def test_a_run_on_a_cpu_reports_no_activations(train: Train, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from torch import nn
 
 from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.model import build_model
@@ -74,15 +73,6 @@ def test_every_weight_is_the_mean(write: Write, tmp_path: Path, count: int) -> N
         assert contents(tmp_path / "mean") == contents(folders[0])
     else:
         assert card.fingerprint not in {load_model(folder).card.fingerprint for folder in folders}
-
-
-def test_the_projection_of_a_colbert_is_averaged(write: Write, tmp_path: Path) -> None:
-    folders = [write(seed, "colbert") for seed in range(3)]
-    write_average(folders, tmp_path / "mean")
-    assert isinstance(load_model(tmp_path / "mean"), ColBERT)
-    [projection] = [path.relative_to(folders[0]) for path in folders[0].glob("*_Dense/model.safetensors")]
-    [(name, expected)] = mean_of(folders, str(projection)).items()
-    np.testing.assert_array_equal(load_file(tmp_path / "mean" / projection)[name], expected)
 
 
 def test_a_large_weight_does_not_swallow_small_ones(write: Write) -> None:
@@ -181,19 +171,3 @@ def test_the_output_folder_is_checked(write: Write, tmp_path: Path) -> None:
     assert contents(tmp_path / "deep" / "empty") == contents(third)
     assert contents(one) == before
     assert not list(tmp_path.rglob(".*"))
-
-
-def test_the_command_averages_checkpoints(quiver: Callable[..., Any], write: Write, tmp_path: Path) -> None:
-    one, other, out = write(1), write(2), tmp_path / "mean"
-    done = quiver("average-checkpoints", one, other, "--out", out)
-    assert (done.code, done.err) == (0, "")
-    assert f"model: {out}, the mean of 2" in done.out
-    printed = quiver("average-checkpoints", one, other, "--out", out, "--overwrite", "--json")
-    assert json.loads(printed.out) == {"out": str(out), "models": [str(one), str(other)], "fingerprint": load_model(out).card.fingerprint}
-    again = quiver("average-checkpoints", one, other, "-o", out)
-    assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: not empty; choose another --out, or add --overwrite")
-    assert quiver("average-checkpoints", "--out", out).code == 2
-    nowhere = quiver("average-checkpoints", one, tmp_path / "nowhere", "--out", tmp_path / "other")
-    assert nowhere.code == 2
-    assert len(nowhere.err.strip().splitlines()) == 1
-    assert "nowhere" in nowhere.err

@@ -19,7 +19,7 @@ from quiver.retrieval.models.pooling import Projection
 pytest.importorskip("pylate.models")
 
 from quiver.retrieval.training.dataloader import Collator, teacher_scores
-from quiver.retrieval.training.losses import SHARED, LossModel
+from quiver.retrieval.training.losses import LossModel
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
@@ -106,33 +106,6 @@ def test_colbert_batches_give_the_vectors_of_search(parts: tuple[Encoder, Tokeni
             np.testing.assert_allclose(vectors[mask].numpy(), wanted, atol=1e-5)
 
 
-READINGS: list[tuple[Any, dict[str, Any]]] = [
-    (make_dense, {}),
-    (make_dense, {"include_prompt": False}),
-    (make_colbert, {}),
-    (make_colbert, {"attend_to_expansion": True}),
-    (make_colbert, {"query_expansion": False}),
-]
-
-
-@pytest.mark.parametrize("one_pass", [True, False])
-@pytest.mark.parametrize(("kind", "settings"), READINGS)
-def test_features_are_made_without_reading_from_the_device(
-    parts: tuple[Encoder, Tokenizer], kind: Any, settings: dict[str, Any], one_pass: bool
-) -> None:
-    """On the meta device nothing can be read; on a GPU, reading makes every step wait."""
-    model = kind(parts, **settings)
-    batch, module = Collator(model)(ROWS), LossModel(model)
-    texts, sizes = batch["texts"], batch["columns"]
-    here, there = (module.columns(one, sizes, one_pass=one_pass) for one in (texts, texts.to("meta")))
-    for one, other in zip(here, there, strict=True):
-        assert {key: value.shape for key, value in one.items() if isinstance(value, torch.Tensor)} == {
-            key: value.shape for key, value in other.items() if value.__class__ is torch.Tensor and value.device.type == "meta"
-        }
-        assert one["packed"].offsets == other["packed"].offsets
-        assert (SHARED in one) == (SHARED in other) == one_pass  # on a GPU all columns are encoded together too
-
-
 PROMPT = "Find what answers this: "
 
 
@@ -177,18 +150,6 @@ def test_one_warning_if_many_texts_are_truncated(
     for _ in range(40):
         second(ROWS)
     assert len(caplog.records) == 1
-
-
-def test_a_shorter_length_in_training_leaves_the_model_alone(parts: tuple[Encoder, Tokenizer]) -> None:
-    dense, colbert = make_dense(parts), make_colbert(parts)
-    module, (_, short, _) = columns(dense, max_length=9)
-    assert short["packed"].max_seqlen == 9
-    expected = BiEncoder.from_parts(*parts, replace(dense.settings, max_length=9)).encode_document([row["document_1"] for row in ROWS])
-    np.testing.assert_allclose(module(short)["sentence_embedding"].detach().numpy(), expected, atol=1e-6)
-    _, features = columns(colbert, max_length=9)
-    assert {one["input_ids"].shape[1] for one in features} == {9}
-    assert Collator(dense, max_length=999)(ROWS)["texts"].max_seqlen == 24
-    assert (dense.max_length, colbert.settings.colbert.document_length) == (24, 24)
 
 
 def test_a_colberts_documents_share_a_padded_length(parts: tuple[Encoder, Tokenizer]) -> None:

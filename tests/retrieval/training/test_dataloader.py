@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -214,31 +213,6 @@ class Collate(Collator):
         self.counts.tokens += sum(lengths)
         self.counts.truncated += sum("everything" in row["query"] for row in rows)
         return {"lengths": torch.tensor(lengths)}
-
-
-def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> None:
-    """Only one batch is made ahead, and its error is raised when it is requested."""
-    order = BatchOrder(drawn, size=8, seed=3, no_duplicates=False)
-    made = [threading.Event() for _ in range(4)]
-
-    class Failing(Collate):
-        def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            assert threading.current_thread() is not threading.main_thread()
-            made[self.calls].set()
-            if self.calls == 2:
-                raise InputError("the third")
-            return super().__call__(rows)
-
-    batches = iter(DataLoader(order, drawn, Failing(), Processes(), start=(0, 0), count=4))
-    assert next(batches).next_position == (0, 1)
-    assert made[1].wait(timeout=60)
-    time.sleep(0.05)
-    assert not made[2].is_set()
-    assert next(batches).counts["texts"] == 8
-    assert made[2].wait(timeout=60)
-    with pytest.raises(InputError, match="the third"):
-        next(batches)
-    assert not made[3].is_set()
 
 
 def test_an_abandoned_dataloader_leaves_no_thread(drawn: TrainingRows) -> None:

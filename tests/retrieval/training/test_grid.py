@@ -11,7 +11,7 @@ from quiver.encoder import InputError
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid, show_value, split_values
+from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 
@@ -91,15 +91,3 @@ def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
         "training.batch_size: must be >= 1, got 0",
         "training.learning_rate: must be <= 1, got 3",
     ]
-
-
-def test_commas_separate_values_outside_quotes_and_brackets() -> None:
-    assert split_values("it's,so") == ["it's", "so"]
-    assert split_values("[a, [b, c]],d") == ["[a, [b, c]]", "d"]
-    assert split_values("") == [""]
-
-
-@pytest.mark.parametrize("number", [3e-5, 1e-4, 0.009, 0.01, 0.1, 1.5, 20.0, 123456.0, 1 / 3, 1.0000001e-5])
-def test_numbers_are_shown_without_loss(number: float) -> None:
-    assert float(show_value(number)) == number
-    assert len(show_value(number)) <= len(repr(number))

@@ -110,23 +110,6 @@ def test_expansion_tokens_attend_and_are_not_attended_to() -> None:
     torch.testing.assert_close(together[2], others[2])  # this query fills its length
 
 
-def test_gradients_are_the_sum_of_those_of_single_queries() -> None:
-    model = make_colbert()
-    module = LossModel(model).train()
-    queries = Collator(model)(ROWS)["texts"][:3]
-    weights = list(module.parameters())
-    wanted = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(1))
-
-    def gradients(first: int, last: int) -> list[torch.Tensor]:
-        [column] = module.columns(queries[first:last], (last - first,), one_pass=False)
-        return list(torch.autograd.grad((module(column)["token_embeddings"] * wanted[first:last]).sum(), weights))
-
-    single = [gradients(row, row + 1) for row in range(3)]
-    for found, each in zip(gradients(0, 3), zip(*single, strict=True), strict=True):
-        torch.testing.assert_close(found, sum(each), atol=1e-5, rtol=1e-4)
-        assert found.abs().max() > 0
-
-
 def test_a_prepacked_encoder_is_refused() -> None:
     model = make_dense()
     optimize_for_inference(model.encoder)

@@ -265,22 +265,6 @@ def test_rows_with_fewer_documents_have_fewer_negatives(kind: str) -> None:
     assert counted.counts.texts == 16 - len(absent)
 
 
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) -> None:
-    model = make_model(kind)
-    trained = Trained(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
-    texts = [row["query"] for row in ROWS]
-    before = [np.array(vector) for vector in model.encode_query(texts)]
-    optimizer = torch.optim.SGD(trained.module.parameters(), lr=0.1)
-    trained.module.train()
-    first = loss_of(trained, without_scores())
-    first.backward()
-    optimizer.step()
-    trained.module.eval()
-    assert loss_of(trained, without_scores()) < first
-    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_query(texts), strict=True)) > 1e-3
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     ("kind", "name", "others"),

@@ -17,7 +17,6 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import model as module
@@ -25,22 +24,8 @@ from quiver.retrieval.training.model import build_model, require_extra, resize_v
 from quiver.retrieval.training.recipe import RULES, Recipe, load_recipe
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
-SHAPE = {
-    "family": "modernbert",
-    "hidden_size": 16,
-    "layers": 2,
-    "heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": 384,
-    "max_positions": 64,
-    "global_every": 2,
-    "window": 8,
-    "global_theta": 10000,
-    "local_theta": 10000,
-}
 DENSE = {"pooling": "mean", "normalize": True, "max_length": 32}
 COLBERT = {"dim": 8, "query_length": 12, "document_length": 24}
-RANDOM = {"init": "random", "tokenizer": "train", "architecture": SHAPE}
 
 
 def make_recipe(kind: str, model: dict[str, Any], *, seed: int = 1) -> Recipe:
@@ -93,15 +78,6 @@ def colbert(bare: Path, tmp_path: Path) -> Path:
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     mine, yours = one.state_dict(), other.state_dict()
     return mine.keys() == yours.keys() and all(torch.equal(mine[name], yours[name]) for name in mine)
-
-
-@pytest.mark.parametrize(("kind", "model"), [("dense", DENSE), ("colbert", {"colbert": COLBERT})])
-def test_equal_seeds_give_equal_random_models(tmp_path: Path, kind: str, model: dict[str, Any]) -> None:
-    built = [build_model(make_recipe(kind, RANDOM | model, seed=seed), iter(TEXTS)) for seed in (3, 3, 4)]
-    assert built[0].card.fingerprint == built[1].card.fingerprint != built[2].card.fingerprint
-    assert built[0].encoder.config.vocab_size == len(built[0].tokenizer) == 384
-    built[0].save_pretrained(tmp_path / "model")
-    assert load_model(tmp_path / "model").card.fingerprint == built[0].card.fingerprint
 
 
 def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Path) -> None:
@@ -230,12 +206,6 @@ def test_settings_that_do_not_fit_the_checkpoint_are_refused(bare: Path, tmp_pat
         build_model(make_recipe("dense", {"init": str(tmp_path / "nothing"), **DENSE}), [])
 
 
-def test_a_model_is_built_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "default_device", lambda: "meta")
-    model = build_model(make_recipe("colbert", RANDOM | {"colbert": COLBERT}), TEXTS)
-    assert {weight.device.type for module in (model.encoder, model.projections) for weight in module.parameters()} == {"meta"}
-
-
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, names) in module.LIBRARIES.items() for name in names])
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, kind: str, name: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == name else object())
@@ -283,24 +253,3 @@ def test_another_start_keeps_its_settings_and_the_log_says_so(
     assert any(f"changes settings of {start}: pooling from '{pooling}' to 'mean'" in line for line in caplog.messages)
     later = load_recipe(other_start("dense", DENSE, start), {"model.pooling": "mean"})
     assert build_model(later, []).settings.pooling == "mean"
-
-
-def test_a_bare_start_has_the_settings_of_the_recipe(bare: Path, biencoder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = build_model(other_start("dense", DENSE | {"pooling": "cls", "query_prompt": "q: "}, bare), [])
-    settings = model.settings
-    assert (settings.pooling, settings.normalize, settings.max_length, settings.query_prompt) == ("cls", True, 32, "q: ")
-    tokens = build_model(other_start("colbert", {"colbert": COLBERT | {"query_prefix": "[A] "}}, bare), [])
-    assert (tokens.dim, tokens.settings.colbert.query_prefix, tokens.settings.colbert.document_length) == (8, "[A] ", 24)
-    assert caplog.messages == []
-    build_model(other_start("colbert", {"colbert": COLBERT}, biencoder), [])
-    assert caplog.messages == [f"{biencoder} is a bi-encoder: only its encoder is used, without its Dense modules and prompts"]
-
-
-def test_another_colbert_keeps_its_settings(colbert: Path, caplog: pytest.LogCaptureFixture) -> None:
-    section = {"dim": 6, "projection": "orthogonal", "query_length": 9, "document_length": 30, "query_expansion": False, "skiplist": "none"}
-    model = build_model(other_start("colbert", {"colbert": section}, colbert), [])
-    assert model.settings.colbert == ColBERT(colbert).settings.colbert
-    assert model.dim == 8
-    assert "colbert.query_length 12, not the recipe's 9" in caplog.messages[0]
-    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8"):
-        build_model(other_start("colbert", {"colbert": section}, colbert, "model.colbert.dim=6", "model.colbert.projection=null"), [])

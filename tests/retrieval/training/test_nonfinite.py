@@ -93,22 +93,6 @@ def test_a_non_finite_loss_of_one_text_stops_the_run_before_the_step(
     assert not list((tmp_path / "out" / "checkpoints").glob("*"))
 
 
-def test_the_run_stops_at_the_step_with_the_text(
-    train: Callable[..., Any], make_recipe: MakeRecipe, odd_rows: Path, tmp_path: Path
-) -> None:
-    """Earlier checkpoints and log lines remain."""
-    recipe = make_recipe("dense", f"data.train={odd_rows}", "training.save_every=1", "training.log_every=1")
-    rows, model, row, _ = poisoned(recipe, tmp_path / "work")
-    batches = list(islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 16))
-    [step] = [number for number, batch in enumerate(batches, start=1) if row in batch.rows]
-    assert step > 1, "the seed puts it behind the first"
-    with pytest.raises(InputError, match=f"the loss is nan at step {step};"):
-        train(recipe, rows, model, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out" / "nonfinite").iterdir()] == [f"step-{step:06d}"]
-    assert (tmp_path / "out" / "checkpoints" / f"step-{step - 1:06d}").is_dir()
-    assert len((tmp_path / "out" / "log.jsonl").read_text().splitlines()) == step - 1
-
-
 def test_a_non_finite_gradient_with_a_finite_loss_stops_the_run(
     train: Callable[..., Any], make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path
 ) -> None:

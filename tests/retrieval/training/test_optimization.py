@@ -80,20 +80,6 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(first.equal(second) for first, second in zip(one, other, strict=True))
 
 
-def test_schedule_free_adamw_reports_the_learning_rate_that_it_uses(training: Make) -> None:
-    pytest.importorskip("schedulefree")
-    section, module = training(*FREE, "training.learning_rate=0.25", "training.warmup_ratio=0.3"), model()
-    optimizer, schedule = make(section, module)
-    optimizer.train()
-    for update in range(10):
-        step(optimizer, module, update)
-        schedule.step()
-        assert [group["scheduled_lr"] for group in optimizer.param_groups] == pytest.approx(
-            [0.25 * learning_rate_share(section, update, 10)] * 2
-        )
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]
-
-
 def test_schedule_free_adamw_has_two_sets_of_weights(training: Make) -> None:
     pytest.importorskip("schedulefree")
     module, other = model(), model()

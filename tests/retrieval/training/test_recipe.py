@@ -264,7 +264,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             ({}, "teacher_scores", "minmax", "mnrl does not use it (only margin_mse, kl, distillation do)"),
         )
     ),
-    (COLBERT | {"loss.matryoshka_dims": [64, 32]}, "loss.matryoshka_dims: only for kind: dense"),
+    (COLBERT | {"loss.matryoshka_dims": [64, 32]}, "loss.matryoshka_dims: only for kind: dense, but kind is colbert"),
     ({"loss.matryoshka_dims": [32, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (32, 64)"),
     ({"loss.matryoshka_dims": [64, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (64, 64)"),
     ({"loss.matryoshka_dims": [64, 0]}, "loss.matryoshka_dims.1: must be >= 1, got 0"),

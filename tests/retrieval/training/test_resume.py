@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import InputError
 from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.log import LOG, read_log
@@ -236,44 +235,3 @@ def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_once(
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == sorted(
         path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()
     )
-
-
-@pytest.mark.parametrize(("case", "call"), [("every step", 1), ("the best is kept", 2), ("each epoch", 2)])
-def test_a_signal_in_an_evaluation_stops_it_after_a_batch(case: str, call: int, make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense", *WATCHED, *EVALUATED[case])
-    whole = train(recipe, tmp_path / "whole", scorer=Encodes())
-    out, batches = tmp_path / "out", []
-
-    def signal_once(calls: int, batch: int) -> None:
-        batches.append(batch)
-        if (calls, batch) == (call, 2):
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(RunStoppedError, match="with a checkpoint") as stopped:
-        train(recipe, out, scorer=Encodes(signal_once))
-    assert batches == [1, 2, 3] * (call - 1) + [1, 2]
-    assert (out / "checkpoints" / f"step-{stopped.value.step:06d}").is_dir()
-    again = Encodes()
-    resumed = train(recipe, out, resume=True, scorer=again)
-    assert_same_run(out, resumed, tmp_path / "whole", whole)
-    assert again.complete == len(whole["result"]["development"]) - (call - 1)
-    assert resumed["result"]["resumed_at"] == [stopped.value.step]
-
-
-def test_a_run_resumes_without_its_development_collection(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    watched = (*WATCHED, "development.every=4", "training.save_every=4")
-    whole = train(make_recipe("dense", *watched), tmp_path / "whole", scorer=Encodes())
-    out = tmp_path / "out"
-    with pytest.raises(Killed):
-        train(make_recipe("dense", *watched), out, scorer=Encodes(only_in(2, die)))
-    resumed = train(make_recipe("dense", *watched, "development=null"), out, resume=True)
-    assert [line["step"] for line in resumed["result"]["development"]] == [4]
-    assert weights(out / "model") == weights(tmp_path / "whole" / "model")
-    assert whole["recipe"]["development"] is not None
-    best = (*watched, "development.keep_best=true")
-    with pytest.raises(Killed):
-        train(make_recipe("dense", *best), tmp_path / "best", scorer=Encodes(only_in(2, die)))
-    with pytest.raises(InputError, match=r"development\.keep_best was true, and the best score decides"):
-        train(make_recipe("dense", *best, "development=null"), tmp_path / "best", resume=True)
-    with pytest.raises(InputError, match=r'development\.data was "held-out", is "other"'):
-        train(make_recipe("dense", *best, "development.data=other"), tmp_path / "best", resume=True, scorer=Encodes())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -21,17 +20,12 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
-from quiver.encoder.errors import RunStoppedError
-from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.run_folder import lock_run
-from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training import run as module
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder
 from quiver.retrieval.training.model import build_model
@@ -40,7 +34,7 @@ from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.run import train, train_and_save
+from quiver.retrieval.training.run import train
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -91,17 +85,6 @@ class StopAt(Callback):
     def on_step(self, step: int) -> None:
         if step == self.step:
             raise self.error
-
-
-class SignalAt(Callback):
-    """Send SIGTERM in a step after the stop request was checked."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, step: int) -> None:
-        if step == self.step:
-            signal.raise_signal(signal.SIGTERM)
 
 
 def killed(recipe: Recipe, out: Path, step: int, *, resume: bool = False) -> None:
@@ -176,37 +159,6 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     np.testing.assert_allclose(ours.encode_document(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
 
 
-def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Half of the rows share a query: an epoch has two batches of 16 instead of four, and its periodic actions are due at its end."""
-    path = tmp_path / "half.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"query": f"q {place}" if place % 2 else "one for all", "positive": f"p {place}", "negatives": [f"n {place}"]})
-            + "\n"
-            for place in range(64)
-        )
-    )
-    chosen = (f"data.train={path}", "data.documents_per_row=2", "training.batch_size=16", "training.no_duplicates=true")
-    recipe = make_recipe("dense", *chosen, "training.log_every=1", "development.data=nowhere", "training.keep_checkpoints=9")
-    out = tmp_path / "out"
-    record = train(recipe, out, scorer=Scorer(0.1, 0.2))
-    result = record["result"]
-    assert (result["steps"], result["epochs"]) == (4, 2.0)
-    assert [(line["step"], line["epoch"]) for line in read_log(out / LOG) if "loss" in line] == [(1, 0.25), (2, 1.0), (3, 1.25), (4, 2.0)]
-    assert [line["step"] for line in result["development"]] == [2, 4]
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
-    usual = train(make_recipe("dense", *chosen[:3], "training.log_every=1"), tmp_path / "usual")
-    assert (usual["result"]["steps"], usual["result"]["epochs"]) == (4, 1.0)
-
-
-def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    for kind, overrides in (("dense", ()), ("colbert", ("loss.temperature=0.1",))):
-        record = train(make_recipe(kind, *overrides, "training.log_every=4"), tmp_path / kind)
-        losses = [loss for _, loss in record["result"]["losses"]]
-        assert len(losses) == 4
-        assert losses[-1] < 0.8 * losses[0], kind
-
-
 def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
     make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path
 ) -> None:
@@ -255,22 +207,6 @@ def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Pa
     assert not same(out / "model", out / "checkpoints" / "step-000010")
 
 
-def test_a_checkpoint_saved_for_a_signal_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """A run stopped twice between two checkpoints ends with the weights of one that was not stopped."""
-    recipe, out = make_recipe("dense", *AVERAGED, "training.save_every=4", "training.max_steps=13"), tmp_path / "out"
-    whole = train(recipe, tmp_path / "whole")
-    for resume, step in ((False, 7), (True, 9)):
-        with pytest.raises(RunStoppedError) as stopped:
-            train(recipe, out, resume=resume, callbacks=[SignalAt(step + 1)])
-        assert stopped.value.step == step + 2
-        assert (out / "checkpoints" / f"step-{step + 2:06d}").is_dir()
-    resumed = train(recipe, out, resume=True)
-    assert resumed["result"]["resumed_at"] == [9, 11]
-    assert resumed["result"]["kept_steps"] == whole["result"]["kept_steps"] == [8, 12, 13]
-    assert same(out / "model", tmp_path / "whole" / "model")
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in (8, 12, 13)]
-
-
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Path, tmp_path: Path, kind: str) -> None:
     no_prefixes = ("model.colbert.query_prefix=''", "model.colbert.document_prefix=''") if kind == "colbert" else ()
@@ -288,23 +224,6 @@ def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Pat
     assert (checkpoint / "trained_weights.safetensors").exists()
     assert not (tmp_path / "out" / "start").exists()
     assert record["model"]["parameters"] == sum(weight.size for weight in found.values()) + (16 * 8 if kind == "colbert" else 0)
-
-
-def test_a_run_restores_the_random_generators(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(1))  # noqa: NPY002
-
-    with preserve_rng_state():
-        expected = draw()
-    train(make_recipe("dense", "training.max_steps=2"), tmp_path / "out")
-    with preserve_rng_state():
-        assert draw() == expected
-    rows, recipe = rows_of(make_recipe("dense"), tmp_path), make_recipe("dense", "training.max_steps=1")
-    model = build_model(recipe, [])
-    with preserve_rng_state():
-        expected = draw()
-    train_and_save(recipe, rows, model, tmp_path / "at-hand")
-    assert draw() == expected
 
 
 def test_invalid_runs_are_refused_before_anything_is_written(
@@ -335,57 +254,6 @@ def test_invalid_runs_are_refused_before_anything_is_written(
         with pytest.raises(InputError, match="pip install schedulefree"):
             train(make_recipe("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"), out)
     assert not out.exists()
-
-
-@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets"])
-def test_a_missing_extra_is_named_before_anything_is_read(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    recipe = make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}")
-    monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == name else object())
-    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
-        train(recipe, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_given_rows_and_model_give_the_run_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense", "training.max_steps=2")
-    model = build_model(recipe, [])
-    record = train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand", command="it")
-    assert record["command"] == "it"
-    assert not model.encoder.training
-    plain = train(recipe, tmp_path / "plain")
-    assert record["model"] == plain["model"]
-    assert record["data"] == plain["data"]
-    with pytest.raises(InputError, match="already contains a run"):
-        train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand")
-
-
-def test_an_earlier_run_is_replaced_only_by_a_complete_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    train(make_recipe("dense", "training.max_steps=1"), out)
-    (out / "notes.txt").write_text("mine")
-    (out / "report.md").write_text("of the old run")
-    before = contents(out)
-    for overwrite, resume, problem in (
-        (False, False, "already contains a run"),
-        (False, True, "the run is complete, there is nothing to resume"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            train(make_recipe("dense"), out, overwrite=overwrite, resume=resume)
-    same_texts = tmp_path / "same.jsonl"
-    same_texts.write_text((json.dumps({"query": "q", "positive": "p", "negatives": ["n", "m"]}) + "\n") * 64)
-    failing = make_recipe("dense", f"data.train={same_texts}", "training.no_duplicates=true")
-    with pytest.raises(InputError, match="64 rows do not fill one batch of 4 without a repeated text"):
-        train(failing, out, overwrite=True)
-    assert contents(out) == before
-    assert not list(out.glob(".*"))
-    again = train(make_recipe("dense", "training.max_steps=2"), out, overwrite=True)
-    assert json.loads((out / "run.json").read_text())["result"]["steps"] == again["result"]["steps"] == 2
-    assert (out / "notes.txt").read_text() == "mine"
-    assert not (out / "report.md").exists()
-    assert not list(out.glob(".*"))
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]
 
 
 def test_only_the_same_run_can_be_resumed(make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path) -> None:
@@ -439,127 +307,6 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_resumes(
     assert json.loads((out / "run.json").read_text())["result"]["resumed_at"] == [2]
     assert quiver("train", recipe, "--out", whole, *chosen).code == 0
     assert same(out / "model", whole / "model")
-
-
-def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
-    used = "out: .* is training there; wait for it, or choose another --out"
-    asked: list[dict[str, bool]] = [{}, {"overwrite": True}, {"resume": True}]
-
-    def refused(call: int) -> None:
-        before = settled()
-        for how in asked:
-            with pytest.raises(InputError, match=used):
-                train(recipe, out, **how)
-        with pytest.raises(InputError, match=used):
-            train_and_save(recipe, rows_of(recipe, tmp_path), build_model(recipe, []), out)
-        assert settled() == before
-
-    def settled() -> dict[str, bytes]:
-        """Files except those that a thread of TensorBoard writes at any time."""
-        return {name: content for name, content in contents(out).items() if name != ".lock" and not name.startswith("tensorboard/")}
-
-    scorer = Scorer(0.5, then=refused)
-    train(make_recipe("dense", "training.max_steps=2", *WATCHED), out, scorer=scorer)
-    assert len(scorer.models) == 1
-    assert not list(out.glob(".*"))
-    with lock_run(tmp_path / "begun"), pytest.raises(InputError, match="is training there"):
-        train(recipe, tmp_path / "begun")
-    assert not (tmp_path / "begun").exists()
-
-
-def test_a_run_killed_while_writing_its_record_is_complete_after_resume(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Leftovers are deleted by the next session, and the run stays complete."""
-    out = tmp_path / "out"
-    recipe = make_recipe("dense", "training.max_steps=2", "training.lora.rank=2", "training.lora.alpha=4")
-
-    def dying(out: Path) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "remove_leftovers", dying)
-        with pytest.raises(Killed):
-            train(recipe, out)
-    assert {"run.json", "data", "start"} <= {path.name for path in out.iterdir()}
-    kept = {name: content for name, content in contents(out).items() if name.split("/")[0] not in ("data", "start")}
-    with pytest.raises(InputError, match="the run is complete, there is nothing to resume"):
-        train(recipe, out, resume=True)
-    assert contents(out) == kept
-
-
-def test_a_damaged_checkpoint_is_skipped(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recipe, out = make_recipe("colbert", "training.max_steps=6", "training.save_every=2", "training.log_every=1"), tmp_path / "out"
-    killed(recipe, out, 6)
-    path = out / "checkpoints" / "step-000004" / "trainer.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-        resumed = train(recipe, out, resume=True)
-    assert "step-000004: trainer.safetensors is damaged; removed it, so the run resumes from the checkpoint before it" in caplog.text
-    assert resumed["result"]["resumed_at"] == [2]
-    whole = train(recipe, tmp_path / "whole")
-    assert same(out / "model", tmp_path / "whole" / "model")
-    assert resumed["result"]["losses"] == whole["result"]["losses"]
-
-
-def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe, out = (
-        make_recipe("dense", "training.max_steps=3", "training.log_every=1", "training.lora.rank=2", "training.lora.alpha=4"),
-        tmp_path / "out",
-    )
-    with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
-        patched.setattr("quiver.encoder.training.run_folder.new_run", module.nullcontext)
-        (out / "checkpoints").mkdir(parents=True)
-        (out / "checkpoints").rmdir()
-        killed(recipe, out, 3)
-    assert len(read_log(out / LOG)) == 2
-    resumed = train(recipe, out, resume=True)
-    assert resumed["result"]["resumed_at"] == [0]
-    train(recipe, tmp_path / "whole")
-    assert same(out / "model", tmp_path / "whole" / "model")
-    assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("where", ["retrieval.training.run.average_models", "encoder.training.run_folder.finish_run"])
-def test_a_run_killed_after_its_last_step_is_finished_by_resume(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
-
-    def dying(*arguments: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(f"quiver.{where}", dying)
-        with pytest.raises(Killed):
-            train(recipe, out)
-    assert not (out / "run.json").exists()
-    record = train(recipe, out, resume=True, callbacks=[StopAt(step) for step in (1, 2, 3)])  # nothing is trained again
-    assert record["result"]["resumed_at"] == [2]
-    assert same(out / "model", out / "checkpoints" / "step-000002")
-    assert not (out / "data").exists()
-    assert not list(out.glob(".*"))
-
-
-def test_a_run_keeps_the_dtype_that_it_began_with(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    usual, out, seen = ("training.max_steps=4", "training.save_every=2", "training.log_every=1"), tmp_path / "out", []
-
-    class Products(Callback):
-        def on_step(self, step: int) -> None:
-            seen.append(torch.get_float32_matmul_precision())
-
-    auto = train(make_recipe("dense", *usual, "training.dtype=auto"), tmp_path / "auto", callbacks=[Products()])
-    assert auto["recipe"]["training"]["dtype"] == "float32"
-    assert seen == ["highest"] * 4
-    whole = train(make_recipe("dense", *usual, "training.dtype=bfloat16"), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(make_recipe("dense", *usual, "training.dtype=bfloat16"), out, callbacks=[StopAt(3, KeyboardInterrupt)])
-    with pytest.raises(InputError, match=r'training\.dtype was "bfloat16", is "float32"'):
-        train(make_recipe("dense", *usual, "training.dtype=float32"), out, resume=True)
-    resumed = train(make_recipe("dense", *usual, "training.dtype=auto"), out, resume=True)
-    assert resumed["recipe"]["training"]["dtype"] == "bfloat16"
-    assert resumed["result"]["losses"] == whole["result"]["losses"] != auto["result"]["losses"]
 
 
 def test_a_run_uses_the_device_that_is_asked_for(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

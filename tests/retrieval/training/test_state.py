@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch import nn
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.trainer import STATE, Progress
+from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import Recipe
@@ -132,47 +130,6 @@ def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRec
     assert any("lora" in name for name in names) == ("LoRA" in case)
 
 
-class Bomb:
-    """Unpickling an instance creates a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin", "pytorch_model.bin", "trainer.pkl")
-UNREAD = ("tokenizer_config.json",)
-"""Files written for other libraries."""
-
-
-@pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
-def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe, went_off = make_recipe("dense"), tmp_path / "went off"
-    state = make(recipe)
-    folder = tmp_path / "step-000001"
-    folder.mkdir()
-    write_checkpoint(folder, state, Progress(step=1), [random_state()])
-    for name in PICKLES:  # by the names that libraries look for
-        save(Bomb(went_off), folder / name)
-    progress, _ = read_checkpoint(folder, make(recipe, load_trainable(folder)))
-    assert progress.step == 1
-    replaced = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (*PICKLES, *UNREAD)]
-    assert {"model.safetensors", "config.json", "tokenizer.json", "modules.json", "trainer.json"} <= {path.name for path in replaced}
-    for path in replaced:  # and in the place of every file that is read
-        content = path.read_bytes()
-        save(Bomb(went_off), path)
-        with pytest.raises(InputError, match=path.name):
-            read_checkpoint(folder, make(recipe, load_trainable(folder)))
-        if path.suffix == ".safetensors":
-            path.unlink()
-            with pytest.raises(InputError, match=r"safetensors|pytorch_model.bin: (refused|corrupt)"):  # a pickle beside it is refused
-                read_checkpoint(folder, make(recipe, load_trainable(folder)))
-        path.write_bytes(content)
-    assert not went_off.exists()
-
-
 def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     state = make(make_recipe("dense", *LORA))
     write_checkpoint(tmp_path, state, Progress(), [])
@@ -181,26 +138,3 @@ def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path:
         save_file(other, tmp_path / WEIGHTS)
         with pytest.raises(InputError, match=rf"{WEIGHTS}: contains the weights of another model"):
             read_checkpoint(tmp_path, make(make_recipe("dense", *LORA)))
-
-
-@pytest.mark.parametrize("harm", ["progress", "less progress", "optimizer", "random", "groups"])
-def test_a_checkpoint_of_another_version_is_refused(harm: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense")
-    write_checkpoint(tmp_path, make(recipe), Progress(), [])
-    path = tmp_path / f"{STATE}.json"
-    tree = json.loads(path.read_text())
-    state = tree["state"]["dict"]
-    [progress] = [value for key, value in state if key == "progress"]
-    if harm == "progress":
-        progress["dict"].append(["moons", 3])
-    elif harm == "less progress":
-        progress["dict"] = [[key, value] for key, value in progress["dict"] if key != "epoch_batches"]
-    elif harm == "groups":
-        [optimizer] = [value for key, value in state if key == "optimizer"]
-        [groups] = [value for key, value in optimizer["dict"] if key == "param_groups"]
-        groups["list"].pop()
-    else:
-        tree["state"]["dict"] = [[key, value] for key, value in state if key != harm]
-    path.write_text(json.dumps(tree))
-    with pytest.raises(InputError, match=r"written by another version of Quiver or torch .*; start the run again"):
-        read_checkpoint(tmp_path, make(recipe, load_trainable(tmp_path)))

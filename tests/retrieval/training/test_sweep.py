@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,8 @@ import yaml
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.retrieval.training import run as training_run
-from quiver.retrieval.training.data import prepare
-from quiver.retrieval.training.data.table import RowCounts
-from quiver.retrieval.training.recipe import SCORE, DataSection, Recipe
-from quiver.retrieval.training.sweep import DATA, Grid, Sweep, make_grid, run_sweep
+from quiver.retrieval.training.recipe import SCORE, Recipe
+from quiver.retrieval.training.sweep import Grid, Sweep, make_grid, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"
@@ -104,14 +100,6 @@ def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Pa
     assert found.best is not None
     assert found.best.overrides == ("training.learning_rate=3e-5",), "the seed is none of its settings"
     assert found.best.folders == ("runs/learning_rate=3e-5_seed=1", "runs/learning_rate=3e-5_seed=2")
-
-
-@pytest.mark.parametrize(("keep_best", "expected"), [pytest.param(False, 0.512, marks=pytest.mark.slow), (True, 0.612)])
-def test_the_score_belongs_to_the_kept_checkpoint(grid: Callable[..., Grid], tmp_path: Path, keep_best: bool, expected: float) -> None:
-    section = {"data": "dev", "keep_best": keep_best}
-    found = run_sweep(grid(RATES, development=section), tmp_path, train=Trainer(peak))
-    assert found.best is not None
-    assert found.best.mean == pytest.approx(expected)
 
 
 @pytest.mark.slow
@@ -211,55 +199,3 @@ def test_runs_that_differ_only_in_irrelevant_settings_are_kept(grid: Callable[..
     assert run_sweep(again, tmp_path, train=trainer).best is not None
     assert trainer.calls == []
     assert not left.exists(), "of a run that was killed when it was complete"
-
-
-@pytest.mark.slow
-def test_overwriting_removes_only_files_of_runs(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    trainer = Trainer(peak)
-    run_sweep(grid(RATES), tmp_path, train=trainer)
-    folder = tmp_path / "runs" / "learning_rate=3e-5"
-    (folder / "checkpoints").mkdir()
-    for name in ("notes.txt", "results/mine.json"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("dear to somebody")
-    trainer.stops["learning_rate=1e-5"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(grid(RATES), tmp_path, train=trainer, overwrite=True)
-    assert sorted(path.name for path in folder.rglob("*")) == ["mine.json", "notes.txt", "results"]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["learning_rate=1e-5", "learning_rate=3e-5"]
-
-
-@pytest.mark.slow
-def test_runs_share_prepared_rows(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real runs: the rows are read once per sweep, and again for a sweep after they were deleted."""
-    pytest.importorskip("sentence_transformers")
-    make_recipe()
-    settings = ("training.learning_rate=1e-3,1e-2", "training.max_steps=1", "development.data=none")
-    grid, out, built, fails = make_grid(tmp_path / "recipe.json", settings), tmp_path / "out", list[Path](), {"learning_rate=0.01"}
-    whole = prepare.build_table
-
-    def counted(section: DataSection, folder: Path, *, seed: int, advance: Callable[[int], None]) -> RowCounts:
-        built.append(folder)
-        return whole(section, folder, seed=seed, advance=advance)
-
-    monkeypatch.setattr(prepare, "build_table", counted)
-
-    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        training_run.train(recipe, out, resume=resume, scorer=lambda model: 0.5, data_folder=data_folder)
-        if out.name in fails:
-            (out / "run.json").unlink()
-            raise InputError("no luck")
-
-    notes = out / "runs" / DATA / "notes.md"
-    notes.parent.mkdir(parents=True)
-    notes.write_text("somebody's")
-    found = run_sweep(grid, out, train=train)
-    assert [run.status for run in found.runs] == ["finished", "failed"]
-    assert len(built) == 1
-    assert len([path for path in notes.parent.iterdir() if path.is_dir()]) == 1, "kept for the run that failed"
-    assert not list(out.glob("runs/*/data"))
-    fails.clear()
-    shutil.rmtree(out / "runs" / "learning_rate=0.01")
-    assert run_sweep(grid, out, train=train).best is not None
-    assert len(built) == 1
-    assert list(notes.parent.iterdir()) == [notes]

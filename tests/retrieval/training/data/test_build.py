@@ -78,11 +78,6 @@ def test_rows_of_ids_are_resolved(ids: DataSection, tmp_path: Path) -> None:
     assert list(rows.texts())[:4] == ["query 0", "document 0", "document 1", "document 5"]
 
 
-def test_scores_stay_with_their_documents_in_shortened_rows(ids: DataSection, tmp_path: Path) -> None:
-    [row, *_] = rows_of(ids.replace(documents_per_row=2), tmp_path)
-    assert row == {"query": "query 0", "document_1": "document 0", "document_2": "document 1", "scores": [0.5, 0.25]}
-
-
 def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [
         {"query_id": 0, "document_ids": ["d0", "d1"]},

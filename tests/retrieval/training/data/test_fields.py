@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.training.data.sources import Example, FieldReader, TextEntry, parse_list, read_text_entries
+from quiver.retrieval.training.data.sources import Example, FieldReader, parse_list
 from quiver.retrieval.training.recipe import DataSection
 
 
@@ -57,14 +55,6 @@ def test_dotted_paths_reach_nested_values(path: str, found: list[str]) -> None:
             read(row, document_fields=("positive", path))
     else:
         assert read(row, document_fields=("positive", path)).documents == ["p", *found]
-
-
-def test_ids_and_scores_may_be_numbers_texts_and_lists_stored_as_texts() -> None:
-    row = {"qid": 5, "docs": "[7, 8]", "more": ["9"], "scores": "[0.5, 1e-3]", "other": ["2"]}
-    example = read(row, format="ids", query_field="qid", document_fields=("docs",), score_fields=("scores",))
-    assert example == Example("rows.jsonl:1", "5", ["7", "8"], [0.5, 0.001])
-    both = read(row, format="ids", query_field="qid", document_fields=("qid", "docs"), score_fields=("scores", "other"))
-    assert (both.documents, both.scores) == (["5", "7", "8"], [0.5, 0.001, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -160,31 +150,6 @@ def test_a_later_row_may_lack_documents() -> None:
     assert reader.examples("rows.jsonl:2", {"query": "q", "positive": "p"})[0].documents == ["p"]
     with pytest.raises(InputError, match=r"rows\.jsonl:2: no field 'query'"):
         reader.examples("rows.jsonl:2", {"positive": "p"})
-
-
-def test_text_and_id_of_a_corpus_row(write: Callable[..., Path]) -> None:
-    path = write("corpus.jsonl", [{"id": 7, "meta": {"text": "a"}}])
-    assert list(read_text_entries(str(path), "id", "meta.text")) == [TextEntry(f"{path}:1", "7", "a")]
-    for fields, problem in ((("id", "text"), "no field 'text'; the row's fields are id, meta"), (("meta", "id"), "'meta' must hold an id")):
-        with pytest.raises(InputError, match=problem):
-            list(read_text_entries(str(path), *fields))
-
-
-@pytest.mark.parametrize(
-    ("printed", "ids"),
-    [
-        ("[7 8]", ["7", "8"]),
-        ("[007 008]", ["007", "008"]),
-        ("[007, 8]", ["007", "8"]),
-        ("[+7 -8]", ["+7", "-8"]),
-        ("['007', \"8\"]", ["007", "8"]),
-        (f"[{'9' * 5000}, 'a']", ["9" * 5000, "a"]),
-        (f"[{'9' * 5000}]", ["9" * 5000]),
-    ],
-)
-def test_ids_in_printed_lists_stay_strings(printed: str, ids: list[str]) -> None:
-    fields = {"format": "ids", "query_field": "id", "document_fields": ("docs",)}
-    assert read({"id": 1, "docs": printed}, **fields).documents == ids
 
 
 def test_a_long_malformed_list_is_refused_quickly() -> None:

@@ -94,12 +94,6 @@ def test_longer_rows_are_cut_or_drawn_and_counted(prepare: Callable[..., Trainin
     assert seen == set(wrong(5, 5))
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
-def test_tables_with_empty_cells_are_like_lists(prepare: Callable[..., TrainingRows], name: str) -> None:
-    rows = prepare([row(n, "" if n == 0 else f"n{n}") for n in range(4)], name=name)
-    assert (rows.documents_per_row, rows.counts.rows_short) == (2, 1)
-
-
 def test_teacher_scores_need_rows_of_equal_length_and_stay_with_their_documents(prepare: Callable[..., TrainingRows]) -> None:
     content = [{**row(n, wrong(n, n)), "scores": [9.0, *map(float, range(n))]} for n in range(1, 4)]
     with pytest.raises(InputError, match=r"rows\.jsonl:1: the row has 2 documents, 4 are needed"):
@@ -109,9 +103,3 @@ def test_teacher_scores_need_rows_of_equal_length_and_stay_with_their_documents(
         assert len(found["scores"]) == 4
         documents = [found[f"document_{place}"] for place in range(2, 5)]
         assert found["scores"] == [9.0, *(float(text.partition(".")[2]) for text in documents)]
-
-
-def test_a_field_that_no_row_has_is_named(prepare: Callable[..., TrainingRows]) -> None:
-    content = [{"query": f"q{n}", "positive": f"p{n}", "negative": "n"} for n in range(3)]
-    with pytest.raises(InputError, match=r"rows\.jsonl:1: no field 'negatives'; did you mean 'negative'\? .*data\.document_fields"):
-        prepare(content)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
 import pytest
 
 from quiver.retrieval.training.data.prepare import SAMPLE_BLOCK, RowSample
@@ -19,11 +16,6 @@ def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[lis
     return [int(written[number].location) for number in sample.order().tolist()], len(written)
 
 
-def test_without_shuffling_the_first_rows_are_used() -> None:
-    assert chosen(5, RowSample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
-    assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
-
-
 def test_shuffling_is_a_permutation_by_seed() -> None:
     orders = [chosen(3000, RowSample(shuffle=True, limit=None, seed=seed))[0] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
@@ -38,10 +30,3 @@ def test_a_limit_takes_the_beginning_of_the_shuffled_order(limit: int) -> None:
     assert chosen(20_000, RowSample(shuffle=True, limit=limit, seed=3), block=7)[0] == part
     if limit <= 1500:
         assert written < 9000  # of 20,000: what is not wanted is hardly written
-
-
-def test_every_row_has_the_same_chance() -> None:
-    counts = Counter(number for seed in range(400) for number in chosen(20, RowSample(shuffle=True, limit=5, seed=seed))[0])
-    # 400 draws at 1/4: a standard deviation of 8.7 around 100.
-    assert len(counts) == 20
-    np.testing.assert_allclose(list(counts.values()), 100, atol=40)

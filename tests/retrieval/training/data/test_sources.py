@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,7 @@ KINDS = ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"]
 def test_supported_files_are_read(write: Callable[..., Path], name: str) -> None:
     path = write(name, ROWS)
     assert list(iter_source(str(path))) == [(f"{path}:{n}", row) for n, row in enumerate(ROWS, start=1)]
-    assert count_rows([str(path), str(path)]) == 10
+    assert count_rows([str(path), str(path)]) == (None if name.endswith(".gz") else 10)
 
 
 def test_parquet_reads_only_the_requested_columns(write: Callable[..., Path]) -> None:
@@ -105,7 +103,7 @@ def test_splits_of_the_hub_are_read(data_set: Path) -> None:
     assert [row for _, row in iter_source(source, ("positive.0",))] == [{"positive": row["positive"]} for row in ROWS]
     assert [set(row) for _, row in iter_source("hub://owner/name/triplet/test", ("nothing",))] == [{"query", "positive", "rest"}]
     assert [row for _, row in iter_source("hub://owner/name@any/other/train")] == ROWS[1:2]
-    assert count_rows([source]) == 0
+    assert count_rows([source]) is None
 
 
 LISTS = """---
@@ -148,20 +146,11 @@ def test_a_data_set_card_with_other_types_than_the_files_is_read(
     assert not caplog.records
 
 
-def test_a_split_with_differing_columns_is_refused(data_set: Path, write: Callable[..., Path]) -> None:
-    write("hub/owner/name/data/train-00001-of-00002.parquet", [{"query": "q", "positive": "text", "rest": 1}])
-    with pytest.raises(InputError, match="hub://owner/name/triplet/train: downloading from the Hub failed"):
-        list(iter_source("hub://owner/name/triplet/train"))
-
-
 def test_rows_of_large_files_are_estimated(write: Callable[..., Path]) -> None:
     rows = [{"query": f"q{n * n}", "text": os.urandom(40).hex()} for n in range(5000)]
-    for name in ("rows.jsonl", "rows.jsonl.gz"):
-        path = write(name, rows)
-        assert path.stat().st_size > 200_000
-        assert count_rows([str(path)], sample=20_000) == pytest.approx(5000, rel=0.05)
-    path.write_bytes(b"no gzip at all")
-    assert count_rows([str(path)]) == 0
+    path = write("rows.jsonl", rows)
+    assert path.stat().st_size > 200_000
+    assert count_rows([str(path)], sample=20_000) == pytest.approx(5000, rel=0.05)
 
 
 def test_files_of_the_hub_are_read(data_set: Path) -> None:
@@ -182,40 +171,3 @@ def test_files_of_the_hub_are_read(data_set: Path) -> None:
 def test_missing_data_sets_of_the_hub_are_refused(data_set: Path, source: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         list(iter_source(source))
-
-
-def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Callable[..., Path]) -> None:
-    """In a separate process, because the client reads its settings at import."""
-    pytest.importorskip("datasets")
-    commit = "c" * 40
-    write(f"cache/datasets--owner--name/snapshots/{commit}/plain/rows.jsonl", ROWS)
-    (tmp_path / "cache/datasets--owner--name/refs").mkdir()
-    (tmp_path / "cache/datasets--owner--name/refs/main").write_text(commit)
-    code = (
-        "from quiver.encoder.errors import InputError\nfrom quiver.retrieval.training.data.sources import iter_source\n"
-        "for name in ('plain/rows.jsonl', 'plain/none.jsonl', 'triplet/train'):\n"
-        "    try: print(len(list(iter_source('hub://owner/name/' + name))))\n"
-        "    except InputError as error: print(error)\n"
-    )
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "d")}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    rows, file, split = found.stdout.splitlines()
-    assert rows == "5"
-    for name, line in (("plain/none.jsonl", file), ("triplet/train", split)):
-        assert line.startswith(f"hub://owner/name/{name}: downloading from the Hub failed (")
-        assert line.endswith("check the name and the network, or set QUIVER_HUB to a folder of local copies")
-
-
-def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:
-    """pyarrow holds one row group at a time, not everything that was read."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path, group = tmp_path / "rows.parquet", arrow.table({"text": [f"{n} " + os.urandom(500).hex() for n in range(500)]})
-    with parquet.ParquetWriter(path, group.schema, use_dictionary=False) as writer:
-        for _ in range(40):
-            writer.write_table(group)
-    before, most, rows = arrow.total_allocated_bytes(), 0, 0
-    for rows, _ in enumerate(iter_source(str(path)), start=1):
-        if rows % 256 == 0:
-            most = max(most, arrow.total_allocated_bytes() - before)
-    assert rows == 20_000
-    assert most < path.stat().st_size / 4

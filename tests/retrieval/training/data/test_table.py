@@ -44,19 +44,8 @@ def test_texts_of_several_batches_are_read_back(tmp_path: Path) -> None:
     assert list(column) == texts
 
 
-def test_large_texts_make_batches_of_their_own(tmp_path: Path) -> None:
-    texts = ["a" * (9 << 20), "b" * (9 << 20), "c"]
-    assert written(tmp_path, texts).take([2, 0]) == ["c", texts[0]]
-
-
 def test_copies_hold_no_texts(tmp_path: Path) -> None:
     column = written(tmp_path, TEXTS)
     for again in (copy.deepcopy(column), pickle.loads(pickle.dumps(column))):  # noqa: S301  # made by this test
         assert list(again) == TEXTS
     assert len(pickle.dumps(column)) < 1000
-
-
-def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
-    written(tmp_path, TEXTS)
-    with pytest.raises(FileExistsError):
-        ArrowWriter(tmp_path / "texts.arrow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -21,14 +21,12 @@ from quiver.encoder.work_folder import WorkFolder
 from quiver.eval.datasets.benchmarks import Policy
 from quiver.eval.rankers import StreamedWords
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.index import BuildOptions, build_index
-from quiver.retrieval.records import Document
+from quiver.retrieval.index import build_index
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.mining import negatives
 from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.negatives import (
-    MARGINS,
     Margin,
     MiningSystem,
     Output,
@@ -40,8 +38,8 @@ from quiver.retrieval.training.mining.negatives import (
     parse_ranks,
     rankable,
 )
-from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, VectorSearcher
-from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
+from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id
 from quiver.retrieval.training.recipe import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -218,31 +216,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "QUERIES_PER_PART", (7, 7))
 
 
-@pytest.mark.parametrize("kind", ["word_sum", "bm25"])
-def test_the_bar_moves_between_the_searches_of_a_part(
-    kind: str, bars: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    path, pairs = pairs_file(tmp_path)
-    searcher, seen = VectorSearcher if kind == "word_sum" else BM25Searcher, list[tuple[int, int]]()
-    search: Any = searcher.search
-
-    def watched(self: Any, queries: Any, k: int, *, also: Any) -> Any:
-        seen.append((sum(bars["mining"].steps), len(queries)))
-        return search(self, queries, k, also=also)
-
-    monkeypatch.setattr(searcher, "search", watched)
-    system = MiningSystem(request.getfixturevalue(kind) if kind == "word_sum" else None)
-    mine_negatives(PairSource((str(path),), positive_field="pos"), system, tmp_path / "out", rules=Rules(), output=Output(), progress=True)
-    assert sum(bars["mining"].steps) == bars["mining"].total == len({query for query, _ in pairs})
-    before = 0
-    for done, queries in seen:  # what earlier searches found is counted
-        assert done == before
-        before += queries
-    assert len(seen) > 3
-    assert {"reading", "documents", "writing"} <= bars.keys()
-    assert sum(bars["documents"].steps) == bars["documents"].total
-
-
 def test_copies_of_the_positive_and_the_query_are_not_negatives(word_sum: Any, tmp_path: Path) -> None:
     corpus = ["w1 w2 w3", " W1  w2 w3", "w1 w2\tW3 ", "w1 w2", "W1 W2", "w1 w3", "w1 w3", "", "   ", "w9"]
     write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
@@ -347,20 +320,6 @@ def test_an_index_and_its_model_mine_the_same_negatives(kind: str, request: pyte
 def close(row: dict[str, Any]) -> dict[str, Any]:
     """A row that compares equal if its scores differ by at most 1e-6."""
     return {name: pytest.approx(value, abs=1e-6) if "score" in name else value for name, value in row.items()}
-
-
-def test_an_index_of_another_model_is_refused(beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path) -> None:
-    rules, out = Rules(), tmp_path / "out"
-    index = build_index(beir, word_sum, tmp_path / "index")
-    with pytest.raises(InputError, match="built with word-sum-a"):
-        mine_negatives(BeirSource(beir), MiningSystem(other_word_sum, index), out, rules=rules, output=Output())
-    bare = build_index(beir, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
-    with pytest.raises(InputError, match="bare: built without texts"):
-        mine_negatives(BeirSource(beir), MiningSystem(word_sum, bare), out, rules=rules, output=Output())
-    other = build_index([Document("x", "wings")], word_sum, tmp_path / "other")
-    with pytest.raises(InputError, match=r"beir: 11 of 11 relevant judgements name documents that are not in .*other, such as 'd0'"):
-        mine_negatives(BeirSource(beir), MiningSystem(word_sum, other), out, rules=rules, output=Output())
-    assert not out.exists()
 
 
 @pytest.mark.parametrize("with_index", [False, True])
@@ -564,14 +523,3 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert table.same.tolist() == [0, 1, 0, 3, 4]
     assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
     assert len(set(table.ids)) == len(table) == 5
-
-
-def test_mining_data_of_equal_content_have_equal_checksums(tmp_path: Path) -> None:
-    path, pairs = pairs_file(tmp_path)
-    sums = []
-    for name, rows in (("a", pairs), ("b", pairs), ("c", pairs[:-1]), ("d", pairs[:-2])):
-        write_lines(path, [{"query": query, "pos": document} for query, document in rows])
-        (tmp_path / name).mkdir()
-        sums.append(read_mining_data(PairSource((str(path),), positive_field="pos"), tmp_path / name).sha256)
-    assert sums[0] == sums[1] == sums[2] != sums[3]  # the last pair came twice
-    assert list(MARGINS) == ["perc-pos", "margin-pos", "max-score"]

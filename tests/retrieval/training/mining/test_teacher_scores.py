@@ -15,15 +15,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import InputError
 from quiver.retrieval.cluster import LocalProcesses
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.training.mining import teacher_scores
 from quiver.retrieval.training.mining.job_folder import WORK
-from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
 from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
-from quiver.retrieval.training.mining.texts import BeirSource
 from quiver.retrieval.training.recipe import DataSection
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
@@ -87,19 +83,6 @@ def test_each_text_is_encoded_once(word_sum: Any, tmp_path: Path) -> None:
     word_sum.calls.clear()
     score_rows(section(path), VectorTeacher(word_sum), tmp_path / "again", cache=tmp_path / "cache")
     assert not word_sum.calls
-
-
-def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", ROWS)
-    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "raw")
-    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", normalize="min-max")
-    for raw, row in zip(read_lines(tmp_path / "raw" / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz"), strict=True):
-        low, high = min(raw["scores"]), max(raw["scores"])
-        expected = [(score - low) / (high - low) if high > low else 0 for score in raw["scores"]]
-        assert row["scores"] == pytest.approx(expected, abs=1e-5)
-    assert min_max(np.array([0.3], np.float32)).tolist() == [0.0]
-    with pytest.raises(InputError, match="one of none, min-max, got 'softmax'"):
-        score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
 
 
 class Watched(VectorTeacher):
@@ -291,42 +274,6 @@ def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("ids", [False, True])
-def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    (folder / "qrels").mkdir(parents=True)
-    write_lines(folder / "corpus.jsonl", [{"_id": f"d{number}", "text": text} for number, text in enumerate(TEXTS)])
-    write_lines(folder / "queries.jsonl", [{"_id": f"q{number}", "text": f"w{number} w2"} for number in range(6)])
-    (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(6)))
-    mined = tmp_path / "mined"
-    rules = Rules(negatives=5, ranks=Ranks(1, 20), margins=())
-    mine_negatives(BeirSource(folder), MiningSystem(word_sum), mined, rules=rules, output=Output(ids=ids))
-    fields: dict[str, Any] = {}
-    if ids:
-        fields = {"format": "ids", "query_field": "query_id", "document_fields": ("document_ids",)}
-        fields |= {name: str(mined / f"{name}.jsonl.gz") for name in ("queries", "documents")}
-    score_rows(section(mined / "train.jsonl.gz", **fields), VectorTeacher(word_sum), tmp_path / "out")
-    before, after = read_lines(mined / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz")
-    assert len(before) == 6
-    for miner, teacher in zip(before, after, strict=True):
-        assert teacher.keys() == miner.keys()
-        assert teacher["scores"] == pytest.approx(miner["scores"], rel=1e-6)  # the teacher is the miner
-        assert len(teacher["scores"]) == 6
-
-
-@pytest.fixture
-def tiny_model(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=32)
-    config = EncoderConfig.modernbert(
-        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=32
-    )
-    folder = tmp_path / "model"
-    BiEncoder.from_parts(
-        init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
-    ).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def cross_encoder(tmp_path: Path) -> Path:
     """A BERT of two layers with one score, as sentence-transformers saves it."""
@@ -455,40 +402,6 @@ def test_the_fingerprint_of_a_cross_encoder_covers_everything_that_affects_score
         torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
         seen.append(fingerprint())
     assert len(set(seen)) == 6
-
-
-def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("sentence_transformers")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder)
-    (cross_encoder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
-    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
-    teacher, calls = load_teacher(str(cross_encoder)), 0
-
-    class Stopping:
-        description = teacher.description
-
-        @contextmanager
-        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
-            with teacher.scorer(data, cache=cache, progress=progress) as score:
-
-                def twice(parts: Any, advance: Any) -> Iterator[Any]:
-                    nonlocal calls
-                    for part in score(parts, advance):
-                        calls += 1
-                        if calls > 2:
-                            raise KeyboardInterrupt
-                        yield part
-
-                yield twice
-
-    with pytest.raises(KeyboardInterrupt):
-        score_rows(section(path), Stopping(), out)
-    torch.nn.init.constant_(model.classifier.bias, 9.0)
-    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="other settings: teacher was"):
-        score_rows(section(path), load_teacher(str(cross_encoder)), out)
 
 
 def test_unsuitable_cross_encoders_are_refused(cross_encoder: Path, tmp_path: Path) -> None:
