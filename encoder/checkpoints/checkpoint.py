@@ -90,16 +90,7 @@ def read_state(folder: Path, family: TensorNames) -> dict[str, Tensor]:
 
 
 def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
-    """Rename and stack the tensors of a Hugging Face state dict.
-
-    Args:
-        encoder: Gives the expected names and shapes; its weights are not changed.
-        state: Tensors of the family, with or without its prefix.
-        where: Source of the tensors, for error messages.
-
-    Raises:
-        InputError: A tensor is missing, has another shape, or is unknown.
-    """
+    """Rename and stack the tensors of a Hugging Face state dict."""
     family = FORMATS[encoder.config.family].tensors
     stripped = {family.current_name(key): tensor for key, tensor in state.items()}
     if len(stripped) < len(state):
@@ -141,15 +132,7 @@ def _few(label: str, keys: list[str]) -> str:
 
 
 def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
-    """Return an encoder's tensors under the family's names.
-
-    Args:
-        encoder: The encoder.
-        prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as in checkpoints with a head.
-
-    Raises:
-        InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
-    """
+    """Return an encoder's tensors under the family's names."""
     if encoder.prepacked == "int8":
         raise InputError("an encoder quantized to int8 cannot be saved; save it before optimize_for_inference")
     start = FORMATS[encoder.config.family].tensors.prefix if prefix else ""

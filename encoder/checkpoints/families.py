@@ -37,11 +37,7 @@ def families_with_head(task: Task) -> list[Family]:
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
-    """Convert a parsed config.json to an `EncoderConfig`.
-
-    Raises:
-        InputError: The architecture or a setting is not supported; the message names the key.
-    """
+    """Convert a parsed config.json to an `EncoderConfig`."""
     family = hf.get("model_type")
     if not isinstance(family, str) or family not in MODEL_TYPES:
         raise InputError(f"config.json: model_type must be one of {', '.join(sorted(MODEL_TYPES))}, got {family!r}")
@@ -50,15 +46,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
 
 
 def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[str, Any]:
-    """Convert an `EncoderConfig` to its family's config.json.
-
-    Args:
-        config: The architecture.
-        style: For ModernBERT: v4 keys, which transformers 4 and 5 both read, or v5 keys.
-
-    Raises:
-        InputError: The family's format cannot express the architecture; the message names the field.
-    """
+    """Convert an `EncoderConfig` to its family's config.json; an error names the field that its format cannot express."""
     written = FORMATS[config.family].to_hf(config, style)
     remedy = "use family quiver"
     try:

@@ -34,17 +34,7 @@ _OF_WEIGHTS = ("model_type", "in_features")
 
 
 def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
-    """Return the folder of a model, downloaded from the Hugging Face Hub if it is not a local folder.
-
-    Weights are downloaded as safetensors; ``pytorch_model.bin`` only for a folder without safetensors.
-
-    Args:
-        source: A folder, or a model id such as ``answerdotai/ModernBERT-base``.
-        revision: Branch, tag or commit on the Hub.
-
-    Raises:
-        InputError: It is neither a folder nor a model on the Hub (or in its cache, offline).
-    """
+    """Return the folder of a model, downloaded from the Hugging Face Hub if it is not a local folder."""
     path = expand_home(source)
     if path.is_dir():
         return path

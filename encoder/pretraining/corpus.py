@@ -206,19 +206,7 @@ def train_texts(data: DataSection, *, share: float, characters: int | None = Non
 def prepare_corpus(
     data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS, characters: int | None = None
 ) -> None:
-    """Tokenize the sources into a folder, unless an intact one was made with the same sources and settings.
-
-    Args:
-        data: Sources and split.
-        tokenizer: Tokenizer of the model.
-        folder: Folder of the corpus; appears under this name only when it is complete.
-        block_characters: Minimum number of characters per call of the tokenizer.
-        characters: Characters to read of each source; None for all.
-
-    Raises:
-        InputError: A source cannot be read or has no text to train on, no document is held out although ``held_out`` is above 0; or the
-            existing folder was made with other sources or settings.
-    """
+    """Tokenize the sources into a folder, unless an intact one was made with the same sources and settings."""
     made_of = {
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
         "held_out": data.held_out,

@@ -53,15 +53,7 @@ class Share:
 
 
 def cut(ends: NDArray[np.int64], room: int, *, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split documents into pieces of ``room`` tokens; the last piece of a document may be shorter.
-
-    Returns:
-        Offset and length of each piece, in the order of the corpus.
-
-    Example:
-        >>> [array.tolist() for array in cut(np.array([5, 7]), 2)]
-        [[0, 2, 4, 5], [2, 2, 1, 2]]
-    """
+    """Split documents into pieces of ``room`` tokens, the last of a document maybe shorter; offset and length of each piece, in order."""
     begins = np.concatenate([[begin], ends[:-1]]).astype(np.int64)
     counts = -(-(ends - begins) // room)
     first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -179,14 +171,7 @@ class PieceSampler:
 
 
 class SequencePacker:
-    """Packs an endless stream of pieces into rows.
-
-    Example:
-        >>> pieces = iter(Piece(0, length, serial) for serial, length in enumerate([4, 3, 1, 2, 4, 4, 4, 4]))
-        >>> packer = SequencePacker(lambda: next(pieces), buffer=2)
-        >>> [[piece.serial for piece in row] for row in packer.rows(2, room=9)]  # 6 + 3 tokens, 5 + 4
-        [[0, 2], [1, 3]]
-    """
+    """Packs an endless stream of pieces into rows."""
 
     def __init__(self, take: Callable[[], Piece], *, buffer: float) -> None:
         self.take = take

@@ -131,12 +131,7 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
 
 
 def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None:
-    """Set the decoder's bias to the logarithm of each token's relative frequency, which is the best prediction without context.
-
-    Args:
-        model: Model with random weights.
-        shares: Relative frequency of each token, above 0, (V,).
-    """
+    """Set the decoder's bias to the logarithm of each token's relative frequency, (V,), above 0: the best prediction without context."""
     bias = model.decoder.bias
     if bias is None:
         raise ValueError("the decoder has no bias")
@@ -145,10 +140,7 @@ def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None
 
 
 def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
-    """Return a model with the same weights and another configuration.
-
-    The RoPE tables are built from the configuration, so another RoPE base or context needs a new model.
-    """
+    """Return a model with the same weights and another configuration, from which the RoPE tables are built anew."""
     formed = MaskedLM(Encoder(config), tied=model.decoder.weight is None)
     state, expected = model.state_dict(), formed.state_dict()
     for name in dict.fromkeys([*expected, *state]):

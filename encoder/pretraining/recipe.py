@@ -249,16 +249,7 @@ RULES = (
 
 
 def load_pretraining_recipe(path: str | Path, overrides: Overrides = ()) -> PretrainingRecipe:
-    """Read and check a recipe.
-
-    Args:
-        path: A YAML file, or the name of a shipped recipe.
-        overrides: ``training.seed=2``, ``phases.0.tokens=1e6`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
-
-    Raises:
-        SchemaError: The recipe cannot be used; names everything that is wrong with it.
-        InputError: There is no such recipe, or it cannot be read.
-    """
+    """Read and check a recipe."""
     recipe = load_sections(path, PretrainingRecipe, RULES, kinds=KINDS, overrides=overrides)
     if problems := list(_problems(recipe)):
         raise SchemaError(str(path), problems)

@@ -129,20 +129,7 @@ def open_session(recipe: PretrainingRecipe, out: Path, processes: Processes, dev
 
 
 def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, characters: int | None = None) -> None:
-    """Start a run without training: train the tokenizer and tokenize the corpus, in one process that needs no GPU.
-
-    `pretrain` does this too, but then the other processes wait, for at most `quiver.encoder.training.processes.TIMEOUT`. A large corpus
-    takes days.
-
-    Args:
-        recipe: Recipe of the run.
-        out: Run folder; `pretrain` continues there with ``resume``.
-        resume: Continue an unfinished preparation.
-        characters: Characters to read of each source, for a trial; None for all.
-
-    Raises:
-        InputError: As `pretrain`, for corpus, vocabulary, initial model and folder.
-    """
+    """Start a run without training, in one process that needs no GPU: train the tokenizer and tokenize the corpus."""
     with lock_run(out):
         _check_folder(recipe, out, resume=resume, writes=True)
         _prepare(recipe, out, begins=not resume, characters=characters)

@@ -47,11 +47,7 @@ class Masker:
         self._seed = seed
 
     def __call__(self, ids: NDArray[Any], serial: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Mask a sequence.
-
-        Returns:
-            Masked ids, (n,), and labels, (n,): the original id of each predicted token, -100 elsewhere.
-        """
+        """Mask a sequence: masked ids, (n,), and labels, (n,): the original id of each predicted token, -100 elsewhere."""
         # The key is the seed, the counter the sequence: Philox gives each its own range of 2**128 numbers, without the cost of seeding.
         generator = np.random.Generator(np.random.Philox(key=self._seed, counter=serial << 128))
         draw = generator.random(len(ids))
@@ -119,11 +115,7 @@ class RowMaker:
 
 
 class PhaseStream:
-    """Yields the batches of one phase, step by step.
-
-    Attributes:
-        sampler: Draws the pieces of the phase.
-    """
+    """Yields the batches of one phase, step by step; ``sampler`` draws its pieces."""
 
     def __init__(self, recipe: PretrainingRecipe, number: int, corpus: Corpus, tokenizer: Tokenizer, processes: Processes) -> None:
         self._phase, training = recipe.phases[number], recipe.training

@@ -75,12 +75,7 @@ class Session:
 
 
 class PretrainingTask:
-    """The phases of a recipe as the trainer's task.
-
-    Attributes:
-        model: The model in the form of the current phase.
-        phase_ends: Last steps of the phases that are done.
-    """
+    """The phases of a recipe as the trainer's task; ``model`` has the form of the current phase."""
 
     def __init__(self, session: Session, progress: Progress, checkpoint: tuple[Path, SavedState] | None = None) -> None:
         self._session = session
@@ -238,11 +233,7 @@ class PretrainingTask:
         return self._held_out is not None and (self._phase_ended or _due(training.evaluate_every, progress.step))
 
     def evaluate(self) -> Mapping[str, float]:
-        """The held-out loss.
-
-        Raises:
-            WorkStoppedError: A process was asked to stop.
-        """
+        """The held-out loss."""
         if self._held_out is None:
             return {}
         with autocast(self._session.recipe.training.dtype, self.device):
@@ -372,15 +363,7 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int) -> int:
-    """Model FLOPs of the forward and backward pass of a masked language model.
-
-    Example:
-        >>> config = EncoderConfig.modernbert(
-        ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"])
-        >>> matrices, attention, logits = 10 * (4 * 32 * 32 + 3 * 32 * 48), 2 * 32 * 10 * 10, 2 * (32 * 32 + 32 * 64)
-        >>> training_flops(config, [10], masked=2) == 2 * 3 * (matrices + attention + logits)
-        True
-    """
+    """Model FLOPs of the forward and backward pass of a masked language model; logits are computed only for masked tokens."""
     width, tokens = config.hidden_size, sum(lengths)
     matrices = 4 * width**2 + (3 if config.mlp == "gated" else 2) * width * config.intermediate_size
     forward = tokens * matrices * config.num_layers

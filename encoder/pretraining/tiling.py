@@ -36,15 +36,7 @@ FREE = frozenset(
 
 
 def layer_map(old: int, new: int) -> list[int]:
-    """For each layer of the larger model, the layer of the smaller one that it is initialized from.
-
-    Returns:
-        round(i l / L), with ties to even, and at most l - 1 (rounding alone exceeds it if L > 2 l).
-
-    Example:
-        >>> layer_map(4, 6)
-        [0, 1, 1, 2, 3, 3]
-    """
+    """For each layer of the larger model the one of the smaller: round(i l / L), ties to even, and at most l - 1."""
     return [min(round(layer * old / new), old - 1) for layer in range(new)]
 
 

@@ -35,12 +35,7 @@ Recipe = TypeVar("Recipe", bound=_Recipe)
 
 
 def training_dtype(dtype: TrainingDtype, device: torch.device | str) -> Literal["float32", "bfloat16"]:
-    """Dtype in which the forward and backward pass run on a device.
-
-    Example:
-        >>> training_dtype("auto", "cpu"), training_dtype("bfloat16", "cpu")
-        ('float32', 'bfloat16')
-    """
+    """Dtype in which the forward and backward pass run on a device."""
     if dtype == "float32" or torch.device(device).type != "cuda":
         return "bfloat16" if dtype == "bfloat16" else "float32"
     capability = torch.cuda.get_device_capability(device)

@@ -78,11 +78,7 @@ class GradientReducer:
             bucket.left = passes * len(bucket.weights)
 
     def finish(self) -> Unused:
-        """Begin the reductions that are left, and let the device wait for all; called once per step by every process.
-
-        Returns:
-            The weights without a gradient here.
-        """
+        """Begin the reductions that are left, and let the device wait for all; returns the weights without a gradient here."""
         for bucket in self._buckets[self._next :]:
             self._reduce(bucket)
         found = Unused()

@@ -88,12 +88,7 @@ def read_log(path: Path) -> list[Line]:
 
 
 def curve(lines: Sequence[Line], key: str) -> Curve:
-    """One quantity of a log over the steps.
-
-    Example:
-        >>> curve([{"step": 1, "loss": 0.5}, {"step": 1, "ndcg@10": 0.25}, {"step": 2, "loss": 0.25}], "loss")
-        [(1, 0.5), (2, 0.25)]
-    """
+    """One quantity of a log over the steps."""
     return [(int(line["step"]), float(line[key])) for line in lines if key in line]
 
 

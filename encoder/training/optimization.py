@@ -110,15 +110,7 @@ def set_learning_rate(optimizer: Optimizer, *, peak: float, share: float, weight
 def learning_rate_share(
     done: float, *, warmup: float, decay_start: float, total: float, decay: str = "linear", final: float = 0.0
 ) -> float:
-    """Learning rate of a step as a share of its peak: linear warm-up, constant, then decay.
-
-    Returns:
-        0 at the start of a warm-up, 1 between warm-up and decay, ``final`` at the end of the decay.
-
-    Example:
-        >>> [learning_rate_share(done, warmup=2, decay_start=3, total=7) for done in range(8)]
-        [0.0, 0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    """
+    """Learning rate of a step as a share of its peak: linear warm-up from 0, constant, decay to ``final``; all in steps, or in tokens."""
     if done < warmup:
         return done / warmup
     if done <= decay_start:

@@ -31,11 +31,7 @@ _SAME = 1.0  # seconds within which a second signal is the first one again: a te
 
 
 class StopRequest:
-    """Whether a signal has requested the run to stop.
-
-    Attributes:
-        name: ``SIGTERM`` or ``SIGINT``; None without a request.
-    """
+    """Whether a signal has requested the run to stop; ``name`` is SIGTERM or SIGINT, None without a request."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -47,11 +43,7 @@ class StopRequest:
         return self.name is not None
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal.
-
-        Raises:
-            KeyboardInterrupt: It is a second SIGINT.
-        """
+        """Handle a signal; a second SIGINT raises KeyboardInterrupt."""
         del frame
         if number == signal.SIGINT and self.name is not None and time.monotonic() - self._when > _SAME:
             raise KeyboardInterrupt

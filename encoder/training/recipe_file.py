@@ -118,12 +118,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> tuple[object, list[str]]:
-    r"""One YAML document as text, None, lists and mappings, and a problem for each repeated key.
-
-    Example:
-        >>> parse_yaml("rate: 8e-5\nlimit: null")
-        ({'rate': '8e-5', 'limit': None}, [])
-    """
+    """One YAML document as text, None, lists and mappings, and a problem for each repeated key."""
     try:
         loader = _Loader(text)
         document = loader.get_single_data()
@@ -282,31 +277,23 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
 
 
 def _override(document: object, path: str, value: object, override: str) -> list[str]:
-    """Set the value at a dotted path of a parsed recipe; the problem, if any, in a list."""
+    """Set the value at a dotted path of a parsed recipe, where sections that are missing are made; the problem, if any, in a list."""
     *parents, name = path.split(".")
     target = document
-    for number, parent in enumerate(parents):
-        target = _inner(target, parent)
-        if target is None:
-            return [f"override {override!r}: {'.'.join(parents[: number + 1])} is not a section"]
+    for number, key in enumerate(parents, start=1):
+        if isinstance(target, list):  # of sections, addressed by number
+            target = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
+        elif isinstance(target, dict):
+            if target.get(key) is None:
+                target[key] = {}
+            target = target[key]
+        if not isinstance(target, dict | list):
+            return [f"override {override!r}: {'.'.join(parents[:number])} is not a section"]
     if not isinstance(target, dict):
         why = f"{'.'.join(parents)} is a list, name one of its items by its number" if parents else "the recipe has no settings"
         return [f"override {override!r}: {why}"]
     target[name] = value
     return []
-
-
-def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
-    """The section or list under a key, or in a list under a number; a section that is missing is made. None if something else is there."""
-    if isinstance(target, list):
-        found = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
-    elif isinstance(target, dict):
-        found = target.get(key)
-        if found is None:
-            target[key] = found = {}
-    else:
-        return None
-    return found if isinstance(found, dict | list) else None
 
 
 def _scalar(text: str) -> object:

@@ -60,11 +60,7 @@ def like_weight(value: Any, weight: Tensor) -> Any:
 
 
 def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Gather the state of a module, one tensor at a time; called by all processes.
-
-    Returns:
-        Copies in CPU memory by name; empty without ``keep``.
-    """
+    """Gather copies of the state of a module in CPU memory, one tensor at a time; empty without ``keep``. Called by all processes."""
     found = {}
     for name, tensor in module.state_dict().items():
         full = whole_tensor(tensor)

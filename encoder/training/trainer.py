@@ -199,19 +199,6 @@ class TrainerSettings:
     callbacks: Sequence[Callback] = ()
 
 
-@dataclass(frozen=True)
-class _Update:
-    """Measurements of one step over all processes."""
-
-    loss: float
-    grad_norm: float
-    tokens: int
-    counts: Mapping[str, int]
-    stop: bool
-    batches: Sequence[TrainingBatch]
-    activation_bytes: int
-
-
 class Trainer:
     """Trains a task from the step of ``progress``, which is updated in place, to the last one; writes into the run folder ``out``.
 
@@ -237,12 +224,7 @@ class Trainer:
         self._start = self._mark = time.perf_counter()
 
     def train(self) -> None:
-        """Run the remaining steps.
-
-        Raises:
-            RunStoppedError: A stop was requested, and a checkpoint was saved.
-            InputError: The loss or the gradient is not finite; the step was not done.
-        """
+        """Run the remaining steps."""
         task, settings, progress = self._task, self._settings, self.progress
         self._start = time.perf_counter()
         task.module.train()
@@ -255,11 +237,15 @@ class Trainer:
             if progress.step and progress.evaluated != progress.step and self._save_and_evaluate(saved=True):
                 raise RunStoppedError(progress.step)  # the last session was stopped before it had evaluated, and so is this one
             while not self._is_patience_over() and (batches := next(steps, None)) is not None:
-                update = self._update(batches)
-                self._count(update)
+                grad_norm, stop = self._update(batches)
                 for callback in self._settings.callbacks:
                     callback.on_step(progress.step)
-                if self._after(update):
+                if task.log_due(progress):
+                    self._write_window(grad_norm)
+                stopped = stop and not task.finished(progress)
+                if stopped:  # saved at once: the session that resumes the run evaluates
+                    self._save()
+                if stopped or self._save_and_evaluate(saved=False):
                     raise RunStoppedError(progress.step)
                 self._mark = time.perf_counter()  # evaluation and saving do not count as time of the next step
         finally:
@@ -281,8 +267,8 @@ class Trainer:
     def _weights(self) -> list[nn.Parameter]:
         return [weight for weight in self._task.module.parameters() if weight.requires_grad]
 
-    def _update(self, batches: Sequence[TrainingBatch]) -> _Update:
-        """Forward and backward of all batches, then the optimizer step."""
+    def _update(self, batches: Sequence[TrainingBatch]) -> tuple[float, bool]:
+        """Forward and backward of all batches, then the optimizer step; the norm of the gradient, and whether a stop was requested."""
         task, processes, step = self._task, self._processes, self.progress.step + 1
         if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
             train()
@@ -291,7 +277,7 @@ class Trainer:
         losses = []
         for number, (batch, share) in enumerate(zip(batches, shares, strict=True), start=1):
             # Only for the time of its loss: what a batch keeps on the device would add up over the batches of a step.
-            inputs = {name: self._placed(name, value, batch) for name, value in batch.inputs.items()}
+            inputs = {name: self._move_input(name, value, batch) for name, value in batch.inputs.items()}
             if number == len(batches):
                 self._reducer.begin(task.backward_passes(inputs))
             loss = task.loss(inputs) * share
@@ -316,9 +302,10 @@ class Trainer:
         task.after_step(step)
         task.optimizer.zero_grad()
         self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, memory.before)
-        return _Update(mean, grad_norm, int(tokens), dict(zip(names, map(int, summed), strict=True)), stop > 0, batches, activations)
+        self._count(batches, mean, int(tokens), dict(zip(names, map(int, summed), strict=True)), activations)
+        return grad_norm, stop > 0
 
-    def _placed(self, name: str, value: Any, batch: TrainingBatch) -> Any:
+    def _move_input(self, name: str, value: Any, batch: TrainingBatch) -> Any:
         if name in batch.on_host or not isinstance(value, Tensor | PackedBatch):
             return value
         return value.to(self._task.device) if isinstance(value, PackedBatch) else copy_to(self._task.device, value)[0]
@@ -338,11 +325,7 @@ class Trainer:
     def _read(
         self, losses: Sequence[Tensor], others: Sequence[Tensor], counts: Sequence[float]
     ) -> tuple[list[float], list[float], list[float]]:
-        """Read numbers from the device.
-
-        Returns:
-            The losses of this process, the other numbers, and summed over the processes the sum of the losses and the counts.
-        """
+        """Read the losses of this process, the other numbers, and, summed over the processes, the sum of losses and the counts."""
         device = self._task.device
         own = [value.detach().to(device, torch.float64).reshape(1) for value in (*losses, *others)]
         if self._processes.size == 1:
@@ -377,36 +360,23 @@ class Trainer:
         remedy = f"check its texts, or lower {self._task.learning_rate_setting}"
         return InputError(f"{what} at step {step}; the batch was saved to {folder}: {remedy}")
 
-    def _count(self, update: _Update) -> None:
+    def _count(self, batches: Sequence[TrainingBatch], loss: float, tokens: int, counts: Mapping[str, int], activations: int) -> None:
         progress, now = self.progress, time.perf_counter()
         progress.step += 1
-        if update.batches:
-            progress.epoch, progress.epoch_batches = update.batches[-1].next_position
-        if any(batch.ends_epoch for batch in update.batches):
+        if batches:
+            progress.epoch, progress.epoch_batches = batches[-1].next_position
+        if any(batch.ends_epoch for batch in batches):
             progress.epoch_ends.append(progress.step)
-        progress.tokens += update.tokens
-        progress.activation_bytes = max(progress.activation_bytes, update.activation_bytes)
-        progress.window_activation_bytes = max(progress.window_activation_bytes, update.activation_bytes)
+        progress.tokens += tokens
+        progress.activation_bytes = max(progress.activation_bytes, activations)
+        progress.window_activation_bytes = max(progress.window_activation_bytes, activations)
         progress.window_updates += 1
-        progress.window_loss += update.loss
-        progress.window_tokens += update.tokens
+        progress.window_loss += loss
+        progress.window_tokens += tokens
         for sums in (progress.counts, progress.window_counts):
-            sums.update({name: sums.get(name, 0) + count for name, count in update.counts.items()})
+            sums.update({name: sums.get(name, 0) + count for name, count in counts.items()})
         progress.window_seconds += now - self._mark
         progress.seconds = self._earlier + now - self._start
-
-    def _after(self, update: _Update) -> bool:
-        """Log, save, evaluate, in this order; whether the run stops here.
-
-        After a stop request, the run is saved at once, and the session that resumes it evaluates.
-        """
-        task, progress = self._task, self.progress
-        if task.log_due(progress):
-            self._write_window(update)
-        if update.stop and not task.finished(progress):
-            self._save()
-            return True
-        return self._save_and_evaluate(saved=False)
 
     def _save_and_evaluate(self, *, saved: bool) -> bool:
         """Save if a checkpoint is due and the step is not ``saved``, then evaluate if that is due; whether the run stops here."""
@@ -435,13 +405,13 @@ class Trainer:
         logger.info("stopped after step %d: the last %d scores were no better than the best", progress.step, progress.worse)
         return True
 
-    def _write_window(self, update: _Update) -> None:
+    def _write_window(self, grad_norm: float) -> None:
         progress = self.progress
         self._write(
             {
                 "loss": progress.window_loss / progress.window_updates,
                 "learning_rate": self._task.learning_rate(progress.step),
-                "grad_norm": update.grad_norm,
+                "grad_norm": grad_norm,
                 "tokens_per_second": progress.window_tokens / progress.window_seconds,
                 **({"activation_bytes": progress.window_activation_bytes} if progress.window_activation_bytes else {}),
                 **self._task.log_values(progress),
@@ -459,11 +429,7 @@ class Trainer:
             self._log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
 
     def _evaluate(self) -> bool:
-        """Log the measures; whether the first one is among the best that are kept.
-
-        Raises:
-            WorkStoppedError: A stop was requested; the progress is as before.
-        """
+        """Log the measures; whether the first one is among the best that are kept. After a stop request the progress is as before."""
         progress, task = self.progress, self._task
         measures = self._logged_measures()
         logged = bool(measures)

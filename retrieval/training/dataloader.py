@@ -155,10 +155,7 @@ class TextCounts:
 
 
 class Collator:
-    """Tokenizes and packs rows, with the prompts, prefixes, lengths and query expansion that the model applies when it encodes.
-
-    It logs one warning if many texts are truncated.
-    """
+    """Tokenizes and packs rows with the prompts, prefixes, lengths and query expansion of the model; warns once of truncated texts."""
 
     def __init__(
         self, model: BiEncoder | ColBERT, *, max_length: int | None = None, merge_documents: bool = False, minmax: bool = False
@@ -228,12 +225,7 @@ class Collator:
 
 
 def teacher_scores(scores: Sequence[Sequence[float]], *, minmax: bool) -> Tensor:
-    """Return teacher scores as labels, (B, n) float32.
-
-    Example:
-        >>> teacher_scores([[9.0, 3.0, 6.0]], minmax=True)
-        tensor([[1.0000, 0.0000, 0.5000]])
-    """
+    """Return teacher scores as labels, (B, n) float32; ``minmax`` scales those of each row to 0..1."""
     labels = torch.tensor([list(row) for row in scores], dtype=torch.float32)
     if not minmax:
         return labels

@@ -86,19 +86,7 @@ class DryRun:
 def dry_run(
     recipe: Recipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False, say: Callable[[str], None] | None = None
 ) -> DryRun:
-    """Check the data, the model and the settings of a recipe, and measure a few batches.
-
-    Args:
-        recipe: The recipe.
-        device: As `quiver.retrieval.training.run.train`.
-        seconds: After this time no further batch is timed; if the first takes longer, the duration follows from it, and is rather too long.
-        progress: Show progress bars.
-        say: Receives one line when all is checked and the measurement begins.
-
-    Raises:
-        InputError: As `quiver.retrieval.training.run.train`; or a batch does not fit into the memory of the GPU, or the process is one of
-            several of torchrun.
-    """
+    """Check the data, the model and the settings of a recipe, and measure a few batches."""
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
@@ -250,18 +238,7 @@ class PretrainingDryRun:
 def dry_run_pretraining(
     recipe: PretrainingRecipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False
 ) -> PretrainingDryRun:
-    """Check the corpus, the model and the settings of a pretraining recipe, and measure a few updates of each phase.
-
-    Args:
-        recipe: The recipe.
-        device: As `quiver.encoder.pretraining.run.pretrain`.
-        seconds: After this time no further update of a phase is timed.
-        progress: Show progress bars.
-
-    Raises:
-        InputError: As `quiver.encoder.pretraining.run.pretrain`; or a row does not fit into the memory of the GPU, or the process is one of
-            several of torchrun.
-    """
+    """Check the corpus, the model and the settings of a pretraining recipe, and measure a few updates of each phase."""
     require_optimizer(OPTIMIZER)
     device = check_device(device or default_device())
     with TemporaryDirectory(prefix="quiver-dry-run-") as temporary, session_environment(Path(temporary), device) as processes:

@@ -253,33 +253,27 @@ def _pylate(name: str) -> Callable[..., nn.Module]:
     return loss
 
 
+def _contrast(model: Any, section: LossSection) -> dict[str, Any]:
+    """Arguments of a bi-encoder's losses with in-batch negatives."""
+    similarity = SIMILARITIES[model.similarity_fn_name]
+    return {"scale": section.scale, "similarity_fct": similarity, "gather_across_devices": section.gather_across_devices}
+
+
+def _contrast_tokens(section: LossSection) -> dict[str, Any]:
+    """Arguments of a ColBERT's losses with in-batch negatives."""
+    return {"gather_across_devices": section.gather_across_devices, "temperature": section.temperature}
+
+
 LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
-    "mnrl": lambda model, section: MultipleNegativesRankingLoss(
-        model,
-        scale=section.scale,
-        similarity_fct=SIMILARITIES[model.similarity_fn_name],
-        gather_across_devices=section.gather_across_devices,
-    ),
-    "cached_mnrl": lambda model, section: PackedCachedMNRL(
-        model,
-        scale=section.scale,
-        similarity_fct=SIMILARITIES[model.similarity_fn_name],
-        mini_batch_size=section.mini_batch_size,
-        gather_across_devices=section.gather_across_devices,
-    ),
+    "mnrl": lambda model, section: MultipleNegativesRankingLoss(model, **_contrast(model, section)),
+    "cached_mnrl": lambda model, section: PackedCachedMNRL(model, mini_batch_size=section.mini_batch_size, **_contrast(model, section)),
     "margin_mse": lambda model, _: MarginMSELoss(model, similarity_fct=PAIRWISE[model.similarity_fn_name]),
     "kl": lambda model, section: DistillKLDivLoss(
         model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
     ),
-    "contrastive": lambda model, section: _pylate("GatheredContrastive")(
-        model, contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=section.temperature
-    ),
+    "contrastive": lambda model, section: _pylate("GatheredContrastive")(model, contrastive_scores, **_contrast_tokens(section)),
     "cached_contrastive": lambda model, section: _pylate("MeanCachedContrastive")(
-        model,
-        contrastive_scores,
-        mini_batch_size=section.mini_batch_size,
-        gather_across_devices=section.gather_across_devices,
-        temperature=section.temperature,
+        model, contrastive_scores, mini_batch_size=section.mini_batch_size, **_contrast_tokens(section)
     ),
     "distillation": lambda model, section: _pylate("Distillation")(
         model, distillation_scores, normalize_scores=section.student_scores == "minmax"

@@ -48,10 +48,7 @@ SKIPLISTS = {"punctuation": tuple(string.punctuation), "none": ()}
 
 
 def missing_library(kind: str) -> str | None:
-    """The first library that training a kind of model lacks, and how to install it; None if nothing is missing.
-
-    The losses of retrievers come from these libraries; a masked language model needs none of them.
-    """
+    """The first library that training a kind of model lacks, and how to install it; None if nothing is missing."""
     extra, modules = LIBRARIES.get(kind, ("", ()))
     missing = next((name for name in modules if importlib.util.find_spec(name) is None), None)
     return None if missing is None else f"{missing}: pip install 'quiver-retrieval[{extra}]'"
@@ -64,13 +61,7 @@ def require_extra(kind: str) -> None:
 
 
 def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = None) -> BiEncoder | ColBERT:
-    """Make the model that a run starts from.
-
-    Equal recipes and texts give equal weights.
-
-    Raises:
-        InputError: The starting checkpoint cannot be used, or a setting does not fit it.
-    """
+    """Make the model that a run starts from; equal recipes and texts give equal weights."""
     section, seed, device = recipe.model, recipe.training.seed, device or default_device()
     if section.init == RANDOM:
         choice = _Choice(section, own=False)
@@ -179,24 +170,20 @@ def _projections(start: ModelFolder, choice: _Choice, *, width: int, seed: int) 
     """The checkpoint's projections, or a new one."""
     options, section = choice.section.colbert or ColBERTSection(), choice.section
     if not start.projections:
-        return (_new_projection(width, options.dim or DIM, options.projection or "random", seed=seed),)
+        dim = options.dim or DIM
+        with torch.random.fork_rng(devices=[]):  # torch's generator is not advanced
+            torch.manual_seed(seed)
+            projection = Projection(width, dim)  # drawn like `nn.Linear`, as in PyLate
+            if options.projection == "orthogonal":
+                start_weight = nn.init.eye_ if dim == width else nn.init.orthogonal_
+                start_weight(projection.linear.weight)
+        return (projection,)
     given = {name for name in ("dim", "projection") if f"colbert.{name}" not in section.only_if_bare}
     if "dim" in given and options.dim not in (None, width := start.projections[-1].linear.out_features):
         raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {options.dim}")
     if "projection" in given and options.projection == "orthogonal":
         raise InputError(f"model.colbert.projection: orthogonal initializes a new projection, but {section.init} has one; use random")
     return start.projections
-
-
-def _new_projection(width: int, dim: int, initialization: str, *, seed: int) -> Projection:
-    """A new projection, drawn like `nn.Linear` as in PyLate, or orthogonal. torch's generator is not advanced."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        projection = Projection(width, dim)
-        if initialization == "orthogonal":
-            start = nn.init.eye_ if dim == width else nn.init.orthogonal_
-            start(projection.linear.weight)
-        return projection
 
 
 def _prefixes(settings: ColBERTSettings | None) -> list[str]:
@@ -215,25 +202,17 @@ def add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
     tokenizer, encoder = parts.tokenizer, parts.encoder
     known = len(tokenizer)
     new = [tokenizer.add_token(token) for token in tokens if tokenizer.token_id(token) is None]
-    resize_vocabulary(encoder, len(tokenizer))
     with torch.no_grad():  # also if the embedding was padded and has untrained rows for them
-        table = encoder.embeddings.tokens.weight
+        table: Tensor = encoder.embeddings.tokens.weight
+        if len(table) < len(tokenizer):  # never shortened; rows beside those of the new tokens are the mean
+            longer = nn.Embedding(len(tokenizer), table.shape[1], device=table.device, dtype=table.dtype)
+            longer.weight.copy_(torch.cat([table, table.mean(dim=0).expand(len(tokenizer) - len(table), -1)]))
+            encoder.embeddings.tokens, table = longer, longer.weight
+            encoder.config = replace(encoder.config, vocab_size=len(tokenizer))
         # Drawn on the CPU, so that equal seeds give equal values on every device.
         drawn = torch.randn(len(new), table.shape[1], generator=torch.Generator().manual_seed(seed)).to(table)
         spread, mean = torch.std_mean(table[:known], dim=0, correction=0)
         table[new] = mean + spread * drawn
-
-
-def resize_vocabulary(encoder: Encoder, rows: int) -> None:
-    """Extend the token embedding of an encoder in place; new rows are the mean of the others. It is never shortened."""
-    old: Tensor = encoder.embeddings.tokens.weight
-    if rows <= len(old):
-        return
-    table = nn.Embedding(rows, old.shape[1], device=old.device, dtype=old.dtype)
-    with torch.no_grad():
-        table.weight.copy_(torch.cat([old, old.mean(dim=0).expand(rows - len(old), -1)]))
-    encoder.embeddings.tokens = table
-    encoder.config = replace(encoder.config, vocab_size=rows)
 
 
 def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int, device: str) -> ModelParts:

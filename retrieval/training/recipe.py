@@ -526,15 +526,5 @@ RULES = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)
 
 
 def load_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Overrides = ()) -> Recipe:
-    """Read and check a recipe.
-
-    Args:
-        recipe: YAML file, name of a shipped recipe, the sections as a mapping, or a recipe.
-        overrides: Settings such as ``training.batch_size=64``, or a mapping of them, see `load_sections`.
-
-    Raises:
-        SchemaError: The file is not YAML, or a setting is unknown, missing, repeated, of the wrong type, out of its range, or conflicts
-            with another; names all problems.
-        InputError: There is no such recipe, or it cannot be read.
-    """
+    """Read and check a recipe."""
     return load_sections(recipe, Recipe, RULES, kinds=tuple(LOSSES_BY_KIND), overrides=overrides)

@@ -79,39 +79,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     callbacks: Sequence[Callback] = (),
     device: str | None = None,
 ) -> dict[str, Any]:
-    r"""Train a recipe; under torchrun, as one of its processes.
-
-    Args:
-        recipe: The recipe.
-        out: Run folder, see `quiver.encoder.training.run_folder`.
-        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
-        overwrite: Replace an earlier run in ``out`` when this one is complete.
-        progress: Show a progress bar.
-        command: Command line to record.
-        scorer: Scores a model on ``recipe.development``; required if the recipe has a development collection.
-        data_folder: Folder of prepared rows that several runs share; None for ``data/`` in ``out``, which is removed at the end of the run.
-        callbacks: Receive events of the training loop.
-        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
-
-    Returns:
-        The content of ``run.json``.
-
-    Raises:
-        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run or another process trains
-            there, there is nothing to resume or the run was started with other settings, or the loss is not finite.
-        RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
-        ValueError: The recipe has a development collection and there is no scorer, or the other way round.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from quiver.retrieval.training.recipe import load_recipe
-        >>> from quiver.retrieval.training.run import train
-        >>> pairs = Path("pairs.csv").write_text("query,positive\nget rid of limescale,Descale it.\nerror E17,Let it cool.\n")
-        >>> settings = ["data.train=pairs.csv", "training.batch_size=2", "development=null"]
-        >>> record = train(load_recipe("docstrings-dense", settings), Path("runs/mine"), overwrite=True)
-        >>> record["result"]["steps"]
-        1
-    """
+    """Train a recipe; under torchrun, as one of its processes. Returns the content of ``run.json``, see `quiver.train`."""
     if resume and overwrite:
         raise InputError("--resume (resume=True) continues a run and --overwrite (overwrite=True) replaces it; use one of them")
     if (recipe.development is None) is not (scorer is None):
@@ -128,12 +96,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
 def train_and_save(
     recipe: Recipe, rows: TrainingRows, model: Model, out: Path, *, progress: bool = False, command: str | None = None
 ) -> dict[str, Any]:
-    """Train a recipe with rows and a model in memory.
-
-    Raises:
-        InputError: The rows do not fill a batch, the loss is not finite, or ``out`` cannot be written or holds a run.
-        RunStoppedError: See `train`.
-    """
+    """Train a recipe with rows and a model in memory."""
     device = str(model.encoder.device)
     with session_environment(out, model.encoder.device.type) as processes:
         recipe = with_training_dtype(recipe, device)

@@ -122,22 +122,11 @@ class Schedule:
         return cls(steps if training.max_steps is None else min(steps, training.max_steps), batches_per_epoch, training.accumulation)
 
     def epochs(self, epoch: int, batches: int) -> float:
-        """Return the number of passes over the rows, as a fraction.
-
-        Example:
-            >>> Schedule(steps=9, batches_per_epoch=4, accumulation=2).epochs(1, 2)
-            1.5
-        """
+        """Return the number of passes over the rows, as a fraction."""
         return epoch + batches / self.batches_per_epoch
 
     def due(self, every: int | None, step: int, ends: Collection[int]) -> bool:
-        """Whether a periodic action is due after a step; after the last step it always is.
-
-        Example:
-            >>> schedule = Schedule(steps=9, batches_per_epoch=4, accumulation=1)
-            >>> [[step for step in range(1, 10) if schedule.due(every, step, ends=[4, 7])] for every in (None, 5)]
-            [[4, 7, 9], [5, 9]]
-        """
+        """Whether a periodic action is due after a step, with None for the end of each epoch; after the last step it always is."""
         return step == self.steps or (step % every == 0 if every else step in ends)
 
     def planned(self, steps: Iterable[int], every: int | None, ends: Collection[int]) -> list[int]:
@@ -224,10 +213,6 @@ class TrainState:
         """Return the optimizer state of whole weights, complete at least in the main process; all processes must call this."""
         return sharding.whole_optimizer_state(self.optimizer, keep=self.shards is None or self.shards.whole is not None)
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load a state of `optimizer_state`."""
-        sharding.load_whole_optimizer_state(self.optimizer, state)
-
 
 def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
     """Write the state of a run into a folder; called by all processes."""
@@ -262,7 +247,7 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
                 weight.copy_(saved[name])
     checkpoint = load_train_state(folder, ("optimizer", "schedule"))
     try:
-        train_state.load_optimizer_state(checkpoint.state["optimizer"])
+        sharding.load_whole_optimizer_state(train_state.optimizer, checkpoint.state["optimizer"])
         train_state.schedule.load_state_dict(checkpoint.state["schedule"])
         return checkpoint.progress, checkpoint.random_states
     except (KeyError, TypeError, ValueError) as error:
@@ -273,10 +258,7 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
-    """Load models one by one and average their weights.
-
-    Two models are in memory at a time.
-    """
+    """Load models one by one, two in memory at a time, and average their weights."""
     if not sources:
         raise ValueError("an average needs at least one model")
     mean = load_trainable(local_folder(sources[0]))

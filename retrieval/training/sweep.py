@@ -73,20 +73,7 @@ class Grid:
 
 
 def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
-    """Read a recipe for every combination of values.
-
-    Args:
-        source: A YAML file, or the name of a shipped recipe.
-        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; commas inside quotes or brackets
-            do not separate values. ``training.learning_rate`` is an axis with the paper's values unless it is set.
-
-    Returns:
-        The grid; seeds vary fastest, so that one candidate is complete before the next begins.
-
-    Raises:
-        SchemaError: A combination is not a valid recipe; names the problems of all combinations.
-        InputError: There is nothing to vary, a value repeats, or the runs have no common development collection to compare them.
-    """
+    """Read a recipe for every combination of values; seeds vary fastest, so that one candidate is complete before the next begins."""
     fixed, axes = _parse(settings)
     combinations = list(itertools.product(*axes.values()))
     if len(combinations) < 2:
@@ -139,12 +126,7 @@ def show_value(value: Value) -> str:
 
 
 def show_settings(settings: Mapping[str, Value]) -> str:
-    """Format settings in one line, without their sections.
-
-    Example:
-        >>> show_settings({"training.learning_rate": 3e-5, "training.batch_size": 64})
-        'learning_rate=3e-5 batch_size=64'
-    """
+    """Format settings in one line, without their sections."""
     labels = short_names(settings)
     return " ".join(f"{labels[path]}={show_value(value)}" for path, value in settings.items())
 
@@ -278,23 +260,7 @@ def run_sweep(
     report: Callable[[str], None] = lambda line: None,
     changed: Callable[[Sweep], object] = lambda sweep: None,
 ) -> Sweep:
-    """Train every run of a grid that is not trained yet.
-
-    Args:
-        grid: Result of `make_grid`.
-        out: Folder of the sweep; finished runs of the same grid, or of a smaller one, are kept.
-        train: Trains one run and scores it on its development collection.
-        overwrite: Remove the existing runs of the grid, and nothing else in their folders, and train all of them.
-        command: Command line to record.
-        report: Called with a line of text when a run starts and when it ends.
-        changed: Called with the state of the sweep after each write of ``sweep.json``.
-
-    Returns:
-        All runs and candidates; ``best`` is None if no candidate is complete.
-
-    Raises:
-        InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
-    """
+    """Train every run of a grid that is not trained yet; ``best`` of the result is None if no candidate is complete."""
     with lock_run(out):
         (out / RUNS).mkdir(exist_ok=True)
         folders = [out / RUNS / run.name for run in grid.runs]

@@ -61,14 +61,6 @@ class RowSample:
 
     To shuffle, each row gets a random rank, and the rows of lowest rank are used in the order of their ranks. A row whose rank is not among
     the lowest so far need not be written: of N rows with a limit of k, about k (1 + ln(N / k)) are. Only ranks are kept in memory.
-
-    Example:
-        >>> sample = RowSample(shuffle=True, limit=2, seed=0)
-        >>> rows = sample.wanted([Example(name, "", [], []) for name in "abc"])
-        >>> for row in rows:
-        ...     sample.add(row)
-        >>> [rows[number].location for number in sample.order()]
-        ['c', 'b']
     """
 
     def __init__(self, *, shuffle: bool, limit: int | None, seed: int) -> None:
@@ -380,14 +372,7 @@ def _open_beir(section: DataSection, writer: TableWriter, advance: Advance) -> t
 def prepare_rows(
     data: DataSection, work: Path, *, seed: int, progress: bool = False, mine_pairs: Callable[..., Sequence[Pair]] = mine
 ) -> TrainingRows:
-    """Prepare the rows of a recipe under ``work``, the run folder's part for them, or open them if they are already there.
-
-    If several processes call this at the same time, one prepares and the others wait for it.
-
-    Raises:
-        InputError: A source is missing or cannot be read, a row is malformed, an id has no text, no row is left, or ``work`` cannot be
-            written. Names file and line.
-    """
+    """Prepare the rows of a recipe under ``work``, or open them; of several processes one prepares and the others wait for it."""
     seeded = data.shuffle or data.negatives == "random"
     key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
 

@@ -35,12 +35,7 @@ _ROWS = pa.schema({"query": pa.int64(), "documents": pa.list_(pa.int64()), "scor
 
 
 def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
-    """Split items into lists of ``size``; the last one may be shorter, none is empty.
-
-    Example:
-        >>> list(blocks("abcde", 2))
-        [['a', 'b'], ['c', 'd'], ['e']]
-    """
+    """Split items into lists of ``size``; the last one may be shorter, none is empty."""
     stream = iter(items)
     while block := list(islice(stream, size)):
         yield block
@@ -126,11 +121,7 @@ class TextColumn(Sequence[str]):
             yield from self.take(numbers)
 
     def take(self, numbers: NDArray[np.int64] | Sequence[int]) -> list[str]:
-        """Return the texts with these numbers, in their order.
-
-        Raises:
-            IndexError: A number is not between 0 and the number of texts - 1.
-        """
+        """Return the texts with these numbers, in their order."""
         wanted = np.asarray(numbers, np.int64)
         if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"text numbers must be 0 to {len(self) - 1}")

@@ -127,27 +127,14 @@ class Negatives:
 
 
 def rankable(same: NDArray[np.int64], excluded: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the positions of the found documents that have a rank: neither excluded nor a copy of an earlier one.
-
-    Example:
-        >>> rankable(np.array([4, 2, 2, 7]), np.array([4]))
-        array([1, 3])
-    """
+    """Return the positions of the found documents that have a rank: neither excluded nor a copy of an earlier one."""
     first = np.zeros(len(same), bool)
     first[np.unique(same, return_index=True)[1]] = True
     return np.flatnonzero(first & ~np.isin(same, excluded))
 
 
 def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: float, rules: Rules, *, query: int) -> Negatives:
-    """Choose the negatives of one query.
-
-    Example:
-        >>> found = Ranked(np.array([4, 2, 7, 9]), np.array([0.9, 0.88, 0.7, 0.6], np.float32))
-        >>> rules = Rules(negatives=1, ranks=Ranks(1, 3))
-        >>> picked = choose_negatives(found, rankable(found.rows, np.array([4])), 0.9, rules, query=0)
-        >>> picked.chosen.rows.tolist(), picked.suspects.rows.tolist(), picked.dropped
-        ([7], [2], {'perc-pos': 1})
-    """
+    """Choose the negatives of one query."""
     positions = ranked[rules.ranks.first - 1 : rules.ranks.last]
     candidates = found.at(positions)
     kept = np.ones(len(positions), bool)
@@ -354,24 +341,7 @@ def mine_negatives(
     progress: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Mine hard negatives into a folder.
-
-    Args:
-        source: Source of queries, positives and documents.
-        system: System that ranks the documents.
-        out: Output folder.
-        rules: Rules for choosing negatives.
-        output: Output options.
-        overwrite: Start over, replacing an unfinished or finished run in ``out``.
-        progress: Show progress bars.
-        command: Command line to record.
-
-    Returns:
-        Content of ``mining.json``.
-
-    Raises:
-        InputError: The data, the model or the index cannot be used, or ``out`` holds other files.
-    """
+    """Mine hard negatives into a folder; returns the content of ``mining.json``."""
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
     settings = {

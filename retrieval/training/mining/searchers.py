@@ -20,7 +20,7 @@ from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.models.encoding import maxsim_packed
-from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
+from quiver.retrieval.records import DenseVectors, Rows
 from quiver.retrieval.search.bm25 import in_blocks
 
 # Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
@@ -32,50 +32,38 @@ class PairScores:
 
     def __init__(self, queries: StoredVectors, documents: StoredVectors) -> None:
         self._queries, self._documents = queries.rows, documents.rows
-        self._query_ends = _ends(queries)
-        self._document_ends = _ends(documents)
+        self._query_ends = _row_ends(queries)
+        self._document_ends = _row_ends(documents)
 
     def __call__(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
         """Score B pairs, (B,), as an exact index does."""
+        scores = np.empty(len(queries), np.float32)
         if not len(queries):
-            return np.empty(0, np.float32)
+            return scores
         if self._query_ends is None or self._document_ends is None:
-            return self._dense(queries, documents)
-        return self._maxsim(queries, documents, self._query_ends, self._document_ends)
-
-    def _dense(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        scores = np.empty(len(queries), np.float32)
-        for start in range(0, len(queries), _PAIRS):
-            piece = slice(start, start + _PAIRS)
-            left, right = _take(self._queries, queries[piece]), _take(self._documents, documents[piece])
-            scores[piece] = np.einsum("bd,bd->b", left, right, dtype=np.float64)
-        return scores
-
-    def _maxsim(
-        self, queries: NDArray[np.int64], documents: NDArray[np.int64], query_ends: NDArray[np.int64], document_ends: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        scores = np.empty(len(queries), np.float32)
+            for start in range(0, len(queries), _PAIRS):
+                piece = slice(start, start + _PAIRS)
+                left, right = _take_rows(self._queries, queries[piece]), _take_rows(self._documents, documents[piece])
+                scores[piece] = np.einsum("bd,bd->b", left, right, dtype=np.float64)
+            return scores
         heads = np.flatnonzero(np.append(True, queries[1:] != queries[:-1]))
         for start, stop in zip(heads.tolist(), [*heads[1:].tolist(), len(queries)], strict=True):
-            query = int(queries[start])
-            vectors = self._queries.span(int(query_ends[query]), int(query_ends[query + 1]))
-            tokens, offsets = self._tokens(documents[start:stop], document_ends)
-            if not len(vectors) or (np.diff(offsets) == 0).any():
+            query, pieces = int(queries[start]), documents[start:stop]
+            vectors = self._queries.span(int(self._query_ends[query]), int(self._query_ends[query + 1]))
+            lengths = self._document_ends[pieces + 1] - self._document_ends[pieces]
+            if not len(vectors) or (lengths == 0).any():
                 raise InputError("a text has no score, since the model drops all its tokens; remove the text")
-            scores[start:stop] = maxsim_packed([vectors], tokens, offsets)[0]
+            tokens = _take_rows(self._documents, token_rows(self._document_ends, pieces))
+            scores[start:stop] = maxsim_packed([vectors], tokens, np.append(0, np.cumsum(lengths)))[0]
         return scores
 
-    def _tokens(self, documents: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
-        lengths = ends[documents + 1] - ends[documents]
-        return _take(self._documents, token_rows(ends, documents)), np.append(0, np.cumsum(lengths))
 
-
-def _ends(stored: StoredVectors) -> NDArray[np.int64] | None:
+def _row_ends(stored: StoredVectors) -> NDArray[np.int64] | None:
     """First row of each text, and T; None if every text has one row."""
     return None if stored.lengths is None else np.append(0, np.cumsum(stored.lengths, dtype=np.int64))
 
 
-def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
+def _take_rows(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
     """Rows in the order given, each read once, since a document may be in many pairs."""
     distinct, positions = np.unique(numbers, return_inverse=True)
     taken: DenseVectors = rows.take(distinct)[positions]
@@ -117,25 +105,23 @@ class VectorSearcher:
         self._pair_scores = PairScores(queries, documents)
         self._numbers = KeyTable()
         self._numbers.add(text_keys(index.ids), np.arange(len(index)))
-        lengths = queries.lengths
-        self._ends = None if lengths is None else np.append(0, np.cumsum(lengths, dtype=np.int64))
+        self._ends = _row_ends(queries)
 
     def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[SearcherResult]:
         """See `Searcher`; the documents to score must have stored vectors."""
-        hits = self._index.search(self._vectors(queries), k)
+        vectors: Any  # as the index takes them: one matrix, or one per query
+        if self._ends is None:
+            vectors = self._queries.rows.take(queries)
+        else:
+            tokens = self._queries.rows.take(token_rows(self._ends, queries))
+            vectors = np.split(tokens, np.cumsum(self._ends[queries + 1] - self._ends[queries])[:-1])
+        hits = self._index.search(vectors, k)
         counts = [len(documents) for documents in also]
         scores = self._pair_scores(np.repeat(queries, counts), np.searchsorted(self._scored, np.concatenate(also)))
         return [
             SearcherResult(Ranked(self._numbers.find(text_keys(ids)), best), requested)
             for ids, best, requested in zip(hits.ids, hits.scores, np.split(scores, np.cumsum(counts)[:-1]), strict=True)
         ]
-
-    def _vectors(self, queries: NDArray[np.int64]) -> Any:
-        """Vectors of queries as the index takes them: one matrix, or one per query."""
-        if self._ends is None:
-            return self._queries.rows.take(queries)
-        tokens = self._queries.rows.take(token_rows(self._ends, queries))
-        return np.split(tokens, np.cumsum(self._ends[queries + 1] - self._ends[queries])[:-1])
 
 
 class BM25Searcher:

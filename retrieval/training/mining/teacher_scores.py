@@ -18,11 +18,11 @@ import json
 import platform
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -139,11 +139,8 @@ _PAIR_TOKENS = 512
 _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model", "adapter_model.*")
 
 
-class Scorer(Protocol):
-    """Scores the rows that it was made for."""
-
-    def __call__(self, parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield each part's number and the scores of its B pairs, (B,), in any order."""
+Scorer: TypeAlias = Callable[[Mapping[int, slice], Advance], Iterator[tuple[int, NDArray[np.float32]]]]
+"""Scores the rows that it was made for: gets parts by number, and yields each number and the scores of its B pairs, in any order."""
 
 
 class Teacher(Protocol):
@@ -153,8 +150,8 @@ class Teacher(Protocol):
     def description(self) -> Mapping[str, Any]:
         """Description for ``scoring.json``; teachers of equal ``fingerprint`` give equal scores."""
 
-    def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Any:
-        """Return a context manager that yields a `Scorer` of the rows."""
+    def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> AbstractContextManager[Scorer]:
+        """Open a scorer of the rows."""
 
 
 class VectorTeacher:
@@ -287,24 +284,17 @@ class _PairScorer:
         first = 0
         while first < len(order):
             rows = order[first : first + max(1, self._size.tokens // self._length)]
-            found = self._batch([texts[row] for row in rows.tolist()])
-            if found is None:
+            options = {"batch_size": len(rows), "activation_fn": torch.nn.Identity(), "show_progress_bar": False}
+            try:
+                # As a tensor: the library copies every score by itself to make an array.
+                found = self._model.predict([texts[row] for row in rows.tolist()], convert_to_tensor=True, **options)
+                scores[rows] = found.float().cpu().numpy()
+            except torch.OutOfMemoryError:
                 self._size.halve(len(rows) * self._length)
                 Copies(self._size.device).release()
                 continue
-            scores[rows] = found
             first += len(rows)
             self._advance(len(rows))
-        return scores
-
-    def _batch(self, texts: list[tuple[str, str]]) -> NDArray[np.float32] | None:
-        """Scores of a batch; None if the device has no memory for it."""
-        options = {"batch_size": len(texts), "activation_fn": torch.nn.Identity(), "show_progress_bar": False}
-        try:
-            # As a tensor: the library copies every score by itself to make an array.
-            scores: NDArray[np.float32] = self._model.predict(texts, convert_to_tensor=True, **options).float().cpu().numpy()
-        except torch.OutOfMemoryError:
-            return None
         return scores
 
 
@@ -423,24 +413,7 @@ def score_rows(
     progress: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Score the rows of a source into a folder.
-
-    Args:
-        section: Sources and fields, as in a recipe; its ``format`` is texts or ids.
-        teacher: Teacher, or an ensemble whose members score in turn.
-        out: Output folder.
-        normalize: A key of `NORMALIZATIONS`.
-        cache: Folder of the embedding store; None for a temporary one.
-        overwrite: Start over, replacing an unfinished or finished run in ``out``.
-        progress: Show progress bars.
-        command: Command line to record.
-
-    Returns:
-        Content of ``scoring.json``.
-
-    Raises:
-        InputError: The rows or the teacher cannot be used, a score is not finite, or ``out`` holds other files.
-    """
+    """Score the rows of a source into a folder; returns the content of ``scoring.json``."""
     if normalize not in NORMALIZATIONS:
         raise InputError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)

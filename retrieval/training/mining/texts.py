@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import Collection, load_collection, read_documents
+from quiver.retrieval.data.corpus import load_collection, read_documents
 from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import IndexReader
 from quiver.retrieval.records import Document
@@ -153,12 +153,7 @@ def identity_keys(texts: Sequence[str]) -> Keys:
 
 
 def content_id(text: str) -> str:
-    r"""Return an id for a text without one: 16 hexadecimal digits of its sha256.
-
-    Example:
-        >>> content_id("a bird") == content_id(" a bird\n")
-        True
-    """
+    """Return an id for a text without one: 16 hexadecimal digits of its sha256, outer white space aside."""
     return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -266,7 +261,11 @@ def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTabl
         else:
             numbers[query].append(number)
     if missing:
-        _check_missing(collection, index, missing, len(relevant))
+        where = f"{collection.name}: {len(missing):,} of {len(relevant):,} relevant judgements name documents that are not in"
+        place = f"{where} {'the corpus' if index is None else index.path}, such as {missing[0]!r}"
+        if len(missing) == len(relevant):
+            raise InputError(f"{place}; {'add the documents' if index is None else 'build the index from the corpus of that collection'}")
+        logger.warning("%s; they are left out", place)
     judged = [query for query in collection.queries if numbers[query.id]]
     with queries:
         for some in blocks(judged):
@@ -275,15 +274,6 @@ def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTabl
     positives = np.array([number for query in judged for number in numbers[query.id]], np.int64)
     rows, starts = _grouped(owners, positives, len(judged))
     return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(judged), len(missing))
-
-
-def _check_missing(collection: Collection, index: IndexReader | None, missing: Sequence[str], relevant: int) -> None:
-    """Warn of relevant documents that have no text; refuse the data if none has one."""
-    where = f"{collection.name}: {len(missing):,} of {relevant:,} relevant judgements name documents that are not in"
-    place = f"{where} {'the corpus' if index is None else index.path}, such as {missing[0]!r}"
-    if len(missing) == relevant:
-        raise InputError(f"{place}; {'add the documents' if index is None else 'build the index from the corpus of that collection'}")
-    logger.warning("%s; they are left out", place)
 
 
 def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexReader | None) -> MiningData:

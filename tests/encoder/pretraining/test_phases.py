@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder import InputError, Tokenizer
+from quiver.encoder import InputError
 from quiver.encoder.checkpoints.head_checkpoint import load_head
-from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
@@ -96,10 +95,3 @@ def test_a_run_starts_from_a_checkpoint_of_the_same_architecture_only(make_recip
     ):
         with pytest.raises(InputError, match=message):
             first_model(make_recipe(*named, override), tokenizer)
-
-
-def test_a_vocabulary_without_a_special_token_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    Tokenizer.train(["a bird"], vocab_size=320).save(tmp_path)
-    write_json(tmp_path / "tokenizer_config.json", read_json(tmp_path / "tokenizer_config.json") | {"mask_token": None})
-    with pytest.raises(InputError, match=r"^model\.tokenizer: .*: the vocabulary has no token for mask; name it in tokenizer_config\.json"):
-        make_tokenizer(make_recipe(f"model.tokenizer={tmp_path}"))

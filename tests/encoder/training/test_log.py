@@ -82,9 +82,3 @@ def test_an_invalid_line_is_reported_with_its_number(path: Path, line: str, prob
         file.write(f"{line}\n{json.dumps(LINES[0])}\n")
     with pytest.raises(InputError, match=rf"log\.jsonl:5: {problem}"):
         read_log(path)
-
-
-def test_a_log_that_is_not_utf8_is_reported(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\xff\n")
-    with pytest.raises(InputError, match=r"log\.jsonl: not UTF-8 \(.* at byte \d+\)"):
-        read_log(path)

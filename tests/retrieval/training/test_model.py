@@ -20,7 +20,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import model as module
-from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import RULES, Recipe, load_recipe
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
@@ -183,17 +183,6 @@ def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
     with pytest.raises(InputError, match=r"model\.colbert\.projection: orthogonal initializes a new projection, but .*colbert has one"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
-
-
-def test_an_embedding_is_extended_by_the_mean_and_never_shortened(bare: Path) -> None:
-    encoder = load_encoder(bare)
-    old = encoder.embeddings.tokens.weight.detach().clone()
-    resize_vocabulary(encoder, 310)
-    assert torch.equal(encoder.embeddings.tokens.weight, old)
-    resize_vocabulary(encoder, 323)
-    assert encoder.config.vocab_size == 323
-    assert encoder.embeddings.tokens.weight.requires_grad
-    torch.testing.assert_close(encoder.embeddings.tokens.weight, torch.cat([old, old.mean(0).expand(3, -1)]))
 
 
 def test_settings_that_do_not_fit_the_checkpoint_are_refused(bare: Path, tmp_path: Path) -> None:
