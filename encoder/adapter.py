@@ -26,32 +26,18 @@ ABOUT = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "tr
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What Quiver needs from an encoder's configuration.
-
-    Attributes:
-        model_type: Name of the architecture in transformers.
-        vocab_size: Rows of the token embedding.
-        hidden_size: D.
-        max_positions: Longest sequence, in tokens.
-        settings: The whole transformers configuration as JSON with sorted keys: equal strings mean equal architectures.
-    """
+    """What Quiver needs from an encoder's configuration."""
 
     model_type: str
     vocab_size: int
     hidden_size: int
     max_positions: int
     settings: str
+    """The whole transformers configuration as JSON with sorted keys: equal strings mean equal architectures."""
 
 
 class TransformersEncoder(nn.Module):
-    """A transformers encoder that takes packed batches.
-
-    Args:
-        model: A ``PreTrainedModel`` without a head, whose output has ``last_hidden_state``.
-
-    Raises:
-        InputError: The model is a decoder, or has no maximum length.
-    """
+    """A transformers encoder that takes packed batches, made of a ``PreTrainedModel`` without a head, which is not a decoder."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -63,13 +49,16 @@ class TransformersEncoder(nn.Module):
         if not isinstance(positions, int) or positions < 1:
             raise InputError(f"{kind}: max_position_embeddings must be a positive integer, got {positions!r}")
         described = {key: value for key, value in settings.to_dict().items() if key not in ABOUT}
+        # RoBERTa and its relatives leave rows unused at the start of the position embedding.
+        table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
         self.model = model
         self.pad_token_id = getattr(settings, "pad_token_id", None) or 0
         self.config = AdapterConfig(
             model_type=kind,
             vocab_size=settings.vocab_size,
             hidden_size=settings.hidden_size,
-            max_positions=positions - _unused_positions(model),
+            max_positions=positions - (0 if padding is None else padding + 1),
             settings=json.dumps(described, sort_keys=True, default=str),
         )
 
@@ -84,17 +73,7 @@ class TransformersEncoder(nn.Module):
         return sum(weight.numel() for weight in self.parameters())
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Encode a batch.
-
-        Args:
-            batch: B sequences, N tokens in total; moved to the device of the weights if necessary.
-
-        Returns:
-            Hidden states of the last layer, (N, D), in the order of ``batch.ids``.
-
-        Raises:
-            InputError: A sequence is longer than the model's positions, or the batch has key lengths.
-        """
+        """Encode a batch of N tokens without key lengths: the last layer's hidden states, (N, D), in the order of ``batch.ids``."""
         if batch.max_seqlen > self.config.max_positions:
             raise InputError(
                 f"a sequence has {batch.max_seqlen} tokens, more than the encoder's {self.config.max_positions} positions; truncate it"
@@ -109,13 +88,6 @@ class TransformersEncoder(nn.Module):
         ids = batch.ids.new_full(mask.shape, self.pad_token_id).masked_scatter(mask, batch.ids)
         states: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         return states[mask]
-
-
-def _unused_positions(model: nn.Module) -> int:
-    """Return the rows that RoBERTa and its relatives leave unused at the start of the position embedding."""
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    return 0 if padding is None else padding + 1
 
 
 def load_adapter(

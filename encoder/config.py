@@ -293,10 +293,5 @@ def global_every(layers: int, every: int) -> tuple[LayerType, ...]:
     return tuple("global" if layer % every == 0 else "local" for layer in range(layers))
 
 
-def _choices() -> dict[str, tuple[Any, ...]]:
-    hints = get_type_hints(EncoderConfig)
-    return {name: get_args(hints[name]) for name in ("family", "norm_position", "mlp", "positions", "norm")}
-
-
 # Values of each switch, checked at run time because a config may come from a file or a command line.
-CHOICES = _choices()
+CHOICES = {name: get_args(get_type_hints(EncoderConfig)[name]) for name in ("family", "norm_position", "mlp", "positions", "norm")}

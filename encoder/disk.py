@@ -11,41 +11,13 @@ import io
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from quiver.encoder.files import naming, sync_folder
 
 _BUFFER = 1 << 20
 # Errors of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-class Disk(Protocol):
-    """The calls that change files; each may raise OSError."""
-
-    def create(self, path: Path) -> BinaryIO:
-        """Create a file and open it for writing; an existing file is an error. Its content is durable after ``sync_file``."""
-
-    def sync_file(self, path: Path) -> None:
-        """Make the content of a file durable."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Make the names of a folder's entries durable."""
-
-    def mkdir(self, path: Path) -> None:
-        """Create a folder; an existing one is an error."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename a file or folder atomically; a file at the target is replaced."""
-
-    def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name atomically; an existing target is an error."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty folder."""
 
 
 class _NamedFile(io.FileIO):
@@ -56,44 +28,44 @@ class _NamedFile(io.FileIO):
             return super().write(content)
 
 
-class RealDisk:
-    """The real file system."""
+class Disk:
+    """The calls that change files, on the real file system; each may raise OSError."""
 
     def create(self, path: Path) -> BinaryIO:
-        """See `Disk`."""
+        """Create a file and open it for writing; an existing file is an error. Its content is durable after ``sync_file``."""
         return io.BufferedWriter(_NamedFile(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o666)), _BUFFER)
 
     def sync_file(self, path: Path) -> None:
-        """See `Disk`."""
+        """Make the content of a file durable."""
         with path.open("rb+") as file, naming(path):
             os.fsync(file.fileno())
 
     def sync_folder(self, path: Path) -> None:
-        """See `Disk`."""
+        """Make the names of a folder's entries durable."""
         sync_folder(path)
 
     def mkdir(self, path: Path) -> None:
-        """See `Disk`."""
+        """Create a folder; an existing one is an error."""
         path.mkdir()
 
     def rename(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
+        """Rename a file or folder atomically; a file at the target is replaced."""
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
+        """Give a file a second name atomically; an existing target is an error."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
-        """See `Disk`."""
+        """Remove a file."""
         path.unlink()
 
     def rmdir(self, path: Path) -> None:
-        """See `Disk`."""
+        """Remove an empty folder."""
         path.rmdir()
 
 
-REAL: Disk = RealDisk()
+REAL = Disk()
 """Default disk: the real file system."""
 
 
@@ -115,11 +87,7 @@ def put_file(path: Path, content: bytes, disk: Disk) -> None:
 
 
 def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
-    """Rename a durable file atomically, without replacing an existing file.
-
-    Raises:
-        FileExistsError: The target exists. On a file system without hard links, an existing target is replaced instead.
-    """
+    """Rename a durable file atomically; an existing target is a FileExistsError, but on a file system without hard links replaced."""
     try:
         disk.link(source, target)
     except OSError as error:

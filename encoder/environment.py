@@ -11,15 +11,7 @@ STATUS = Path("/proc/self/status")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution; None if it is not installed.
-
-    Args:
-        distribution: Name on the package index (``faiss-cpu``), which may differ from the import name (``faiss``).
-
-    Example:
-        >>> installed_version("no-such-distribution") is None
-        True
-    """
+    """Return the version of an installed distribution, by its name on the package index; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -32,12 +24,7 @@ def is_main_process() -> bool:
 
 
 def resident(name: str) -> int:
-    """Return ``VmRSS``, ``VmHWM``, ``RssAnon`` or ``RssFile`` of this process in bytes, on Linux.
-
-    Example:
-        >>> resident("VmHWM") >= resident("VmRSS") // 2 > 0
-        True
-    """
+    """Return ``VmRSS``, ``VmHWM``, ``RssAnon`` or ``RssFile`` of this process in bytes, on Linux."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
         raise RuntimeError(f"{STATUS} has no {name}")

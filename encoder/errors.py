@@ -29,12 +29,7 @@ class InputError(ValueError):
 
 
 class EmptyInputError(InputError):
-    """There is nothing to read: a file is empty, or a folder has no files that are read.
-
-    Example:
-        >>> issubclass(EmptyInputError, InputError)
-        True
-    """
+    """There is nothing to read: a file is empty, or a folder has no files that are read."""
 
 
 class RunStoppedError(Exception):
@@ -50,25 +45,10 @@ class RunStoppedError(Exception):
 
 
 def check_utf8(text: str, where: str) -> str:
-    r"""Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand.
+    """Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand, or raise InputError.
 
-    Half of a surrogate pair cannot be written: it comes from ``"\ud83d"`` in JSON, and from bytes of a shell argument or a file name that
-    are not UTF-8. Texts are checked where they come in.
-
-    Args:
-        text: The text.
-        where: What or where the text is, for the error.
-
-    Raises:
-        InputError: The text contains half of a surrogate pair.
-
-    Example:
-        >>> check_utf8("owls", "query 'q1'")
-        'owls'
-        >>> check_utf8("owls \ud83d", "query 'q1'")
-        Traceback (most recent call last):
-        ...
-        quiver.encoder.errors.InputError: query 'q1' contains an unpaired surrogate; replace the invalid character
+    Half of a surrogate pair cannot be written: it comes from an escape in JSON, and from bytes of a shell argument or a file name that are
+    not UTF-8. Texts are checked where they come in; ``where`` says where.
     """
     if not text.isascii():
         try:
@@ -79,12 +59,7 @@ def check_utf8(text: str, where: str) -> str:
 
 
 def first_line(error: object) -> str:
-    """Return the first line of an error's message, or the name of its type if it has none.
-
-    Example:
-        >>> first_line(OSError("no route to host")), first_line(KeyError())
-        ('no route to host', 'KeyError')
-    """
+    """Return the first line of an error's message, or the name of its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -94,25 +69,13 @@ _FAILED = (errno.EIO, errno.EROFS)
 
 
 def full_disk(error: BaseException) -> OSError | None:
-    """Return the error of a full disk, an exhausted quota or a limit on file sizes that is, or was raised as, this error; else None.
-
-    Example:
-        >>> full_disk(OSError(errno.ENOSPC, "no space", "runs/x")), full_disk(FileNotFoundError(errno.ENOENT, "none", "runs/x"))
-        (OSError(28, 'no space'), None)
-    """
+    """Return the error of a full disk, an exhausted quota or a limit on file sizes that is, or was raised as, this error; else None."""
     cause = system_error(error)
     return cause if cause is not None and cause.errno in _FULL else None
 
 
 def describe_failure(error: Exception) -> str:
-    """Say in one line what failed: for a full disk what cannot be written, where, why, how much room is left and what to do.
-
-    Example:
-        >>> describe_failure(OSError(errno.EDQUOT, "quota", "/no/such/folder/x"))  # doctest: +ELLIPSIS
-        '/no/such/folder/x: cannot be written (Disk quota exceeded; ... MB free on its disk); free space and repeat the command'
-        >>> describe_failure(OSError("no route to host"))
-        'no route to host'
-    """
+    """Say in one line what failed: for a full disk what cannot be written, where, why, how much room is left and what to do."""
     full = full_disk(error)
     if full is not None:
         name = full.filename2 or full.filename
@@ -139,20 +102,7 @@ def _describe_room(path: Path) -> str:
 
 
 def import_for(purpose: str, module: str, install: str) -> ModuleType:
-    """Import a library that only some tasks need.
-
-    Args:
-        purpose: What needs it, the subject of the error.
-        module: Dotted name of the module.
-        install: Argument of ``pip install`` that brings it.
-
-    Raises:
-        InputError: It is not installed.
-
-    Example:
-        >>> import_for("this page", "json", "json").__name__
-        'json'
-    """
+    """Import a module that only some tasks need, or raise InputError: ``purpose`` needs it, pip ``install``s it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -168,17 +118,10 @@ _CLIENT_ERRORS = {
 
 
 def download_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the errors that a download may raise: OSError, RuntimeError (of hf_xet), and those of the clients that are loaded.
+    """Return the errors that a download may raise: OSError, RuntimeError (of hf_xet), those of the clients that are loaded, and more.
 
-    The clients share no base class. The Hub's client up to version 0.x uses requests, whose errors are OSErrors; from 1.0 on it uses httpx,
-    whose errors are not. Later versions of hf_xet have an error of their own.
-
-    Args:
-        more: Errors of the caller's own, to be caught with them.
-
-    Example:
-        >>> download_errors()[:2]
-        (<class 'OSError'>, <class 'RuntimeError'>)
+    The clients share no base class. The Hub's client up to version 0.x uses requests, whose errors are OSErrors; from 1.0 on it uses
+    httpx, whose errors are not. Later versions of hf_xet have an error of their own.
     """
     if "huggingface_hub" in sys.modules:
         importlib.import_module("huggingface_hub.errors")
@@ -187,15 +130,7 @@ def download_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def system_error(error: BaseException | None) -> OSError | None:
-    """Return the error of the operating system behind an error, such as a full disk behind one that a writer raised; None if there is none.
-
-    Example:
-        >>> try:
-        ...     raise InputError("index: cannot be written") from OSError(28, "No space left on device")
-        ... except InputError as error:
-        ...     system_error(error).strerror
-        'No space left on device'
-    """
+    """Return the error of the operating system behind an error, such as a full disk behind one that a writer raised; else None."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return error

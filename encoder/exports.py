@@ -13,14 +13,10 @@ from pathlib import Path
 
 
 def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package whose stub lists its names.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package whose stub beside its ``__init__.py`` lists its names.
 
-    Args:
-        package: ``__name__`` of the package.
-        file: ``__file__`` of its ``__init__.py``; the stub beside it holds only lines ``from .module import name as name``.
-
-    Raises:
-        ValueError: A name equals the first part of its module's name: importing that module would replace the name.
+    The stub holds only lines ``from .module import name as name``. A name that equals the first part of its module's name is a ValueError:
+    importing that module would replace the name.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]

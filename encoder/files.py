@@ -33,12 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        InputError: The file is missing or unreadable, is not UTF-8 JSON, is nested too deeply or contains a number too long for Python, or
-            is not an object.
-    """
+    """Read a JSON object; a file that is missing, unreadable or not a UTF-8 JSON object is an InputError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -57,29 +52,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expand_home(path: str | Path) -> Path:
-    """Replace ``~`` or ``~user`` at the start of a path by the home folder.
-
-    Raises:
-        InputError: There is no such user, or no home folder is known.
-    """
+    """Replace ``~`` or ``~user`` at the start of a path by the home folder, or raise InputError if none is known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; write the full path") from error
 
 
-def check_target(path: Path) -> None:
-    """Check before a long computation that a file can be written.
-
-    Raises:
-        InputError: The path is a folder, device, pipe or the like, or its folder does not exist or is not writable; a link is checked at
-            its target.
-    """
-    _target(path)
-
-
-def _target(path: Path) -> Path:
-    """Return the file to write: the path itself, or the target of a link.
+def check_target(path: Path) -> Path:
+    """Check before a long computation that a file can be written, or raise InputError; returns the path, or the target of a link.
 
     A rename would replace whatever has that name, a link or, as root, even a device.
     """
@@ -105,12 +86,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``path`` that takes its name when the block succeeds, and is removed otherwise.
 
     Readers see the old file or the new one, never a part of it, and the new one is on disk when the block has ended. A link is kept: its
-    target is replaced.
-
-    Raises:
-        InputError: The path is a folder, device, pipe or the like, or its folder does not exist or cannot be written.
+    target is replaced. Errors are those of `check_target`.
     """
-    target = _target(path)
+    target = check_target(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.touch(exist_ok=False)
@@ -155,14 +133,9 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file.
+    """Write a safetensors file of contiguous tensors that share no storage; within `replacing`, to the temporary file.
 
-    Args:
-        tensors: Contiguous tensors that share no storage, by name.
-        path: The file; within `replacing`, the temporary file.
-
-    Raises:
-        OSError: The file cannot be written. safetensors raises its own `SafetensorError` then, even for a full disk.
+    A failure is an OSError; safetensors raises its own `SafetensorError`, even for a full disk.
     """
     from safetensors.torch import save_file  # imports PyTorch, which those who only read JSON need not wait for
 
@@ -187,12 +160,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON with two spaces of indent, whole or not at all.
-
-    Raises:
-        InputError: The file cannot be written.
-        ValueError: The value contains NaN or infinity, which JSON does not have.
-    """
+    """Write JSON with two spaces of indent, whole or not at all; NaN and infinity are a ValueError."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     # Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes an escape of JSON.
     write_text(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
@@ -205,16 +173,9 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield the lines of a text file (UTF-8, or UTF-16 or UTF-32) with their numbers, without blank lines.
+    """Yield the lines of a text file with their numbers from 1, as `decoded_lines`, but without blank lines and ends.
 
-    Lines end at ``\n`` or ``\r\n`` only: other Unicode line separators may occur inside a text. A byte order mark
-    at the start is dropped, since it would become part of the first id.
-
-    Yields:
-        Line number from 1 and the line without its end.
-
-    Raises:
-        InputError: The file is missing, is not UTF-8 (names the line), is damaged gzip, or contains only blank lines.
+    Lines end at a line feed only: other Unicode line separators may occur inside a text. A file of blank lines is an EmptyInputError.
     """
     found = False
     for number, text in decoded_lines(path):
@@ -227,11 +188,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_whole(path: Path) -> str:
-    """Read a text file (UTF-8, or UTF-16 or UTF-32) without changing line ends; a byte order mark at the start is dropped.
-
-    Raises:
-        InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
-    """
+    """Read a text file (UTF-8, or UTF-16 or UTF-32) without changing line ends; a byte order mark at the start is dropped."""
     return "".join(text for _, text in decoded_lines(path))
 
 
@@ -272,11 +229,7 @@ def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, s
 
 
 def _find_encoding(path: Path, first_bad: int) -> tuple[str, str]:
-    """The encoding of a table that is not UTF-8 from a line on, and how errors are handled; it is logged once.
-
-    Raises:
-        InputError: Some lines are UTF-8 and too many others are not.
-    """
+    """The encoding of a table that is not UTF-8 from a line on, and how errors are handled; it is logged once."""
     good, bad, lines, not_utf_8, size = 0, 0, 0, list[bytes](), 0
     with open_binary(path) as file:
         for raw in file:
@@ -305,11 +258,9 @@ def warn_once(message: str) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a JSON lines file with their line numbers.
+    """Yield the objects of a JSON lines file with their line numbers, which errors name.
 
-    Raises:
-        InputError: As `read_lines`; or a line is not a JSON object, or contains half of an escaped surrogate pair, which is legal JSON but
-            fails later in tokenizers and files. Names file and line.
+    Half of an escaped surrogate pair is refused: it is legal JSON but fails later in tokenizers and files.
     """
     for number, line in read_lines(path):
         try:
@@ -324,25 +275,13 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def check_row(row: Mapping[str, object], where: str) -> None:
-    """Check that UTF-8 can hold the names and values of a JSON object.
-
-    Args:
-        row: The object.
-        where: Its position, for the error.
-
-    Raises:
-        InputError: A name or a text in a value contains half of a surrogate pair.
-    """
+    """Check that UTF-8 can hold the names and values of a JSON object; ``where`` is its position, for the error."""
     for name, value in row.items():
         check_utf8(name + json.dumps(value, ensure_ascii=False), f"{where}: {name!r}")
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Open a file for reading bytes, through gzip if its name ends in ``.gz``.
-
-    Raises:
-        InputError: The file does not exist, is not readable, or is a pipe, a socket or a device.
-    """
+    """Open a file for reading bytes, through gzip if its name ends in ``.gz``; what cannot be read is an InputError."""
     check_regular(path)
     try:
         return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
@@ -360,28 +299,14 @@ def is_special(path: Path) -> bool:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse to read what is not a file on disk.
-
-    Raises:
-        InputError: The path is a pipe, a socket or a device.
-    """
+    """Raise InputError for a pipe, a socket or a device."""
     if is_special(path):
         raise InputError(f"{path}: is a pipe, a socket or a device, which cannot be read twice; write its content to a file and name that")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that appears under its name only when it is complete and on disk.
-
-    The bytes go to a temporary file beside the target, which takes the target's name when the block succeeds; otherwise it is removed and
-    the target stays as it was. Gzip output contains no time or name, so equal content gives equal bytes.
-
-    Args:
-        path: The target; its folder must exist, an existing file is replaced.
-
-    Raises:
-        InputError: The folder does not exist or cannot be written.
-    """
+    """Write a file through `replacing`. Gzip output contains no time or name, so equal content gives equal bytes."""
     with replacing(path) as temporary, temporary.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
@@ -391,27 +316,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write one JSON object per line, see `atomic_file`.
-
-    Raises:
-        InputError: The folder does not exist or cannot be written.
-    """
+    """Write one JSON object per line, see `atomic_file`."""
     with atomic_file(path) as file:
         file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder for downloads and vectors kept between runs: ``$QUIVER_CACHE/name``, or ``name`` in the user's cache folder.
-
-    Args:
-        name: What is cached, such as ``vectors``.
-
-    Returns:
-        The folder; it may not exist yet.
-
-    Raises:
-        InputError: No home folder is known for this user, or for the user named by ``QUIVER_CACHE`` or ``XDG_CACHE_HOME``.
-    """
+    """Return the folder for what is kept between runs, which may not exist: ``$QUIVER_CACHE/name``, or in the user's cache folder."""
     if root := os.environ.get("QUIVER_CACHE"):
         return expand_home(root) / name
     return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quiver" / name
@@ -483,23 +394,10 @@ _JIS = re.compile(rb"\x1b\$[@B]")  # begins Japanese text among ASCII bytes
 
 
 def decode(content: bytes, declared: str = "") -> tuple[str, str]:
-    """Decode text whose encoding is marked, declared, UTF-8 or guessed.
+    """Decode text whose encoding is marked, declared (as ``latin1``; empty if it is not), UTF-8 or guessed; ValueError if it is not text.
 
-    A declaration counts only if the bytes agree. Where nearly all is UTF-8, or what is declared, the rest is replaced by U+FFFD.
-
-    Args:
-        content: The bytes.
-        declared: Encoding that the text names itself, such as ``latin1``; empty if it names none.
-
-    Returns:
-        The text without a byte order mark, and how it was read, such as ``utf-8`` or ``cp1252 by guess``.
-
-    Raises:
-        ValueError: This is not text.
-
-    Example:
-        >>> decode("Größe".encode("cp1252")), decode("서울".encode("euc-kr"), "euc-kr")
-        (('Größe', 'cp1252 by guess'), ('서울', 'cp949'))
+    A declaration counts only if the bytes agree. Where nearly all is UTF-8, or what is declared, the rest is replaced by U+FFFD. Returns
+    the text without a byte order mark, and how it was read, such as ``utf-8`` or ``cp1252 by guess``.
     """
     encoding = wide_encoding(content)
     if encoding or b"\0" in content[:HEAD]:
@@ -543,12 +441,7 @@ HEAD = 8192
 def wide_encoding(head: bytes) -> str:
     """The encoding of a byte order mark, or UTF-16 without one, where each second byte is often NUL; empty for others.
 
-    Args:
-        head: The first bytes of a file, `HEAD` of them or all.
-
-    Example:
-        >>> wide_encoding("owl".encode("utf-16-le")), wide_encoding("owl".encode("utf-8-sig")), wide_encoding(b"owl")
-        ('utf-16-le', 'utf-8-sig', '')
+    ``head`` are the first bytes of a file, `HEAD` of them or all.
     """
     if marked := next((encoding for mark, encoding in _MARKS if head.startswith(mark)), ""):
         return marked
@@ -577,7 +470,10 @@ def guess_encoding(lines: Iterable[bytes]) -> str:
     runs = [len(run) for run in re.findall(rb"[\x80-\xff]+", sample)]
     long = sum(run for run in runs if run > 2)  # western words have single letters beyond ASCII
     western = _decode_strictly(sample, "cp1252")
-    is_western = western is not None and _count_strange(western) * 10 < sum(runs)
+    is_western = False
+    if western is not None:  # unless signs and letters show that it is in another encoding
+        together = sum(min(len(re.findall(f"[{letters}]", western)) for letters in kinds) for kinds in _EXCLUSIVE)
+        is_western = (len(_STRANGE.findall(western)) + len(_RARE.findall(western)) + together) * 10 < sum(runs)
     if is_western and long * 4 <= sum(runs):
         return _WESTERN[0]
     if sum(runs) < _FEWEST:
@@ -587,12 +483,6 @@ def guess_encoding(lines: Iterable[bytes]) -> str:
     # The library's own order ignores the signs, and takes cp1250 before cp1252.
     keys = {each.encoding: (round(each.chaos, 1), len(_STRANGE.findall(str(each))), -each.coherence) for each in found}
     return min((each for each in candidates if each in keys), key=lambda each: keys[each], default="")
-
-
-def _count_strange(western: str) -> int:
-    """How many signs and letters of a text in Windows-1252 show that it is in another encoding."""
-    together = (min(len(re.findall(f"[{letters}]", western)) for letters in kinds) for kinds in _EXCLUSIVE)
-    return len(_STRANGE.findall(western)) + len(_RARE.findall(western)) + sum(together)
 
 
 def _codec_of(label: str) -> str:

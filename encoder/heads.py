@@ -1,14 +1,11 @@
 """Task heads on an encoder: masked language modelling, classification of sequences, answers as spans.
 
-Heads of different families differ by values, not by class: the layer before the last matrix is one `TransformConfig`. The loss over the
-vocabulary does without the matrix of all logits (`linear_cross_entropy`): masked tokens are processed in chunks, whose logits give their
-losses and their share of every gradient at once, so nothing of size M x V is stored or computed twice.
+Heads of different families differ by values, not by class: the layer before the last matrix is one `TransformConfig`.
 
 Shapes: B sequences, N packed tokens, n tokens of one sequence, D model width, V vocabulary, C labels, M masked tokens.
-Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4 (a span's score is the sum of its start
-and end); RoBERTa, arXiv:1907.11692; the modules of the same tasks in transformers 5.3; Liger Kernel, arXiv:2410.10989, section 3.2
-(linear and cross entropy in one, gradients in the forward pass); Cut Cross-Entropy, arXiv:2411.09009, section 3 (why the logits fill the
-memory).
+Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4; RoBERTa, arXiv:1907.11692; the
+modules of the same tasks in transformers 5.3; Liger Kernel, arXiv:2410.10989, section 3.2 (gradients in the forward pass); Cut Cross-
+Entropy, arXiv:2411.09009, section 3 (why the logits fill the memory).
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from torch.nn import functional as F
 
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
-from quiver.encoder.dropout import Dropout
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, product_dtype, use_triton
@@ -105,12 +101,7 @@ IGNORE_INDEX = -100
 
 
 class Decoder(nn.Module):
-    """The matrix from hidden states to vocabulary logits: its own, or the token embedding.
-
-    Attributes:
-        weight: (V, D) if the decoder has its own matrix; None if it is tied to the embedding.
-        bias: (V,), or None.
-    """
+    """The matrix from hidden states to vocabulary logits, (V, D): its own ``weight``, or None for the token embedding; and its bias."""
 
     def __init__(self, config: EncoderConfig, *, bias: bool, tied: bool) -> None:
         super().__init__()
@@ -165,15 +156,12 @@ class MaskedLM(nn.Module):
         return weight
 
     def forward(self, batch: PackedBatch, labels: Tensor) -> MaskedLMLoss:
-        """Return the loss of a masked batch.
+        """Return the loss of a masked batch, and the number of its masked tokens; if there are none, zero, with a gradient of zeros.
 
         Args:
             batch: B sequences, N tokens, masked.
             labels: The original id of each token, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
                 with the device, and are checked against the vocabulary.
-
-        Returns:
-            Loss and number of masked tokens. If there are none, the loss is zero, with a gradient of zeros.
 
         Raises:
             ValueError: The labels have another shape than the batch, or one is neither -100 nor a token id.
@@ -190,15 +178,7 @@ class MaskedLM(nn.Module):
         return MaskedLMLoss(loss, len(words))
 
     def logits(self, batch: PackedBatch, positions: Tensor) -> Tensor:
-        """Return logits of some tokens.
-
-        Args:
-            batch: B sequences, N tokens.
-            positions: Indices in the packed batch, (M,) int64.
-
-        Returns:
-            (M, V) in the dtype of the weights.
-        """
+        """Return logits of the tokens at some positions in the packed batch, (M,) int64: (M, V) in the dtype of the weights."""
         return F.linear(self._states(batch, positions), self.decoder_weight, self.decoder.bias)
 
     def _states(self, batch: PackedBatch, positions: Tensor) -> Tensor:
@@ -213,25 +193,11 @@ MIN_ROWS = 128
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``.
+    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) and (V, D), a scalar in float32 or better.
 
     Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
     else float32 or better. The gradients are computed together with the loss, so only one backward pass is possible: a second one
-    (``retain_graph``) and a derivative of the gradient raise torch's RuntimeError.
-
-    Args:
-        hidden: (M, D).
-        weight: (V, D).
-        bias: (V,), or None.
-        labels: (M,) int64, each 0..V-1.
-
-    Returns:
-        A scalar in float32 (float64 for float64 inputs); for M = 0 zero, with gradients of zero.
-
-    Example:
-        >>> hidden, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 1.0]])
-        >>> linear_cross_entropy(hidden, weight, None, torch.tensor([1])).item()  # two equal logits: log 2
-        0.6931471824645996
+    (``retain_graph``) and a derivative of the gradient raise torch's RuntimeError. Without rows it is zero, with gradients of zero.
     """
     loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return loss
@@ -250,7 +216,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         with torch.autocast(hidden.device.type, enabled=False):
             casts = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            total = _walk(*casts, labels, grads, exact)
+            total = _sum_losses(*casts, labels, grads, exact)
         ctx.share = 1 / max(len(hidden), 1)
         ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
         ctx.save_for_backward(*grads)
@@ -267,7 +233,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *grads, None, None
 
 
-def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype) -> Tensor:
+def _sum_losses(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype
+) -> Tensor:
     """Return the sum of all rows' losses; the gradients of that sum are added to ``grads`` (of hidden, weight, bias)."""
     grad_hidden, grad_weight, grad_bias = grads
     total = torch.zeros((), dtype=exact, device=hidden.device)
@@ -284,19 +252,19 @@ def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, g
         if grad_hidden is not None:
             grad_hidden[start : start + rows] = slope @ weight
         if grad_weight is not None:
-            _add_product(grad_weight, slope.T, chunk)
+            if grad_weight.dtype == slope.dtype:
+                grad_weight.addmm_(slope.T, chunk)  # no second tensor of this size
+            else:
+                grad_weight += slope.T @ chunk
     return total
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, *, differentiable: bool) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row, (C,), and its derivatives by the logits, (C, V).
-
-    The logits, (C, V), may be overwritten. Without ``differentiable`` the second tensor has no meaning.
-    """
+    """Return the loss of each row of logits, (C, V), which may be overwritten, and its derivatives by them if ``differentiable``."""
     if use_triton(logits):
-        from quiver.encoder.gpu import triton_cross_entropy
+        from quiver.encoder.gpu import triton_tokens
 
-        return triton_cross_entropy.cross_entropy_(logits, labels.contiguous(), differentiable=differentiable), logits
+        return triton_tokens.cross_entropy_(logits, labels.contiguous(), differentiable=differentiable), logits
     target = labels[:, None]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=exact)
     loss = -log_probabilities.gather(1, target)[:, 0]
@@ -305,18 +273,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, *, differ
     return loss, log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)  # no second tensor of this size
-    else:
-        total += left @ right
-
-
-def _first_token(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]
-
-
-def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+def _mean_of_tokens(hidden: Tensor, batch: PackedBatch) -> Tensor:
     lengths = batch.cu_seqlens.to(hidden.device).diff().long()
     # float32: in half precision a sum over thousands of tokens stops growing long before its end.
     exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -324,7 +281,10 @@ def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return (sums / lengths[:, None]).to(hidden.dtype)
 
 
-CLASSIFIER_POOLINGS: dict[ClassifierPooling, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first_token, "mean": _mean}
+CLASSIFIER_POOLINGS: dict[ClassifierPooling, Callable[[Tensor, PackedBatch], Tensor]] = {
+    "cls": lambda hidden, batch: hidden[batch.cu_seqlens[:-1].to(hidden.device).long()],
+    "mean": _mean_of_tokens,
+}
 """Hidden states (N, D) and their batch to one vector per sequence, (B, D)."""
 
 
@@ -368,7 +328,7 @@ class SequenceClassifier(nn.Module):
         self.problem_type = problem_type
         self.label_names = None if label_names is None else tuple(label_names)
         self.transform = Transform(encoder.config, transform or classifier_transform(encoder.config))
-        self.dropout = Dropout(head_dropout(encoder.config) if dropout is None else dropout)
+        self.dropout = nn.Dropout(head_dropout(encoder.config) if dropout is None else dropout)
         self.out = nn.Linear(encoder.config.hidden_size, num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -422,9 +382,7 @@ class SpanLogits(NamedTuple):
 
 
 class SpanQA(nn.Module):
-    """An encoder that finds the span of a text that answers a question; question and text are one sequence.
-
-    `best_spans` makes spans of its logits.
+    """An encoder that finds the span of a text that answers a question; question and text are one sequence. See `best_spans`.
 
     Args:
         encoder: Gives the hidden states.
@@ -439,7 +397,7 @@ class SpanQA(nn.Module):
         if transform is None and config.family in SHARED_TRANSFORM:
             transform = masked_lm_transform(config)
         self.transform: Transform | None = None if transform is None else Transform(config, transform)
-        self.dropout = Dropout(head_dropout(config) if dropout is None else dropout)
+        self.dropout = nn.Dropout(head_dropout(config) if dropout is None else dropout)
         self.out = nn.Linear(config.hidden_size, 2)
 
     def forward(self, batch: PackedBatch) -> SpanLogits:
@@ -462,9 +420,6 @@ class SpanQA(nn.Module):
                 truncated answer) does not count.
             ends: Last token of each answer, likewise.
 
-        Returns:
-            A float32 scalar; zero, with a gradient, if no position counts.
-
         Raises:
             ValueError: The number of positions differs from the number of sequences.
         """
@@ -477,14 +432,10 @@ Head: TypeAlias = MaskedLM | SequenceClassifier | SpanQA
 
 
 def init_head(head: Head, *, seed: int) -> None:
-    """Initialise the weights of a head, in place; its encoder is not changed.
+    """Initialise the weights of a head, in place; its encoder is not changed. Equal seeds give equal weights.
 
     ModernBERT's are truncated normals whose width depends on what follows: the encoder's initial width before a tied decoder, that divided
     by sqrt(2 L) before a label matrix, and D ** -0.5 for a last matrix. Other families use the encoder's initial width everywhere.
-
-    Args:
-        head: Its encoder's configuration gives the width and the number of layers L.
-        seed: Seed of a CPU generator; equal seeds give equal weights.
 
     Source: ModernBERT's training code (full_megatron): prediction head "in", pooling head "out", last matrices "final_out".
     """
@@ -506,10 +457,6 @@ def init_head(head: Head, *, seed: int) -> None:
             nn.init.zeros_(weight)
 
 
-# Span scores in memory at a time: 8 MiB of float64.
-MAX_SCORES_AT_ONCE = 1 << 20
-
-
 class Span(NamedTuple):
     """A span of one sequence."""
 
@@ -522,15 +469,9 @@ class Span(NamedTuple):
 
 
 def position_loss(logits: Tensor, batch: PackedBatch, places: Tensor) -> Tensor:
-    """Cross entropy of one token per sequence, under a softmax over the tokens of the sequence.
+    """Mean cross entropy of one token per sequence, (B,) int64, under a softmax over the sequence's tokens, of logits (N,).
 
-    Args:
-        logits: (N,).
-        batch: The packed batch.
-        places: Target token of each sequence, (B,) int64; one outside its sequence does not count.
-
-    Returns:
-        The mean over the sequences that count, a scalar in float32 or better; zero, with a gradient, if none does.
+    A token outside its sequence does not count; zero, with a gradient, if none does.
     """
     device = logits.device
     starts, lengths = batch.cu_seqlens[:-1].to(device).long(), batch.cu_seqlens.to(device).diff().long()
@@ -553,7 +494,6 @@ def best_spans(
     max_answer_length: int,
     n_best: int = 1,
     allowed: Sequence[tuple[int, int]] | None = None,
-    max_scores: int = MAX_SCORES_AT_ONCE,
 ) -> list[list[Span]]:
     """Find the spans of each sequence with the highest sum of start and end logit; exact.
 
@@ -565,7 +505,6 @@ def best_spans(
         n_best: Number of spans per sequence.
         allowed: For each sequence the range of tokens a span may use, (first, stop) with 0 <= first <= stop <= n; default: the whole
             sequence.
-        max_scores: Number of span scores held in memory at a time.
 
     Returns:
         At most ``n_best`` spans per sequence, best first; of equal ones the earlier start comes first, then the earlier end. Empty where
@@ -577,13 +516,10 @@ def best_spans(
 
     Example:
         >>> import torch
-        >>> from quiver.encoder import best_spans
-        >>> from quiver.encoder.packing import pack_ids
+        >>> from quiver.encoder import best_spans, pack_ids
         >>> start, end = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([9.0, 1.0, 2.0, 0.0])
         >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2)
         [[Span(start=0, end=0, score=9.0)], [Span(start=0, end=0, score=5.0)]]
-        >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2, allowed=[(1, 3), (0, 0)])
-        [[Span(start=1, end=2, score=5.0)], []]
     """
     if max_answer_length < 1 or n_best < 1:
         raise ValueError(f"max_answer_length and n_best must be >= 1, got {max_answer_length} and {n_best}")
@@ -598,30 +534,21 @@ def best_spans(
         if not 0 <= first <= stop <= length:
             raise ValueError(f"sequence {row}: allowed must lie in 0..{length}, got ({first}, {stop})")
         window = slice(offset + first, offset + stop)
-        found.append(_best_of_one(starts[window], ends[window], first, min(max_answer_length, stop - first), n_best, max_scores))
+        best = _best_spans_of_one(starts[window], ends[window], min(max_answer_length, stop - first), n_best)
+        found.append([Span(first + begin, first + last, score) for begin, last, score in best])
     return found
 
 
-def _best_of_one(
-    start: NDArray[np.float64], end: NDArray[np.float64], first: int, longest: int, n_best: int, max_scores: int
-) -> list[Span]:
-    """Return the best spans of one stretch of tokens; ``first`` is added to every position."""
+def _best_spans_of_one(start: NDArray[np.float64], end: NDArray[np.float64], longest: int, n_best: int) -> list[tuple[int, int, float]]:
+    """Return first token, last token and score of the best spans of one stretch of tokens."""
     if not longest:
         return []
     # No span ends beyond the stretch: its score is -inf there and is dropped.
     behind = np.concatenate([end, np.full(longest - 1, -np.inf)])
-    ends = np.lib.stride_tricks.sliding_window_view(behind, longest)  # (n, longest): row i holds end[i], end[i + 1], ...
-    rows = max(max_scores // longest, 1)
-    best: list[Span] = []
-    for low in range(0, len(start), rows):
-        scores = (start[low : low + rows, None] + ends[low : low + rows]).ravel()
-        kept = min(n_best, len(scores))
-        # All spans that tie with the last one wanted are considered, so that ties are resolved by position.
-        threshold = np.partition(scores, len(scores) - kept)[len(scores) - kept]
-        places = np.flatnonzero((scores >= threshold) & (scores > -np.inf))
-        places = places[np.argsort(-scores[places], kind="stable")][:n_best]
-        best += [
-            Span(first + low + int(place) // longest, first + low + int(place) // longest + int(place) % longest, float(scores[place]))
-            for place in places
-        ]
-    return sorted(best, key=lambda span: (-span.score, span.start, span.end))[:n_best]
+    # Row i holds the scores of the spans from i to i, i + 1, ...
+    scores = (start[:, None] + np.lib.stride_tricks.sliding_window_view(behind, longest)).ravel()
+    # All spans that tie with the last one wanted are considered, so that ties are resolved by position.
+    last = len(scores) - min(n_best, len(scores))
+    places = np.flatnonzero((scores >= np.partition(scores, last)[last]) & (scores > -np.inf))
+    places = places[np.argsort(-scores[places], kind="stable")][:n_best]
+    return [(place // longest, place // longest + place % longest, float(scores[place])) for place in places.tolist()]

@@ -8,53 +8,33 @@ ALiBi, arXiv:2108.12409.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from quiver.encoder.attention import attend
-from quiver.encoder.attention.layout import split_qkv
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.cpu.linear import Linear
-from quiver.encoder.dropout import Dropout
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Norm, add_norm, embed, gated, rotate
 from quiver.encoder.packing import PackedBatch, PaddedBatch
 
 
 def rope_frequencies(theta: float, rotary_width: int, scaling: RopeScaling | None = None) -> tuple[Tensor, float]:
-    """Return RoPE's angle per position, and the factor for cosines and sines.
-
-    Args:
-        theta: RoPE's base.
-        rotary_width: R, even.
-        scaling: How the frequencies are changed for longer texts.
-
-    Returns:
-        (R/2,) float32 in radians per token, and the factor (1 except for YaRN).
-
-    Example:
-        >>> rope_frequencies(10_000.0, 4)[0].tolist()
-        [1.0, 0.009999999776482582]
-    """
+    """Return RoPE's angles per token in radians, (R/2,) float32, and the factor for cosines and sines (1 except for YaRN)."""
     exponents = torch.arange(0, rotary_width, 2, dtype=torch.float32) / rotary_width
     if scaling is None:
         return 1.0 / theta**exponents, 1.0
-    return SCALINGS[scaling.kind](theta, exponents, scaling)
+    factor = scaling.factor
+    if scaling.kind == "linear":
+        return 1.0 / theta**exponents / factor, 1.0
+    if scaling.kind == "ntk":  # both the base and the lowest frequency are scaled by the factor, as GTE's models do
+        return 1.0 / (theta * factor) ** exponents / factor ** (2 / rotary_width), 1.0
+    return _scale_by_yarn(theta, exponents, scaling)
 
 
-def _linear(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor, float]:
-    return 1.0 / theta**exponents / scaling.factor, 1.0
-
-
-def _ntk(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor, float]:
-    """Scale both the base and the lowest frequency by the factor, as GTE's models do."""
-    width = 2 * len(exponents)
-    return 1.0 / (theta * scaling.factor) ** exponents / scaling.factor ** (2 / width), 1.0
-
-
-def _yarn(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor, float]:
+def _scale_by_yarn(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor, float]:
     width = 2 * len(exponents)
 
     def dimension(turns: float) -> float:
@@ -70,9 +50,6 @@ def _yarn(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor
     if factor is None:
         factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
     return kept * (1 - stretched) + kept / scaling.factor * stretched, factor
-
-
-SCALINGS: dict[str, Callable[[float, Tensor, RopeScaling], tuple[Tensor, float]]] = {"linear": _linear, "ntk": _ntk, "yarn": _yarn}
 
 
 class RotaryTable(nn.Module):
@@ -97,29 +74,15 @@ class RotaryTable(nn.Module):
         return self
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows of the table.
-
-        Args:
-            positions: (N,) int64.
-
-        Returns:
-            Cosines and sines, each (N, R/2) float32.
-        """
+        """Return cosines and sines of positions (N,), each (N, R/2) float32."""
         return self.cos[positions], self.sin[positions]
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Return ALiBi's slope of each head: a token at distance d loses slope * d from its score.
+    """Return ALiBi's slope of each head, (H,): a token at distance d loses slope * d from its score.
 
     For a power of two, slopes fall geometrically from 2 ** (-8 / H) to 2 ** -8. Other numbers of heads use the slopes of the next lower
     power of two and then every other slope of the next higher one.
-
-    Returns:
-        (H,) float32.
-
-    Example:
-        >>> alibi_slopes(8)[:3].tolist()
-        [0.5, 0.25, 0.125]
     """
     whole = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
@@ -155,7 +118,7 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(rows, config.hidden_size) if config.positions == "absolute" else None
         self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         self.norm: Norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.dropout = Dropout(config.embedding_dropout)
+        self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(N,) ids to (N, D) hidden states of the given dtype, or as `quiver.encoder.ops.embed` writes them under autocast."""
@@ -183,8 +146,7 @@ def _offset_positions(batch: Batch, offset: int) -> Tensor:
 class SelfAttention(nn.Module):
     """Multi-head self-attention on packed tokens; one matrix gives queries, keys and values.
 
-    Attributes:
-        dropout: Dropout of the output, which the block applies where it adds the output to the residual stream.
+    The block applies ``dropout`` where it adds the output to the residual stream.
     """
 
     slopes: Tensor | None
@@ -196,29 +158,24 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias, parts=3)
         self.out = Linear(config.hidden_size, config.hidden_size, bias=config.attention_output_bias)
         self.probability_dropout = config.attention_dropout
-        self.dropout = Dropout(config.attention_output_dropout)
+        self.dropout = nn.Dropout(config.attention_output_dropout)
         slopes = alibi_slopes(config.num_heads) if config.positions == "alibi" else None
         self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, hidden: Tensor, batch: Batch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
-        q, k, v = self._heads(hidden, rope)
+        qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
+        q, k, v = qkv.unbind(1) if rope is None else rotate(qkv, *rope)
         dropout = self.probability_dropout if self.training else 0.0
         mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
         output: Tensor = self.out(mixed.flatten(1))
         return output
 
-    def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (N, H, K) each, from one product."""
-        qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
-        return split_qkv(qkv) if rope is None else rotate(qkv, *rope)
-
 
 class MLP(nn.Module):
     """Two matrices and an activation; in a gated MLP the first matrix gives the activated half and its gate.
 
-    Attributes:
-        output_dropout: Dropout of the output, which the block applies where it adds the output to the residual stream.
+    The block applies ``output_dropout`` where it adds the output to the residual stream.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -227,17 +184,15 @@ class MLP(nn.Module):
         self.activation = config.activation
         self.up = Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_input_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_output_bias)
-        self.inner_dropout = Dropout(config.mlp_inner_dropout)
-        self.output_dropout = Dropout(config.mlp_output_dropout)
+        self.inner_dropout = nn.Dropout(config.mlp_inner_dropout)
+        self.output_dropout = nn.Dropout(config.mlp_output_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        output: Tensor = self.down(self.inner_dropout(self.activate(self.up(hidden))))
+        inner = self.up(hidden)  # (N, I) or, gated, (N, 2 I)
+        inner = gated(inner, self.activation) if self.gated else ACTIVATION_FUNCTIONS[self.activation](inner)
+        output: Tensor = self.down(self.inner_dropout(inner))
         return output
-
-    def activate(self, inner: Tensor) -> Tensor:
-        """Apply the activation and, in a gated MLP, the gate: (N, I) or (N, 2 I) to (N, I)."""
-        return gated(inner, self.activation) if self.gated else ACTIVATION_FUNCTIONS[self.activation](inner)
 
 
 class Block(nn.Module):
@@ -258,16 +213,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, update: Tensor | None, batch: Batch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
-        """Run one block.
+        """Run one block on the residual stream, (N, D), and what the previous block leaves to add to it, (N, D) or None.
 
-        Args:
-            hidden: The residual stream, (N, D).
-            update: What the previous block leaves to add to the stream, (N, D); None for nothing.
-            batch: The packed batch.
-            rope: Its rows of this layer's rotary table.
-
-        Returns:
-            The residual stream, and the update to add to it, with `update_dropout`; None after a post-norm block.
+        Returns the stream, and the update to add to it, with `update_dropout`; None after a post-norm block.
         """
         if self.norm_position == "post":
             return self.feed_forward(hidden, self.attention(hidden, batch, rope))
@@ -278,42 +226,26 @@ class Block(nn.Module):
         return self.feed_forward(hidden, mixed)
 
     def feed_forward(self, hidden: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Run what follows attention, token by token, unless norms are parallel; `quiver.encoder.model.compile_encoder` replaces it.
-
-        Args:
-            hidden: The residual stream, (N, D).
-            mixed: Output of attention before dropout, (N, D).
-
-        Returns:
-            As ``forward``.
-        """
-        dropout = self.attention.dropout.probability
+        """Run what follows attention, token by token, unless norms are parallel; `quiver.encoder.model.compile_encoder` replaces it."""
+        dropout = self.attention.dropout.p if self.training else 0.0
         if self.norm_position == "post":
             _, hidden = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)
-            return add_norm(hidden, self.mlp(hidden), self.mlp_norm, dropout=self.mlp.output_dropout.probability)[1], None
+            return add_norm(hidden, self.mlp(hidden), self.mlp_norm, dropout=self._output_dropout)[1], None
         hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)
         return hidden, self.mlp(normed)
 
     @property
     def update_dropout(self) -> float:
         """Probability of dropping a number of the update that a block leaves; all blocks of an encoder have the same."""
-        return self.mlp.output_dropout.probability if self.norm_position == "pre" else 0.0
+        return self._output_dropout if self.norm_position == "pre" else 0.0
+
+    @property
+    def _output_dropout(self) -> float:
+        return self.mlp.output_dropout.p if self.training else 0.0
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a forward hook is registered on a module, on a module inside it, or globally."""
-    return any_hooked([]) or _hooked(module)
-
-
-def any_hooked(modules: Sequence[nn.Module]) -> bool:
+def any_hooked(modules: Iterable[nn.Module]) -> bool:
     """Return whether a forward hook is registered on one of the modules, or globally."""
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return True
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-
-
-def _hooked(module: nn.Module) -> bool:
-    # Written by hand because it runs for every block of every batch; nn.Module.modules() takes four times as long.
-    if module._forward_hooks or module._forward_pre_hooks:
-        return True
-    return any(child is not None and _hooked(child) for child in module._modules.values())

@@ -23,23 +23,14 @@ from torch.nn import functional as F
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply, plain_rows
-from quiver.encoder.dropout import drop
+from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
 
 
 class LoRALinear(nn.Module):
-    """`quiver.encoder.cpu.linear.Linear` with a low-rank update; the matrix is fixed, the update is trained.
-
-    Args:
-        linear: The matrix; its weights are shared, not copied.
-        rank: r.
-        alpha: The update is scaled by alpha / r.
-        dropout: Dropout on the input of the update, in training.
-        generator: CPU generator for the initial values of A.
-    """
+    """`quiver.encoder.cpu.linear.Linear` with a low-rank update B A; its own weights are shared, and fixed."""
 
     def __init__(self, linear: Linear, *, rank: int, alpha: float, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -70,13 +61,13 @@ class LoRALinear(nn.Module):
 
     def rows(self) -> list[PlainMatrix]:
         """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return plain_rows(self.merged(), self.bias, self.parts)
+        return PlainMatrix(self.merged(), None if self.bias is None else self.bias.detach()).split(self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
         if not (self.training or torch.is_grad_enabled()):
             return multiply(x, self.merged(), self.bias)  # bit-identical to the encoder after `merge_lora`
-        low = F.linear(drop(x, self.dropout, training=self.training), self.lora_a.to(x.dtype))  # (N, r)
+        low = F.linear(F.dropout(x, self.dropout, self.training), self.lora_a.to(x.dtype))  # (N, r)
         return torch.addmm(multiply(x, self.weight, self.bias), low, self.lora_b.to(x.dtype).t(), alpha=self.scale)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -119,20 +110,16 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
         raise InputError(f"LoRA's alpha must be > 0 and its dropout >= 0 and < 1, got {alpha} and {dropout}")
     generator = torch.Generator().manual_seed(seed)
     encoder.requires_grad_(False)
-    for parent, name, linear in _children(encoder, Linear):
+    for parent, name, linear in _modules_of_kind(encoder, Linear):
         update = LoRALinear(linear, rank=rank, alpha=alpha, dropout=dropout, generator=generator)
         setattr(parent, name, update.train(linear.training))
     encoder.forget_graphs()
 
 
 def merge_lora(encoder: Encoder) -> None:
-    """Add the updates to their matrices, in place: the encoder is plain again and all its weights can be trained.
-
-    Raises:
-        ValueError: The encoder has no LoRA matrices.
-    """
-    _needs_lora(encoder)
-    for parent, name, update in _children(encoder, LoRALinear):
+    """Add the updates to their matrices, in place: the encoder is plain again and all its weights can be trained."""
+    _require_lora(encoder)
+    for parent, name, update in _modules_of_kind(encoder, LoRALinear):
         rows, columns = update.weight.shape
         with torch.random.fork_rng(devices=()):  # its initial values are discarded and must not advance anybody's random state
             plain = Linear(columns, rows, bias=update.bias is not None, dtype=update.weight.dtype, parts=update.parts)
@@ -150,26 +137,13 @@ def lora_matrices(encoder: Encoder) -> dict[str, LoRALinear]:
 
 
 def lora_state(encoder: Encoder) -> dict[str, Tensor]:
-    """Return copies of A and B of all matrices on the CPU, for checkpoints: ``layers.0.mlp.up.lora_a`` and so on.
-
-    Raises:
-        ValueError: The encoder has no LoRA matrices.
-    """
-    return {name: weight.detach().cpu().clone() for name, weight in _low_rank(_needs_lora(encoder)).items()}
+    """Return copies of A and B of all matrices on the CPU, for checkpoints: ``layers.0.mlp.up.lora_a`` and so on."""
+    return {name: weight.detach().cpu().clone() for name, weight in _low_rank_weights(_require_lora(encoder)).items()}
 
 
 def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
-    """Load the result of `lora_state`, in place.
-
-    Args:
-        encoder: As `add_lora` left it: the same weights, the same rank.
-        state: A and B of all matrices.
-
-    Raises:
-        InputError: A matrix is missing, unknown or of another shape; then nothing is changed.
-        ValueError: The encoder has no LoRA matrices.
-    """
-    own = _low_rank(_needs_lora(encoder))
+    """Load the result of `lora_state`, in place, into an encoder as `add_lora` left it; what does not fit is an InputError."""
+    own = _low_rank_weights(_require_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
         raise InputError(
             f"these LoRA matrices belong to another model: the tensor {strange[0]} is {'missing' if strange[0] in own else 'unknown'}"
@@ -195,7 +169,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
         InputError: The family has no Hugging Face model.
         ValueError: The encoder has no LoRA matrices.
     """
-    updates = _needs_lora(encoder)
+    updates = _require_lora(encoder)
     if encoder.config.family == "quiver":
         raise InputError("an adapter needs a Hugging Face architecture, and family quiver has none; save the merged encoder")
     theirs = their_keys(encoder)
@@ -214,14 +188,8 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / ADAPTER_WEIGHTS) as temporary:
         save_tensors(state, temporary)
-    write_json(target / ADAPTER_CONFIG, _adapter_config(encoder, base_model, revision))
-
-
-def _adapter_config(encoder: Encoder, base_model: str, revision: str | None) -> dict[str, object]:
-    updates = lora_matrices(encoder)
-    theirs = their_keys(encoder)
     update = next(iter(updates.values()))
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION",
         "base_model_name_or_path": base_model,
@@ -236,19 +204,20 @@ def _adapter_config(encoder: Encoder, base_model: str, revision: str | None) -> 
         "init_lora_weights": True,
         "inference_mode": True,
     }
+    write_json(target / ADAPTER_CONFIG, config)
 
 
-def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, Any]]:
+def _modules_of_kind(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, Any]]:
     """Return every module of a kind with its parent and its name there, in the order of the encoder."""
     return [(parent, name, child) for parent in encoder.modules() for name, child in parent.named_children() if isinstance(child, kind)]
 
 
-def _needs_lora(encoder: Encoder) -> dict[str, LoRALinear]:
+def _require_lora(encoder: Encoder) -> dict[str, LoRALinear]:
     updates = lora_matrices(encoder)
     if not updates:
         raise ValueError("this encoder has no LoRA matrices; call add_lora first")
     return updates
 
 
-def _low_rank(updates: Mapping[str, LoRALinear]) -> dict[str, Tensor]:
+def _low_rank_weights(updates: Mapping[str, LoRALinear]) -> dict[str, Tensor]:
     return {f"{name}.{which}": getattr(update, which) for name, update in updates.items() for which in ("lora_a", "lora_b")}

@@ -122,13 +122,18 @@ class Encoder(nn.Module):
     def run(self, batch: PackedBatch) -> Tensor:
         """Run embeddings, blocks and the final norm on a batch as it is, (N, D); the part of ``forward`` that a CUDA graph captures."""
         ropes = self._rotary_rows(batch.positions)
-        hidden, update = self.embeddings(batch, self._hidden_dtype(batch, ropes[0])), None
-        states = run_blocks(self._blocks, batch, hidden, ropes, checkpointing=self._checkpoints)
+        dtype = torch.float32 if self.prepacked == "int8" else self.embeddings.tokens.weight.dtype
+        if self.device.type == "cpu":
+            dtype = hidden_dtype(self._blocks, batch, dtype, self.config.hidden_size, ropes[0])
+        hidden, update = self.embeddings(batch, dtype), None
+        states = run_blocks(self._blocks, batch, hidden, ropes)
         if states is not None:
             hidden = states
         else:
+            checkpoints = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
             for layer, rope in zip(self._blocks, ropes, strict=True):
-                hidden, update = self._run_block(layer, hidden, update, batch, rope)
+                inputs = hidden, update, batch, rope
+                hidden, update = checkpoint(layer, *inputs, use_reentrant=False) if checkpoints else layer(*inputs)
         dropout, dtype = self._blocks[-1].update_dropout, self.embeddings.tokens.weight.dtype
         return add_norm(hidden, update, self.final_norm, dropout=dropout, dtype=dtype)[1]
 
@@ -152,21 +157,6 @@ class Encoder(nn.Module):
         self.forget_graphs()  # the weights move
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
-    def _run_block(
-        self, block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
-    ) -> tuple[Tensor, Tensor | None]:
-        inputs = hidden, update, batch, rope
-        result: tuple[Tensor, Tensor | None] = checkpoint(block, *inputs, use_reentrant=False) if self._checkpoints else block(*inputs)
-        return result
-
-    @property
-    def _checkpoints(self) -> bool:
-        return self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-
-    def _hidden_dtype(self, batch: PackedBatch, rope: RotaryRows | None) -> torch.dtype:
-        dtype = torch.float32 if self.prepacked == "int8" else self.embeddings.tokens.weight.dtype
-        return hidden_dtype(self._blocks, batch, dtype, self.config.hidden_size, rope) if self.device.type == "cpu" else dtype
-
     def _arrange(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
         """Put sequences of equal length side by side on a CPU, once per batch, because attention takes them together there.
 
@@ -183,16 +173,10 @@ class Encoder(nn.Module):
         return arranged
 
     def forward_padded(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Encode a padded batch, with operators that do not depend on sizes: the graph that is exported to other runtimes.
+        """Encode a padded batch, (B, S) ids and mask, by operators that do not depend on sizes, for exported graphs.
 
-        It runs the same layers as ``forward`` and computes padding too, so Quiver itself does not encode with it.
-
-        Args:
-            ids: Token ids, (B, S) int64.
-            mask: 1 where a token can be attended to; 0 for padding and for tokens that only attend to others, (B, S).
-
-        Returns:
-            (B, S, D); rows of padding are undefined.
+        It runs the layers of ``forward`` and computes padding too. The mask is 0 for padding and for tokens that only attend to others.
+        Returns (B, S, D); rows of padding are undefined.
         """
         batch = PaddedBatch.of(ids, mask)
         hidden: Tensor = self.embeddings(batch, self.embeddings.tokens.weight.dtype)
@@ -224,11 +208,6 @@ class Uninitialized(TorchFunctionMode):
     """Modules made in this context have arbitrary weights, for code that sets each of them: drawing 150 million takes a second.
 
     The random state does not advance. Making them on the meta device instead imports torch's compiler, which takes longer.
-
-    Example:
-        >>> with Uninitialized():
-        ...     linear = nn.Linear(2, 1, bias=False)
-        >>> _ = linear.load_state_dict({"weight": torch.ones(1, 2)})
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,17 +222,13 @@ INIT_CUTOFF = 2.0
 
 
 def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
-    """Initialise all weights, in place.
+    """Initialise all weights, in place, as ModernBERT does: truncated normals, residual outputs divided by sqrt(2 L).
 
     Args:
         encoder: Its configuration gives the standard deviation and the number of layers L.
         seed: Seed of a CPU generator; equal seeds give equal weights.
 
-    Returns:
-        The same encoder.
-
-    Source: ModernBERT, arXiv:2412.13663, appendix A.1 (Megatron initialisation): truncated normal everywhere; matrices that write to the
-    residual stream are divided by sqrt(2 L).
+    Source: ModernBERT, arXiv:2412.13663, appendix A.1 (Megatron initialisation).
     """
     generator = torch.Generator().manual_seed(seed)
     std = encoder.config.initializer_range
@@ -275,18 +250,8 @@ def compile_encoder(encoder: Encoder, *, backend: str = "inductor") -> Encoder:
 
     The weights, their names and the results stay the same. Attention and the product before it are not compiled: attention depends on the
     layout of a batch, so a compiled version would be recompiled for every new set of lengths. In blocks with parallel norms only the MLP is
-    compiled.
-
-    The first batch is compiled, and again the first batch of a single token, the first in training instead of inference and the first under
-    another autocast setting; batches of other lengths are not. Requires a C++ compiler on a CPU and Triton on a GPU. It pays off in
-    training; in inference on a CPU, Quiver's own kernels are faster, and larger batches use them.
-
-    Args:
-        encoder: Changed in place.
-        backend: Backend of torch.compile.
-
-    Returns:
-        ``encoder``.
+    compiled. The first batch is compiled, and again the first in training and the first under another autocast setting. Requires a C++
+    compiler on a CPU and Triton on a GPU; it pays off in training.
     """
     options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "backend": backend}
     compiled_block, compiled_mlp = torch.compile(Block.feed_forward, **options), torch.compile(MLP.forward, **options)

@@ -23,7 +23,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from quiver.encoder.attention.layout import join_qkv
-from quiver.encoder.dropout import drop
 from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -36,20 +35,7 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def choose_ops(device_type: str, dtype: torch.dtype, override: str | None = None) -> str:
-    """Choose the implementation for tensors of a device type and dtype; the choice is logged once.
-
-    Args:
-        device_type: cpu, cuda, mps, ...
-        dtype: Dtype of the tensors.
-        override: torch or triton; None for the best available.
-
-    Raises:
-        InputError: The override is unknown, or is triton where that is not installed.
-
-    Example:
-        >>> choose_ops("cpu", torch.float32)
-        'torch'
-    """
+    """Choose torch or triton for tensors of a device type and dtype; the choice is logged once. A wrong override is an InputError."""
     if override not in (None, "torch", "triton"):
         raise InputError(f"{OPS_VARIABLE} must be torch or triton, got {override!r}")
     installed = importlib.util.find_spec("triton") is not None
@@ -90,19 +76,11 @@ GATE_CHUNK = 256
 
 
 def gated(up: Tensor, activation: str) -> Tensor:
-    """Gate: the activation of the first half times the second half.
-
-    Args:
-        up: (N, 2 I), the half to activate first.
-        activation: A key of `quiver.encoder.ops.ACTIVATION_FUNCTIONS`.
-
-    Returns:
-        (N, I) in the input's dtype.
-    """
+    """Gate (N, 2 I): the activation of the first half times the second half, (N, I)."""
     if use_triton(up):
-        from quiver.encoder.gpu import triton_gates
+        from quiver.encoder.gpu import triton_tokens
 
-        return triton_gates.gated(up, activation)
+        return triton_tokens.gated(up, activation)
     if up.device.type == "cpu" and torch.is_grad_enabled() and up.requires_grad and not torch.compiler.is_compiling():
         output: Tensor = _Gated.apply(up, activation)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
@@ -110,38 +88,15 @@ def gated(up: Tensor, activation: str) -> Tensor:
     return ACTIVATION_FUNCTIONS[activation](activated) * gate
 
 
-def gated_backward(up: Tensor, gradient: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Recompute `gated` and compute its gradient; not differentiable itself.
-
-    Args:
-        up: Input of `gated`, (N, 2 I).
-        gradient: Gradient of its output, (N, I).
-        activation: The same activation.
-
-    Returns:
-        The output, (N, I), and the gradient of ``up``, (N, 2 I).
-    """
-    first, gate = up.chunk(2, dim=-1)
-    activated = ACTIVATION_FUNCTIONS[activation](first)
-    of_up = torch.empty_like(up)
-    of_first, of_gate = of_up.chunk(2, dim=-1)
-    torch.mul(gradient, activated, out=of_gate)
-    of_first.copy_(ACTIVATION_GRADIENTS[activation](gradient * gate, first))
-    return activated.mul_(gate), of_up
-
-
 class _Gated(torch.autograd.Function):
-    """The gate, a few tokens at a time, with its gradient in the layout that the preceding product needs.
-
-    Plain autograd makes five passes over memory backward and then concatenates the two halves.
-    """
+    """The gate, a few tokens at a time, with its gradient in the layout that the preceding product needs."""
 
     @staticmethod
     def forward(ctx: Any, up: Tensor, activation: str) -> Tensor:
-        first, gate = up.chunk(2, dim=-1)
-        output = first.new_empty(first.shape)
-        for part in _gate_chunks(up):
-            torch.mul(ACTIVATION_FUNCTIONS[activation](first[part]), gate[part], out=output[part])
+        output = up.new_empty(len(up), up.shape[1] // 2)
+        for part, place in zip(torch.split(up, GATE_CHUNK), torch.split(output, GATE_CHUNK), strict=True):
+            first, gate = part.chunk(2, dim=-1)
+            torch.mul(ACTIVATION_FUNCTIONS[activation](first), gate, out=place)
         ctx.activation = activation
         ctx.save_for_backward(up)
         return output
@@ -151,13 +106,12 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (up,) = ctx.saved_tensors
         of_up = up.new_empty(up.shape)
-        for part in _gate_chunks(up):
-            of_up[part] = gated_backward(up[part], gradient[part], ctx.activation)[1]
+        for part, upstream, place in zip(*(torch.split(x, GATE_CHUNK) for x in (up, gradient, of_up)), strict=True):
+            first, gate = part.chunk(2, dim=-1)
+            of_first, of_gate = place.chunk(2, dim=-1)
+            torch.mul(upstream, ACTIVATION_FUNCTIONS[ctx.activation](first), out=of_gate)
+            of_first.copy_(ACTIVATION_GRADIENTS[ctx.activation](upstream * gate, first))
         return of_up, None
-
-
-def _gate_chunks(x: Tensor) -> list[slice]:
-    return [slice(start, start + GATE_CHUNK) for start in range(0, len(x), GATE_CHUNK)]
 
 
 Norm = nn.LayerNorm | nn.RMSNorm | nn.Identity
@@ -192,17 +146,10 @@ def normalize(hidden: Tensor, norm: Norm) -> Tensor:
 def add_norm(
     hidden: Tensor, update: Tensor | None, norm: Norm, *, dropout: float = 0.0, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Add an update to the residual stream and normalize the sum.
+    """Add an update, (N, D) or None, to the residual stream, (N, D), and normalize the sum; returns both.
 
-    Args:
-        hidden: The residual stream, (N, D); without gradients it is overwritten by the sum.
-        update: Output of a sub-layer, (N, D); None for nothing.
-        norm: Norm over D; nn.Identity for none.
-        dropout: Probability with which a number of the update is dropped.
-        dtype: Dtype of the norm. Default: that of the sum; under autocast a kernel writes the dtype of the product that reads it.
-
-    Returns:
-        The sum and its norm, (N, D) each; the same tensor twice for nn.Identity.
+    Without gradients the stream is overwritten by the sum. The norm's ``dtype`` defaults to that of the sum; under autocast a kernel writes
+    the dtype of the product that reads it.
     """
     if not isinstance(norm, nn.Identity) and _use_triton_norm(hidden, norm):
         from quiver.encoder.gpu import triton_norms
@@ -210,7 +157,7 @@ def add_norm(
         autocast = torch.is_autocast_enabled(hidden.device.type)
         return triton_norms.add_norm(hidden, update, norm, dropout=dropout, dtype=dtype or (product_dtype(hidden) if autocast else None))
     if update is not None:
-        update = drop(update, dropout, training=True) if dropout else update
+        update = F.dropout(update, dropout) if dropout else update
         hidden = hidden + update if torch.is_grad_enabled() else hidden.add_(update)
     normed = normalize(hidden, norm)
     return hidden, normed if dtype is None else normed.to(dtype)
@@ -225,18 +172,10 @@ def embed(
     types: Tensor | None = None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Sum the embedding vectors of each token, and normalize the sum.
+    """Sum the embedding vectors of each token, (V, D) tables, and normalize the sum: (N,) ids to (N, D).
 
-    Args:
-        ids: Token ids, (N,) int64.
-        tokens: Token embedding, (V, D).
-        norm: Norm over D; nn.Identity for none.
-        positions: Position embedding, (rows, D), and the row of each token, (N,) int64; None for none.
-        types: Token type embedding, (rows, D), of which every token gets the first row; None for none.
-        dtype: Dtype of the result; under autocast a kernel writes the dtype of the product that reads it.
-
-    Returns:
-        (N, D). The gradients of the tables are added in one order under ``torch.use_deterministic_algorithms``.
+    ``positions`` are a table and the row of each token; of the table ``types`` every token gets the first row. Under autocast a kernel
+    writes the dtype of the product that reads it.
     """
     if ids.numel() and not isinstance(norm, nn.Identity) and _use_triton_norm(tokens, norm):
         from quiver.encoder.gpu import triton_norms
@@ -257,22 +196,15 @@ ROTARY_CHUNK = 1024
 
 
 def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply rotary positions to queries and keys, with gradients.
+    """Apply rotary positions to queries and keys, with gradients, in float32: at position 8,191 a bfloat16 angle is wrong by full turns.
 
-    The arithmetic is float32 for every dtype: at position 8,191 a bfloat16 angle is wrong by full turns.
-
-    Args:
-        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be rotated in place.
-        cos: Cosines of the tokens' positions, (N, R/2) float32.
-        sin: Sines, likewise.
-
-    Returns:
-        Queries, keys and values, (N, H, K) each, in the dtype of the input.
+    ``qkv``, (N, 3, H, K), is fresh from its product and may be rotated in place by cosines and sines (N, R/2). Returns queries, keys and
+    values, (N, H, K) each, in the dtype of the input.
     """
     if use_triton(qkv):
-        from quiver.encoder.gpu import triton_rotary
+        from quiver.encoder.gpu import triton_tokens
 
-        return triton_rotary.rotate(qkv, cos, sin)
+        return triton_tokens.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
         turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
@@ -293,8 +225,7 @@ def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 class _RotateInPlace(torch.autograd.Function):
     """`rotate_` with its derivative, the rotation by the negative angle, written into the gradient of the packed product.
 
-    Autograd is not told of the change in place, which is safe: ``qkv`` comes fresh from a product whose backward pass does not read it, and
-    is used only here.
+    Autograd is not told of the change in place, which is safe: nothing else reads ``qkv``, not even the backward pass of its product.
     """
 
     @staticmethod
@@ -314,16 +245,7 @@ class _RotateInPlace(torch.autograd.Function):
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions in place, without gradients; the arithmetic is float32 or wider.
-
-    Args:
-        heads: Queries or keys, (N, H, K); overwritten.
-        cos: Cosines of the tokens' positions, (N, R/2) float32.
-        sin: Sines, likewise.
-
-    Returns:
-        ``heads``.
-    """
+    """Apply rotary positions in place to queries or keys, (N, H, K), without gradients; the arithmetic is float32 or wider."""
     half = cos.shape[-1]
     for start in range(0, len(heads), ROTARY_CHUNK):
         chunk = heads[start : start + ROTARY_CHUNK]

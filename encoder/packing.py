@@ -52,14 +52,7 @@ class PackedBatch:
         return len(self.rows)
 
     def __getitem__(self, rows: slice) -> PackedBatch:
-        """Return the sequences of a slice without a step, as views of the tokens; the memo is empty.
-
-        Example:
-            >>> from quiver.encoder import pack_ids
-            >>> part = pack_ids([[5], [6, 7], [8]])[1:]
-            >>> part.ids.tolist(), part.offsets, part.rows
-            ([6, 7, 8], (0, 2, 3), (1, 2))
-        """
+        """Return the sequences of a slice without a step, as views of the tokens; the memo is empty."""
         first, last, _ = rows.indices(len(self))
         start, end = self.offsets[first], self.offsets[last]
         offsets = self.offsets[first : last + 1]
@@ -110,16 +103,9 @@ _ALIGNMENT = 16  # bytes at which a tensor begins in a common buffer; a multiple
 
 
 def copy_to(device: torch.device | str, *tensors: Tensor) -> list[Tensor]:
-    """Copy tensors to a device; from the host to a GPU in one transfer, for which the host does not wait.
+    """Copy tensors to a device; from the host to a GPU in one transfer, for which the host does not wait, as views of one tensor.
 
     The tensors go through one buffer of pinned memory. A copy from other memory would make the host wait, whatever ``non_blocking`` says.
-
-    Args:
-        device: The device.
-        tensors: Tensors of any shapes and dtypes.
-
-    Returns:
-        The copies, on a GPU views of one tensor.
     """
     target = torch.device(device)
     if target.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
@@ -150,9 +136,8 @@ def pack_ids(
 
     Example:
         >>> from quiver.encoder import pack_ids
-        >>> batch = pack_ids([[5, 6, 7], [8]])
-        >>> batch.ids.tolist(), batch.cu_seqlens.tolist(), batch.positions.tolist()
-        ([5, 6, 7, 8], [0, 3, 4], [0, 1, 2, 0])
+        >>> pack_ids([[5, 6, 7], [8]]).cu_seqlens.tolist()
+        [0, 3, 4]
     """
     if not sequences:
         raise ValueError("a batch needs at least one sequence")
@@ -180,21 +165,9 @@ def pack_ids(
 
 
 def rows_by_length(lengths: NDArray[np.int64], *, max_tokens: int) -> list[NDArray[np.int64]]:
-    """Group sequences of similar length into batches, longest first; `pack` does so.
+    """Group sequences of similar length into batches of at most ``max_tokens`` tokens, longest first; returns their numbers.
 
-    Args:
-        lengths: Length of each sequence in tokens, (B,), 1..max_tokens.
-        max_tokens: Budget of one batch in tokens.
-
-    Returns:
-        The numbers of each batch's sequences.
-
-    Raises:
-        ValueError: A sequence is empty or longer than the budget; names its row.
-
-    Example:
-        >>> [rows.tolist() for rows in rows_by_length(np.array([1, 2, 3]), max_tokens=4)]
-        [[2], [1, 0]]
+    A sequence that is empty or longer than the budget is a ValueError that names its row.
     """
     wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
     if len(wrong):
@@ -237,44 +210,28 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
         yield pack_ids([sequences[row] for row in rows], rows=rows, key_lengths=keys)
 
 
-def places_by_length(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
-    """Indices of a batch's sequences by (length, key length), in order of first appearance."""
-    members: dict[tuple[int, int], list[int]] = {}
-    for place, shape in enumerate(zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True)):
-        members.setdefault(shape, []).append(place)
-    return members
-
-
-def token_order(batch: PackedBatch, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the permutation of tokens, (N,), that puts the sequences into another order, and its inverse, (N,)."""
-    device = batch.ids.device
-    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in places]).to(device, non_blocking=True)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=device)
-    return order, inverse
-
-
 @torch.inference_mode(False)  # tensors made in inference mode could not be used in training
 def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
     """Put sequences of equal length side by side, as attention on a CPU processes them.
 
     Returns:
         The batch, and the position of each original token in it, (N,); the given batch and None if nothing has to move.
-
-    Example:
-        >>> batch, places = neighbours_of_equal_length(pack_ids([[1], [2, 2], [3]]))
-        >>> batch.ids.tolist(), places.tolist()
-        ([1, 3, 2, 2], [0, 2, 3, 1])
     """
-    flat = [place for places in places_by_length(batch).values() for place in places]
+    members: dict[tuple[int, int], list[int]] = {}  # by (length, key length), in order of first appearance
+    for place, shape in enumerate(zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True)):
+        members.setdefault(shape, []).append(place)
+    flat = [place for places in members.values() for place in places]
     if flat == sorted(flat):
         return batch, None
-    order, inverse = token_order(batch, flat)
+    device = batch.ids.device
+    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in flat]).to(device, non_blocking=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=device)
     offsets = (0, *accumulate(batch.lengths[place] for place in flat))
     keys = batch.key_lengths
     arranged = PackedBatch(
         ids=batch.ids[order],
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device=batch.ids.device),
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device=device),
         offsets=offsets,
         max_seqlen=batch.max_seqlen,
         positions=batch.positions[order],
@@ -297,70 +254,18 @@ def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
-    return pack_rows(ids, masked_lengths(mask))
-
-
-def masked_lengths(mask: Tensor) -> tuple[int, ...]:
-    """Length of each row of a padded batch in tokens, B integers. Synchronizes with the mask's device.
-
-    Args:
-        mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
-
-    Raises:
-        ValueError: A row contains only padding, or padding precedes a token.
-    """
-    host = mask.to("cpu", torch.bool)
-    lengths = host.sum(1).tolist()
+    attended = mask.to("cpu", torch.bool)
+    lengths = attended.sum(1).tolist()
     if 0 in lengths:
         raise ValueError(f"row {lengths.index(0)} contains only padding")
-    if not torch.equal(host, torch.arange(host.shape[1])[None] < torch.tensor(lengths)[:, None]):
+    if not torch.equal(attended, torch.arange(mask.shape[1])[None] < torch.tensor(lengths)[:, None]):
         raise ValueError("padding must be on the right of each row")
-    return tuple(lengths)
-
-
-def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
-    """Pack a padded batch of known lengths, without synchronizing with its device.
-
-    Args:
-        ids: Token ids, (B, S) int64; padding on the right.
-        lengths: Length of each row in tokens, B integers, 1..S.
-
-    Raises:
-        ValueError: The number of lengths differs from the number of rows, or a length is out of range; names the row.
-
-    Example:
-        >>> pack_rows(torch.tensor([[5, 6], [7, 0]]), [2, 1]).ids.tolist()
-        [5, 6, 7]
-    """
-    rows, width = ids.shape
-    if len(lengths) != rows:
-        raise ValueError(f"got {len(lengths)} lengths for {rows} rows")
-    for row, length in enumerate(lengths):
-        if not 1 <= length <= width:
-            raise ValueError(f"row {row} must have 1..{width} tokens, got {length}")
-    offsets = (0, *accumulate(lengths))
-    counts = torch.tensor(lengths)
-    positions = torch.arange(offsets[-1]) - torch.repeat_interleave(torch.tensor(offsets[:-1]), counts)
-    places = torch.repeat_interleave(torch.arange(rows) * width, counts) + positions
-    return PackedBatch(
-        ids=ids.flatten()[places.to(ids.device, non_blocking=True)],
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32).to(ids.device, non_blocking=True),
-        offsets=offsets,
-        max_seqlen=max(lengths),
-        positions=positions.to(ids.device, non_blocking=True),
-        rows=tuple(range(rows)),
-    )
+    return pack_ids([row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]).to(ids.device)
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch:
-    """B sequences padded to one length, N = B * S positions: the input of exported graphs.
-
-    Attributes:
-        ids: Token ids, (N,), sequence after sequence.
-        positions: Position of each token in its sequence, (N,).
-        attended: Whether a position can be attended to, (B, S) bool; false for padding and for tokens that only attend to others.
-    """
+    """B sequences padded to one length, N = B * S positions: the input of exported graphs."""
 
     ids: Tensor
     positions: Tensor
@@ -369,25 +274,11 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor) -> PaddedBatch:
-        """Make a batch of a tokenizer's two tensors, (B, S) each.
-
-        Example:
-            >>> PaddedBatch.of(torch.tensor([[5, 6], [7, 0]]), torch.tensor([[1, 1], [1, 0]])).positions.tolist()
-            [0, 1, 0, 1]
-        """
+        """Make a batch of a tokenizer's two tensors, (B, S) each."""
         positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         return cls(ids.flatten(), positions.flatten(), mask.to(torch.bool))
 
 
 def effective_window(longest: int, window: int | None) -> int | None:
-    """Return a window, or None if it covers every distance in a batch: global attention gives the same without a mask.
-
-    Args:
-        longest: Length of the longest sequence.
-        window: Tokens that a token attends to, half of them on each side; None for all.
-
-    Example:
-        >>> effective_window(65, 128), effective_window(66, 128)
-        (None, 128)
-    """
+    """Return a window, or None if it covers every distance up to the longest sequence: global attention then gives the same."""
     return None if window is not None and longest - 1 <= window // 2 else window

@@ -40,13 +40,9 @@ _STOP_REQUESTED: ContextVar[Callable[[], bool] | None] = ContextVar("stop_reques
 
 @contextmanager
 def interruptible(stop_requested: Callable[[], bool]) -> Iterator[None]:
-    """Let the work in the block be stopped between two of its steps, such as batches of texts to encode.
+    """Let the work in the block be stopped between two of its steps, such as batches of texts to encode, by WorkStoppedError.
 
-    Args:
-        stop_requested: Whether to stop; called after each step that a `progress_bar` counts, shown or not, and by `check_stop`.
-
-    Raises:
-        WorkStoppedError: A step was done and ``stop_requested`` returned true.
+    ``stop_requested`` is asked after each step that a `progress_bar` counts, shown or not, and by `check_stop`.
     """
     token = _STOP_REQUESTED.set(stop_requested)
     try:
@@ -67,11 +63,7 @@ def should_stop() -> bool:
 
 
 def check_stop() -> None:
-    """Stop the work within `interruptible` if that is requested; does nothing elsewhere.
-
-    Raises:
-        WorkStoppedError: A stop was requested.
-    """
+    """Raise WorkStoppedError if the work within `interruptible` should stop; does nothing elsewhere."""
     if should_stop():
         raise WorkStoppedError
 
@@ -87,10 +79,10 @@ def progress_bar(description: str, total: int | None, *, enabled: bool, done: in
         done: Number of steps that were done before.
 
     Yields:
-        Function that advances the bar by a number of steps; within `interruptible` it raises if a stop was requested.
+        Function that counts steps, and raises within `interruptible` if a stop was requested.
     """
     requested = _STOP_REQUESTED.get()  # of the thread that opens the bar; another one may advance it
-    with _shown_bar(description, total, enabled=enabled, done=done) as advance:
+    with _show_bar(description, total, enabled=enabled, done=done) as advance:
         if requested is None:
             yield advance
             return
@@ -104,12 +96,12 @@ def progress_bar(description: str, total: int | None, *, enabled: bool, done: in
 
 
 @contextmanager
-def _shown_bar(description: str, total: int | None, *, enabled: bool, done: int) -> Iterator[AdvanceWithNews]:
+def _show_bar(description: str, total: int | None, *, enabled: bool, done: int) -> Iterator[AdvanceWithNews]:
     if not enabled or total == 0:
         yield lambda steps, news="": None
         return
     if not shows_bars():
-        yield _in_lines(description, total, done)
+        yield _show_lines(description, total, done)
         return
     # Imported here, so that library users without a bar do not import rich.
     from rich.console import Console
@@ -147,7 +139,7 @@ def shows_bars() -> bool:
     return Console(stderr=True).is_jupyter
 
 
-def _in_lines(description: str, total: int | None, done: int) -> AdvanceWithNews:
+def _show_lines(description: str, total: int | None, done: int) -> AdvanceWithNews:
     began = last = time.monotonic()
     counted = done
 
@@ -158,16 +150,16 @@ def _in_lines(description: str, total: int | None, done: int) -> AdvanceWithNews
         if now - last < LINES_EVERY:
             return
         last = now
-        parts = [f"{counted:,}" if total is None else f"{counted:,} of {total:,}", f"{_duration(now - began)} so far"]
+        parts = [f"{counted:,}" if total is None else f"{counted:,} of {total:,}", f"{_format_duration(now - began)} so far"]
         if total is not None and done < counted < total:
-            parts.append(f"{_duration((now - began) * (total - counted) / (counted - done))} left")
+            parts.append(f"{_format_duration((now - began) * (total - counted) / (counted - done))} left")
         sys.stderr.write(f"{description}: {', '.join([*parts, news] if news else parts)}\n")
         sys.stderr.flush()
 
     return advance
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
@@ -177,17 +169,7 @@ def timed_slices(count: int, *, most: int | None = None, clock: Callable[[], flo
     """Divide items into successive slices, so that a bar can move after each: the work on a slice takes about a second.
 
     A slice is twice as long as the one before if that took less than a second, or if longer slices save time: each slice may have a cost
-    of its own, such as reading the corpus from disk.
-
-    Args:
-        count: Number of items.
-        most: Largest length of a slice.
-        clock: Clock in seconds.
-
-    Example:
-        >>> times = iter([0, 0.1, 0.1, 0.3, 0.3, 1.4, 1.4, 2.5])
-        >>> [part.stop for part in timed_slices(11, clock=lambda: next(times))]
-        [1, 3, 7, 11]
+    of its own, such as reading the corpus from disk. None is longer than ``most``.
     """
     first, size, shorter = 0, 1, math.inf  # seconds per item of the last shorter slice
     while first < count:

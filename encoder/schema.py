@@ -1,13 +1,8 @@
 """Schemas on pydantic: every problem at once, each with its dotted path and a suggestion for misspelt keys.
 
-`Schema` is the base of all validated formats (recipes, engine settings, manifests, results, requests). `TextSchema` also reads numbers and
-booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options.
-
-Records, which code builds field by field and only Quiver writes, are dataclasses with the configuration `RECORD`; `parse_record` reads them
-and requires every field.
-
-Put relations between fields of one schema into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
-checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
+`Schema` is the base of all validated formats. `TextSchema` also reads numbers and booleans from text, for files in which every scalar is
+text and for ``key=value`` options. Records, which only Quiver writes, are dataclasses with the configuration `RECORD`; `parse_record` reads
+them and requires every field. Relations between fields of one schema are pydantic validators; `Rule` is for relations across sections.
 
     >>> from typing import Annotated
     >>> class Step(TextSchema):
@@ -26,8 +21,9 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -96,10 +92,7 @@ class SchemaError(InputError):
 
 
 class Schema(BaseModel):
-    """Base of all schemas: unknown keys are refused, types are not converted, instances cannot be changed.
-
-    Lists are accepted for tuples, as JSON has no tuples.
-    """
+    """Base of all schemas: unknown keys are refused, types are not converted (but lists to tuples), instances cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -116,15 +109,7 @@ class Schema(BaseModel):
         return tuple(raw) if isinstance(raw, list) and typing.get_origin(wanted) is tuple else raw
 
     def replace(self: Model, **changes: Any) -> Model:
-        """A validated copy in which some fields have other values.
-
-        Example:
-            >>> class Step(Schema):
-            ...     size: int
-            ...     name: str = "first"
-            >>> Step(size=8).replace(size=9)
-            Step(size=9, name='first')
-        """
+        """A validated copy in which some fields have other values."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
@@ -154,7 +139,7 @@ NonBlank = Annotated[str, AfterValidator(_not_blank)]
 
 @dataclass(frozen=True)
 class Rule:
-    """A relation between fields, checked where all of them are valid.
+    """A relation between fields of several sections, checked where all of them are valid, even if unrelated fields are not.
 
     Attributes:
         fields: Dotted paths; the problem is reported for the first. Paths through lists are not supported.
@@ -168,25 +153,16 @@ class Rule:
 
 
 def validate(kind: type[Model], raw: object, rules: Iterable[Rule] = ()) -> tuple[Model | None, list[str]]:
-    """Validate a mapping.
-
-    Args:
-        kind: The schema.
-        raw: Parsed JSON or YAML.
-        rules: Relations between fields; checked in addition to the schema.
-
-    Returns:
-        The instance and an empty list, or None and all problems.
-    """
+    """Validate parsed JSON or YAML, and ``rules`` in addition; returns the instance and no problems, or None and all problems."""
     try:
         instance, errors = kind.model_validate(raw), []
     except ValidationError as error:
         instance, errors = None, error.errors(include_url=False)
-    found = [_problem(kind, one) for one in errors]
+    found = [_describe_problem(kind, one) for one in errors]
     invalid = [tuple(str(part) for part in one["loc"]) for one in errors]
     for rule in rules:
         try:
-            values = [_value(kind, instance if instance is not None else raw, path.split("."), invalid) for path in rule.fields]
+            values = [_valid_value(kind, instance if instance is not None else raw, path.split("."), invalid) for path in rule.fields]
         except LookupError:
             continue
         if rule.broken(*values):
@@ -195,17 +171,7 @@ def validate(kind: type[Model], raw: object, rules: Iterable[Rule] = ()) -> tupl
 
 
 def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] = ()) -> Model:
-    """Validate a mapping, or raise one error with all problems.
-
-    Args:
-        kind: The schema.
-        raw: Parsed JSON or YAML.
-        source: Where ``raw`` comes from, such as a path; begins the message.
-        rules: Relations between fields.
-
-    Raises:
-        SchemaError: The mapping does not match.
-    """
+    """Validate parsed JSON or YAML, or raise a SchemaError with all problems that begins with where it comes from, such as a path."""
     instance, found = validate(kind, raw, rules)
     if instance is None:
         raise SchemaError(source, found)
@@ -213,11 +179,7 @@ def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] 
 
 
 def parse_options(kind: type[Model], raw: object, *, source: str) -> Model:
-    """Validate settings that were typed on a command line, as `parse`; the error is one line, whatever the number of problems.
-
-    Raises:
-        InputError: The mapping does not match.
-    """
+    """Validate settings that were typed on a command line, as `parse`; the error is one line, whatever the number of problems."""
     try:
         return parse(kind, raw, source=source)
     except SchemaError as error:
@@ -225,107 +187,69 @@ def parse_options(kind: type[Model], raw: object, *, source: str) -> Model:
 
 
 def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
-    """Make a dataclass with the configuration `RECORD` from parsed JSON, or raise one error with all problems.
+    """Make a dataclass with the configuration `RECORD` from parsed JSON, or raise a SchemaError with all problems.
 
     A file that Quiver wrote holds every field, so an absent one is a problem even if the field has a default.
-
-    Args:
-        kind: The dataclass.
-        raw: Parsed JSON, such as `dataclasses.asdict` gives.
-        source: Where ``raw`` comes from, such as a path; begins the message.
-
-    Raises:
-        SchemaError: A field is unknown, missing or of another type, or a number is not finite.
-
-    Example:
-        >>> @with_config(RECORD)
-        ... @dataclass(frozen=True)
-        ... class Point:
-        ...     x: float
-        ...     tags: tuple[str, ...] = ()
-        >>> parse_record(Point, {"x": 1, "tags": ["a"]}, source="point.json")
-        Point(x=1.0, tags=('a',))
     """
+    adapter: TypeAdapter[Record] = _record_adapter(typing.cast(Hashable, kind))
     try:
         # Half of a surrogate pair, as in the name of a folder that is not UTF-8, becomes a question mark: pydantic refuses it.
-        record: Record = _adapter(kind).validate_json(json.dumps(raw, ensure_ascii=False).encode("utf-8", "replace"))
+        record = adapter.validate_json(json.dumps(raw, ensure_ascii=False).encode("utf-8", "replace"))
     except ValidationError as error:
-        raise SchemaError(source, [_problem(kind, one) for one in error.errors(include_url=False)]) from error
-    if absent := list(_absent(record, raw)):
+        raise SchemaError(source, [_describe_problem(kind, one) for one in error.errors(include_url=False)]) from error
+    if absent := list(_absent_fields(record, raw)):
         raise SchemaError(source, [f"{path}: missing" for path in absent])
     return record
 
 
 def parse_fields(kind: type[Any], values: Mapping[str, object], *, source: str) -> dict[str, Any]:
-    """Validate values of some fields of a dataclass, or raise one error with all problems.
-
-    Args:
-        kind: The dataclass.
-        values: Field -> value; each name is a field of the dataclass.
-        source: Owner of the values; begins the message.
-
-    Raises:
-        SchemaError: A value has another type or is out of bounds.
-
-    Example:
-        >>> @dataclass(frozen=True)
-        ... class Search:
-        ...     nprobe: Positive = 8
-        >>> parse_fields(Search, {"nprobe": 16.0}, source="this index")
-        {'nprobe': 16}
-    """
-    adapters, parsed, problems = _field_adapters(kind), dict[str, Any](), list[str]()
+    """Validate values of some fields of a dataclass, or raise a SchemaError with all problems that begins with their owner."""
+    adapters, parsed, problems = _field_adapters(typing.cast(Hashable, kind)), dict[str, Any](), list[str]()
     for name, value in values.items():
         hint, adapter = adapters[name]
         try:
             parsed[name] = adapter.validate_python(_from_text(hint, value), strict=True)
         except ValidationError as error:
-            problems += [_problem(kind, {**one, "loc": (name, *one["loc"])}) for one in error.errors(include_url=False)]
+            problems += [_describe_problem(kind, {**one, "loc": (name, *one["loc"])}) for one in error.errors(include_url=False)]
     if problems:
         raise SchemaError(source, problems)
     return parsed
 
 
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-_FIELD_ADAPTERS: dict[type, dict[str, tuple[object, TypeAdapter[Any]]]] = {}
+@cache
+def _record_adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
-
-
-def _field_adapters(kind: type[Any]) -> dict[str, tuple[object, TypeAdapter[Any]]]:
+@cache
+def _field_adapters(kind: Any) -> dict[str, tuple[object, TypeAdapter[Any]]]:
     """Type and validator of each field of a dataclass."""
-    if kind not in _FIELD_ADAPTERS:
-        hints = typing.get_type_hints(kind, include_extras=True)
-        _FIELD_ADAPTERS[kind] = {name: (_without_none(hint), TypeAdapter(hint)) for name, hint in hints.items()}
-    return _FIELD_ADAPTERS[kind]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: (_without_none(hint), TypeAdapter(hint)) for name, hint in hints.items()}
 
 
-def _absent(record: object, raw: Any, path: str = "") -> Iterator[str]:
+def _absent_fields(record: object, raw: Any, path: str = "") -> Iterator[str]:
     """Dotted paths of the fields of a record and the records in it that the JSON it was made from does not hold."""
     if dataclasses.is_dataclass(record):
         for name in (field.name for field in dataclasses.fields(record) if field.init):
             if name in raw:
-                yield from _absent(getattr(record, name), raw[name], f"{path}{name}.")
+                yield from _absent_fields(getattr(record, name), raw[name], f"{path}{name}.")
             else:
                 yield f"{path}{name}"
     elif isinstance(record, Mapping):
         for (key, value), part in zip(record.items(), raw.values(), strict=True):
-            yield from _absent(value, part, f"{path}{key}.")
+            yield from _absent_fields(value, part, f"{path}{key}.")
     elif isinstance(record, list | tuple):
         for number, (value, part) in enumerate(zip(record, raw, strict=True)):
-            yield from _absent(value, part, f"{path}{number}.")
+            yield from _absent_fields(value, part, f"{path}{number}.")
 
 
 def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
     """Describe the problems of a pydantic error as `validate` does, for code that pydantic validates by itself (a constructor, FastAPI)."""
-    return [_problem(kind, one) for one in error.errors(include_url=False)]
+    return [_describe_problem(kind, one) for one in error.errors(include_url=False)]
 
 
-def _value(kind: type[Schema], holder: object, path: Sequence[str], invalid: Sequence[tuple[str, ...]]) -> Any:
+def _valid_value(kind: type[Schema], holder: object, path: Sequence[str], invalid: Sequence[tuple[str, ...]]) -> Any:
     """The valid value at a path of an instance or a raw mapping. Raises LookupError where there is none."""
     if any(bad[: len(path)] == tuple(path[: len(bad)]) or not bad for bad in invalid):
         raise LookupError(".".join(path))
@@ -397,7 +321,7 @@ _BOUNDS = {
 """pydantic error type -> message."""
 
 
-def _problem(kind: type[Any], error: ErrorDetails) -> str:
+def _describe_problem(kind: type[Any], error: ErrorDetails) -> str:
     """One pydantic error as ``dotted.path: what is wrong``."""
     loc, raw, context = error["loc"], error["input"], error.get("ctx", {})
     # A key of a file can hold control characters, which must not reach a terminal.
@@ -412,7 +336,7 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
         choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
         problem = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
     elif name == "int_type":
-        problem = f"must be a {'whole ' if _is_fraction(raw) else ''}number, got {_show(raw)}"
+        problem = f"must be a {'whole ' if _is_finite(raw) else ''}number, got {_show(raw)}"
     elif name == "string_type":
         problem = f"must be text, got {_show(raw)}; quote it if it is meant as text"
     elif name in _BOUNDS:
@@ -444,7 +368,7 @@ def _hint_at(kind: type[Any], loc: Sequence[int | str]) -> object:
     return hint if typing.get_origin(hint) is Literal or isinstance(hint, type) else None
 
 
-def _is_fraction(raw: object) -> bool:
+def _is_finite(raw: object) -> bool:
     """Whether a value is a finite number, or text that means one."""
     try:
         return isinstance(raw, str | float) and math.isfinite(float(raw))
@@ -466,12 +390,7 @@ def _show(raw: object) -> str:
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name, in any case, that is closest to an unknown one; None if none is close.
-
-    Example:
-        >>> closest_name("Nlst", ["nlist", "bits"]), closest_name("x", ["nlist", "bits"])
-        ('nlist', None)
-    """
+    """The known name, in any case, that is closest to an unknown one; None if none is close."""
     lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), lower, n=1)
     return lower[close[0]] if close else None

@@ -27,12 +27,12 @@ SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]"
 Splitter: TypeAlias = tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]
 
 
-def _words() -> Splitter:
+def _split_words() -> Splitter:
     """ModernBERT's splitter: a word includes the space before it."""
     return normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _identifiers() -> Splitter:
+def _split_identifiers() -> Splitter:
     """For code and text about it: ``read`` is one token in "to read lines", ``read_lines`` and ``readLines``.
 
     Converts to lower case, splits camelCase, and makes runs of spaces tokens of their own instead of part of the next word.
@@ -45,7 +45,7 @@ def _identifiers() -> Splitter:
     return normalizer, pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), byte_level])
 
 
-SPLITTERS: dict[str, Callable[[], Splitter]] = {"words": _words, "identifiers": _identifiers}
+SPLITTERS: dict[str, Callable[[], Splitter]] = {"words": _split_words, "identifiers": _split_identifiers}
 """How a new vocabulary splits text before it learns merges."""
 
 
@@ -64,12 +64,9 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """The tokens of a text with their positions.
+    """The ids of a text's tokens without special tokens, and the start and end character of each without surrounding white space.
 
-    Attributes:
-        ids: Token ids without special tokens.
-        spans: For each token its start and end character, without surrounding white space. All byte tokens of a
-            character have the span of that character.
+    All byte tokens of a character have the span of that character.
     """
 
     ids: list[int]
@@ -197,7 +194,7 @@ class Tokenizer:
         special: int = self._backend.num_special_tokens_to_add(is_pair=False)
         if max_length < special:
             raise InputError(f"max_length must be >= {special}, the number of special tokens, got {max_length}")
-        encodings = self._backend.encode_batch_fast(_check_all(texts))
+        encodings = self._backend.encode_batch_fast(_check_texts(texts))
         found = [encoding.ids for encoding in encodings]
         truncated = [len(ids) > max_length for ids in found]
         # Truncated here: the library keeps truncation as state, which threads would share, and makes objects of all that it cuts off.
@@ -210,18 +207,8 @@ class Tokenizer:
         return TokenizedTexts(found, truncated)
 
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts of any length without truncation or special tokens.
-
-        Raises:
-            InputError: A text contains half of a surrogate pair; names its number.
-
-        Example:
-            >>> from quiver.encoder import Tokenizer
-            >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
-            >>> len(tokenizer.encode_bare(["a bird"])[0]), len(tokenizer.encode(["a bird"], max_length=8).ids[0])
-            (2, 4)
-        """
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(_check_all(texts), add_special_tokens=False)]
+        """Tokenize texts of any length without truncation or special tokens."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(_check_texts(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; bytes that are not UTF-8 become replacement characters."""
@@ -229,20 +216,14 @@ class Tokenizer:
         return text
 
     def pieces(self, text: str) -> TextTokens:
-        """Return the tokens of a text with their positions, without truncation or special tokens.
-
-        Raises:
-            InputError: The text contains half of a surrogate pair.
-
-        Example:
-            >>> from quiver.encoder import Tokenizer
-            >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
-            >>> text = "a bird"
-            >>> [text[start:end] for start, end in tokenizer.pieces(text).spans]
-            ['a', 'bird']
-        """
+        """Return the tokens of a text with their positions, without truncation or special tokens."""
         encoding = self._backend.encode(check_utf8(text, "the text"), add_special_tokens=False)
-        return TextTokens(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
+        spans = []
+        for start, end in encoding.offsets:
+            inner = text[start:end].strip()
+            begin = text.index(inner, start) if inner else start  # a span of white space alone is not changed
+            spans.append((begin, begin + len(inner) if inner else end))
+        return TextTokens(list(encoding.ids), spans)
 
     def pair_template(self) -> PairTemplate:
         """Return the special tokens around and between a pair of texts."""
@@ -298,18 +279,9 @@ class Tokenizer:
         return cls(backend, json.loads(json.dumps(settings)))
 
 
-def _check_all(texts: Sequence[str]) -> list[str]:
+def _check_texts(texts: Sequence[str]) -> list[str]:
     """Return texts as a list; a text that UTF-8 cannot hold is refused by its number, from 0."""
     return [check_utf8(text, f"text {number}") for number, text in enumerate(texts)]
-
-
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Trim white space from a span of characters; a span of white space alone is not changed."""
-    inner = text[start:end].strip()
-    if not inner:
-        return start, end
-    start = text.index(inner, start)
-    return start, start + len(inner)
 
 
 # Names in tokenizer_config.json of settings that tokenizer.json keeps in a BERT normalizer.

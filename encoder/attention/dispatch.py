@@ -146,16 +146,7 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
 def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     """Choose the backend for a kind of call; each choice is logged once, with the reason why a better one was not possible.
 
-    Args:
-        call: What the choice depends on.
-        override: A key of `BACKENDS` to use where it supports the call.
-
-    Raises:
-        InputError: The override is not a backend.
-
     Example:
-        >>> choose_backend(AttentionCall("cpu", torch.float32))
-        'packed'
         >>> choose_backend(AttentionCall("cuda", torch.bfloat16, capability=(9, 0), installed=frozenset({"aten_flash"})))
         'aten_flash'
     """
@@ -166,13 +157,15 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     if override and name != override:
         logger.warning("%s=%s does not support this attention (%s); using %s", VARIABLE, override, unsupported_reason(override, call), name)
     elif call.device_type == "cuda" and name == "packed" and override is None:
-        logger.info("%s: using packed, because flash attention is not usable (%s)", _words(call), unsupported_reason("aten_flash", call))
+        logger.info(
+            "%s: using packed, because flash attention is not usable (%s)", _describe_call(call), unsupported_reason("aten_flash", call)
+        )
     else:
-        logger.info("%s: using %s", _words(call), name)
+        logger.info("%s: using %s", _describe_call(call), name)
     return name
 
 
-def _words(call: AttentionCall) -> str:
+def _describe_call(call: AttentionCall) -> str:
     words = [
         name.replace("_", " ")
         for name in ("gradients", "dropout", "slopes", "key_lengths", "local", "deterministic")
@@ -182,36 +175,30 @@ def _words(call: AttentionCall) -> str:
     return ", ".join((kind, *words))
 
 
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
 def describe(
     q: Tensor, batch: PackedBatch, *, window: int | None = None, slopes: Tensor | None = None, dropout: float = 0.0, gradients: bool = False
 ) -> AttentionCall:
     """Describe the call that `attend` would make on these tensors."""
     cuda = q.device.type == "cuda"
+    if cuda:
+        installed = flash.installed()
+    else:
+        paired = q.dtype == torch.bfloat16 and not gradients  # with gradients the inputs are converted to float32
+        installed = frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
     return AttentionCall(
         device_type=q.device.type,
         dtype=q.dtype,
         head_width=q.shape[-1],
-        capability=_capability(q.device) if cuda else (0, 0),
+        capability=torch.cuda.get_device_capability(q.device) if cuda else (0, 0),
         gradients=gradients,
         dropout=dropout > 0,
         slopes=slopes is not None,
         key_lengths=batch.key_lengths is not None,
         local=window is not None,
         deterministic=gradients and flash.deterministic_is_requested(),
-        installed=flash.installed() if cuda else _installed(q, batch, gradients=gradients),
+        installed=installed,
         missing=flash.missing() if cuda else frozenset(),
     )
-
-
-def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[str]:
-    """Return the CPU backends that run here and are worth using."""
-    paired = q.dtype == torch.bfloat16 and not gradients  # with gradients the inputs are converted to float32
-    return frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
 
 
 def attend(

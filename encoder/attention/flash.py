@@ -16,7 +16,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -102,18 +102,12 @@ def missing() -> frozenset[tuple[str, str]]:
         if function is not None and not _accepts(function, "deterministic"):
             found.add((name, DETERMINISTIC))
     if "flash_attn_3" in installed():
-        flags = _build_flags()
+        try:
+            flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
+        except (ImportError, AttributeError, KeyError):  # of before its setup.py wrote that down, whose default is to leave nothing out
+            flags = {}
         found |= {("flash_attn_3", feature) for flag, feature in _BUILD_FLAGS.items() if flags.get(f"FLASHATTENTION_DISABLE_{flag}")}
     return frozenset(found)
-
-
-def _build_flags() -> dict[str, bool]:
-    """Return how flash-attn 3 was built; empty for releases before its setup.py wrote that down, whose default is to leave nothing out."""
-    try:
-        flags: dict[str, bool] = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
-    except (ImportError, AttributeError, KeyError):
-        return {}
-    return flags
 
 
 class KernelCall(NamedTuple):
@@ -155,64 +149,33 @@ def _aten_flash(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
     return output
 
 
-def _package(name: str) -> Callable[..., Any]:
-    function = package_function(name)
-    if function is None:
-        raise ValueError(f"attention backend {name} needs the module {PACKAGES[name]}, which is not installed")
-    return function
-
-
 def deterministic_is_requested() -> bool:
     """Return whether torch's deterministic mode demands deterministic gradients (with ``warn_only`` it does not)."""
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _deterministic() -> dict[str, bool]:
-    """Return the argument of the packages that asks for a deterministic backward pass, if it is to be asked for."""
-    return {"deterministic": True} if deterministic_is_requested() else {}
-
-
-def _flash_attn_2(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
-    """flash-attn 2, the one with ALiBi."""
-    output: Tensor = _package("flash_attn_2")(
-        q,
-        k,
-        v,
-        *call.borders,
-        dropout_p=call.dropout,
-        softmax_scale=call.scale,
-        window_size=call.sides,
-        alibi_slopes=call.slopes,
-        **_deterministic(),
-    )
-    return output
-
-
-def _flash_attn_3(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
-    """flash-attn 3, for Hopper."""
-    output = _package("flash_attn_3")(q, k, v, *call.borders, softmax_scale=call.scale, window_size=call.sides, **_deterministic())
-    return _first(output)
-
-
-def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
-    """flash-attn 4, for Hopper and Blackwell, compiled at its first call."""
+def _call_package(name: str, q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
+    """One generation of flash-attn; 2 is the one with ALiBi and dropout, 3 is for Hopper, 4 for Hopper and Blackwell."""
+    function = package_function(name)
+    if function is None:
+        raise ValueError(f"attention backend {name} needs the module {PACKAGES[name]}, which is not installed")
     # By keyword: their order changed between releases.
-    borders = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), call.borders, strict=True))
-    sides = (None, None) if call.window is None else call.sides
-    output = _package("flash_attn_4")(q, k, v, **borders, softmax_scale=call.scale, window_size=sides, **_deterministic())
-    return _first(output)
-
-
-def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the output alone: some releases return log-sum-exps beside it."""
-    return output[0] if isinstance(output, tuple) else output
+    options: dict[str, Any] = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), call.borders, strict=True))
+    options |= {"softmax_scale": call.scale, "window_size": call.sides}
+    if name == "flash_attn_2":
+        options |= {"dropout_p": call.dropout, "alibi_slopes": call.slopes}
+    if name == "flash_attn_4" and call.window is None:
+        options["window_size"] = (None, None)
+    if deterministic_is_requested():
+        options["deterministic"] = True
+    output = function(q, k, v, **options)
+    found: Tensor = output[0] if isinstance(output, tuple) else output  # some releases return log-sum-exps beside it
+    return found
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, KernelCall], Tensor]] = {
     "aten_flash": _aten_flash,
-    "flash_attn_2": _flash_attn_2,
-    "flash_attn_3": _flash_attn_3,
-    "flash_attn_4": _flash_attn_4,
+    **{name: partial(_call_package, name) for name in PACKAGES},
 }
 
 # The kernels copy 16 bytes at a time: heads of other widths, of some small BERTs, are padded.
@@ -229,40 +192,33 @@ def attend_flash(
     slopes = None if slopes is None else slopes.float()
     borders = (batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen)
     call = KernelCall(borders, width**-0.5, window, slopes, dropout)
-    mixed = KERNELS[name](q, k, v, call) if batch.key_lengths is None else _attend_parts(KERNELS[name], q, k, v, _parts(batch), call)
+    mixed = KERNELS[name](q, k, v, call) if batch.key_lengths is None else _attend_parts(KERNELS[name], q, k, v, _find_parts(batch), call)
     return mixed[..., :width] if width % _WIDTH_MULTIPLE else mixed
 
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring sequences of a batch with `PackedBatch.key_lengths`.
-
-    Attributes:
-        tokens: Number of their tokens, n.
-        borders: Borders and greatest lengths, as in `KernelCall`.
-        reverse: Permutation that reverses the tokens of each sequence, and so its own inverse, (n,); None if all tokens are attended to.
-        keys: The attended tokens of each reversed sequence, indices of tokens; None if all are.
-    """
+    """Neighbouring sequences of a batch with `PackedBatch.key_lengths`."""
 
     tokens: int
+    """Number of their tokens, n."""
     borders: tuple[Tensor, Tensor, int, int]
+    """As in `KernelCall`."""
     reverse: Tensor | None = None
+    """Permutation that reverses the tokens of each sequence, and so its own inverse, (n,); None if all tokens are attended to."""
     keys: Tensor | None = None
+    """The attended tokens of each reversed sequence, indices of tokens; None if all are."""
 
 
 _PARTS = "flash_parts"
 
 
-def _parts(batch: PackedBatch) -> list[Part]:
+@torch.inference_mode(False)  # tensors made in inference mode could not be used in training
+def _find_parts(batch: PackedBatch) -> list[Part]:
     """Return the sequences before, from and after those with unattended tokens; built on the host once per batch."""
-    if _PARTS not in batch.memo:
-        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
-            batch.memo[_PARTS] = _build_parts(batch)
-    parts: list[Part] = batch.memo[_PARTS]
-    return parts
-
-
-def _build_parts(batch: PackedBatch) -> list[Part]:
+    if _PARTS in batch.memo:
+        known: list[Part] = batch.memo[_PARTS]
+        return known
     lengths, attended = np.asarray(batch.lengths), np.asarray(batch.key_lengths or batch.lengths)
     [shorter] = np.nonzero(attended < lengths)
     bounds = (0, int(shorter[0]), int(shorter[-1]) + 1, len(batch))
@@ -285,18 +241,12 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
         borders, key_borders, *places = moved(offsets.astype(np.int32), key_offsets.astype(np.int32), reverse, keys)
         # Not the greatest number of keys: flash-attn 2 ignores a side of the window that is not below it, though queries may be farther.
         parts.append(Part(tokens, (borders, key_borders, longest, longest), *places))
+    batch.memo[_PARTS] = parts
     return parts
 
 
 def reversal(lengths: Integers, attended: Integers) -> tuple[Integers, Integers, Integers]:
-    """Return the permutation that reverses each sequence, its attended tokens in that order, and their borders.
-
-    Args:
-        lengths: Length of each of B neighbouring sequences; some may be 0.
-        attended: Number of leading tokens that are attended to.
-
-    Returns:
-        Permutation (n,), attended tokens (sum of ``attended``,), borders (B + 1,).
+    """Return the permutation that reverses each of B neighbouring sequences, (n,), their attended tokens in that order, and the borders.
 
     Example:
         >>> [x.tolist() for x in reversal(np.array([3, 2]), np.array([2, 1]))]

@@ -5,35 +5,8 @@ Shapes: N packed tokens, H heads, K head width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-
-def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (N, 3, H, K) into queries, keys and values: views (N, H, K)."""
-    if qkv.device.type == "cpu" and qkv.requires_grad and not torch.compiler.is_compiling():
-        views: tuple[Tensor, Tensor, Tensor] = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return views
-    q, k, v = qkv.unbind(1)
-    return q, k, v
-
-
-class _SplitQKV(torch.autograd.Function):
-    """Unbinding whose gradient is not copied if attention has written it in the layout of the product."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        del ctx
-        return qkv.unbind(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        del ctx
-        return join_qkv(*gradients)
 
 
 def empty_qkv(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,13 +25,7 @@ def is_packed(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are parts of, otherwise a copy.
-
-    Example:
-        >>> parts = empty_qkv(torch.empty(2, 4, 8))
-        >>> join_qkv(*parts).data_ptr() == parts[0].data_ptr(), join_qkv(*(part.clone() for part in parts)).shape
-        (True, torch.Size([2, 3, 4, 8]))
-    """
+    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are parts of, otherwise a copy."""
     if not is_packed(q, k, v):
         return torch.stack((q, k, v), dim=1)
     heads, width = q.shape[1:]

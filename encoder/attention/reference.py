@@ -37,11 +37,7 @@ def attend_reference(
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: int | None, slopes: Tensor | None) -> Tensor:
-    """Softmax attention within each row of a padded batch, in operators that every graph format has.
-
-    It builds the (B, H, S, S) scores, as other padded encoders do; packed batches never use it. See `quiver.encoder.attention.attend` for
-    the contract.
-    """
+    """Softmax attention within each row of a padded batch, in operators that every graph format has, with (B, H, S, S) scores."""
     rows, length = batch.attended.shape
     q, k, v = (each.reshape(rows, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))  # (B, H, S, K)
     scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5  # (B, H, S, S)

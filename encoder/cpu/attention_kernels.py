@@ -2,15 +2,12 @@
 
 A task is a few blocks of LANES tokens of one head: queries, or keys for the gradients of keys and values. The tokens of the other side pass
 them in panels; when a larger maximum appears, the partial results of a block are rescaled. In a local layer a block meets only the keys of
-its window. The result does not depend on which thread runs a task.
-
-For the gradients, scores are recomputed from queries, keys and one number per query, twice: with queries in lanes and with keys in lanes. A
-sum for a token is kept where that token has a lane, so no two tasks write to one address and every sum has a fixed order.
+its window. For the gradients, scores are recomputed twice, with queries in lanes and with keys in lanes: a sum for a token is kept where
+that token has a lane, so no two tasks write to one address and every sum has a fixed order.
 
 Shapes: N tokens, H heads, K head width, B sequences, L lanes of all sequences.
 Source: FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691, section 3.1.2 (one number per query, and the product of output
-and gradient instead of a sum over keys); ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention). The second pass instead of
-sums shared by threads is our own.
+and gradient instead of a sum over keys); ModernBERT, arXiv:2412.13663, section 2.1.2. The second pass is our own.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ from quiver.encoder.cpu.tiles import (
     numbers_of,
     pack,
     pair_values,
-    prefetch,
     raise_maxima,
     rescale,
     row_gradients,
@@ -83,17 +79,10 @@ Heads = tuple[int, int, int]
 def sequences(
     starts: NDArray[np.int64], lengths: NDArray[np.int64], key_lengths: NDArray[np.int64], *, local: bool, keys: bool = False
 ) -> NDArray[np.int64]:
-    """Build the table of a batch's sequences, which all layers of one kind share.
+    """Build the table of a batch's sequences, (B, 5), which all layers of one kind share.
 
-    Args:
-        starts: First token of each sequence, (B,).
-        lengths: Length of each in tokens, (B,).
-        key_lengths: Leading tokens of each that can be attended to, (B,).
-        local: For layers with a window.
-        keys: For the gradients of keys and values, which are in lanes there; otherwise queries are.
-
-    Returns:
-        (B, 5).
+    ``key_lengths`` counts the leading tokens that can be attended to, ``local`` says whether there is a window, ``keys`` whether keys are
+    in lanes, for their gradients, instead of queries.
     """
     lanes, others = (key_lengths, lengths) if keys else (lengths, key_lengths)
     tasks = -(-lanes // (LANES * (LOCAL_BLOCKS if local else GLOBAL_BLOCKS)))
@@ -107,13 +96,9 @@ def lane_tokens(table: NDArray[np.int64]) -> int:
 
 
 def log2_sum_exp(sums: Tensor) -> Tensor:
-    """Return the normalizer of each query: the binary logarithm of the sum of its weights.
+    """Return the binary logarithm of each query's sum of weights, (H, L), of the two numbers per query of `attend`, (2, H, L).
 
-    Args:
-        sums: The two numbers per query of `attend`, (2, H, L).
-
-    Returns:
-        (H, L); for a query that can attend to no key, so large that all its weights become 0.
+    For a query that can attend to no key it is so large that all its weights become 0.
     """
     tops, weights = sums
     return torch.where(tops <= MASKED, -MASKED, tops + weights.log2())
@@ -130,8 +115,7 @@ def scratch_of_thread(call: NDArray[np.int64]) -> int:
 def next_task(call: NDArray[np.int64], table: NDArray[np.int64], seat: NDArray[np.int64]) -> bool:
     """Take the next task; returns whether there is one.
 
-    ``seat`` belongs to the thread and starts with zeros: index of the sequence, head, first token, end token, and tasks of a head before
-    the sequence.
+    ``seat`` belongs to the thread and starts with zeros: index of the sequence, head, first token, end token, tasks of a head before it.
     """
     task = next_index(call.ctypes.data + TAKEN * 8)
     if task >= table[-1, TASKS_END] * call[HEADS]:
@@ -168,15 +152,6 @@ def visible_range(panel: int, end: int, begin: int, half: int) -> tuple[int, int
 
 
 @jit
-def prefetch_panel(rows: int, stride: int, columns: int, panel: int, end: int, block: int, blocks: int) -> None:
-    """Prefetch part of the next panel while a block works on this one; ``rows`` is the address of the sequence."""
-    beyond = min(panel + PANEL, end)
-    first = min(end, beyond + PANEL * block // blocks)
-    last = min(end, beyond + PANEL * (block + 1) // blocks)
-    prefetch(rows + first * stride * FLOAT_BYTES, stride, last - first, columns)
-
-
-@jit
 def mask_scores(weights: int, low: int, high: int, begin: int, half: int) -> None:
     """Mask the scores between tokens low..high and the block at ``begin`` that lie beyond the window."""
     if low < begin + LANES - 1 - half or high - 1 > begin + half:
@@ -191,15 +166,10 @@ def argument_count(call: NDArray[np.int64]) -> int:
 
 
 class AttentionArguments:
-    """Arguments of attention in one layer.
+    """Arguments of attention in one layer: the result of `sequences`, (H, K), and the window.
 
-    Args:
-        table: Result of `sequences`.
-        shape: H and K; K is a multiple of 16, or 32 for bfloat16.
-        window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        rows: Number of scratch rows, of LANES values each, per block.
-        panels: Number of panels of scores per thread.
-        spare: Further scratch bytes per thread.
+    K is a multiple of 16, or 32 for bfloat16. A block needs ``rows`` scratch rows of LANES values, a thread ``panels`` panels of scores and
+    ``spare`` further bytes.
     """
 
     def __init__(
@@ -277,15 +247,13 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             # Pairs are read whole, by AMX 16 pairs at a time. Excess values have weight 0; an infinite one, of the same text, gives NaN.
             low -= (low - panel) % keys_at_once(kind)
             count = high - low
-            prefetch_panel(keys, key_stride, columns, panel, end, block, blocks)
             met = keys + low * key_stride * FLOAT_BYTES, key_stride
             if numbers == 2:
                 met = kept_keys + (low - panel) * columns * FLOAT_BYTES, columns
             tile = own + block * block_bytes
             scores(kind, tile, met[0], met[1], count, columns, weights)
             mask_scores(weights, low, high, begin, half)
-            _weigh(kind, weights, count, tile + columns * ROW, width, change)
-            prefetch_panel(values, value_stride, columns, panel, end, block, blocks)
+            _weigh_keys(kind, weights, count, tile + columns * ROW, width, change)
             met = values + low * value_stride * FLOAT_BYTES, value_stride
             if numbers == 2:
                 met, count = (kept_values + (low - panel) // 2 * FLOAT_BYTES, PANEL // 2), (count + 1) // 2
@@ -295,7 +263,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
 
 
 @jit
-def _weigh(kind: Any, weights: int, count: int, mixtures: int, width: int, change: int) -> None:
+def _weigh_keys(kind: Any, weights: int, count: int, mixtures: int, width: int, change: int) -> None:
     """Turn a block's scores into weights; its maxima and sums stand behind its weighted values."""
     factor, tops = logarithm(width), mixtures + width * ROW
     sums = tops + ROW
@@ -331,17 +299,17 @@ def _attend_all(call: NDArray[np.int64], kind: Any) -> None:
     amx_end(kind)
 
 
-def _floats(pointer: Any) -> None:
+def _run_float32(pointer: Any) -> None:
     """C entry of `_attend_all` for float32 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), FLOAT32)
 
 
-def _pairs(pointer: Any) -> None:
+def _run_bfloat16(pointer: Any) -> None:
     """C entry for bfloat16 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), BFLOAT16)
 
 
-_FLOAT_ENTRY, _PAIR_ENTRY = CompiledCallback(_floats), CompiledCallback(_pairs)
+_FLOAT_ENTRY, _PAIR_ENTRY = CompiledCallback(_run_float32), CompiledCallback(_run_bfloat16)
 
 
 def attend(
@@ -353,16 +321,10 @@ def attend(
     paired: bool = False,
     sums: Tensor | None = None,
 ) -> None:
-    """Attention within every sequence of a table, on PyTorch's threads.
+    """Attention within every sequence of a table, of queries, keys and values to an output, on PyTorch's threads.
 
-    Args:
-        heads: Queries, keys, values and output.
-        table: Result of `sequences`.
-        shape: H and K; K is a multiple of 16, or 32 for bfloat16.
-        window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        paired: Whether heads are bfloat16.
-        sums: Receives two float32 numbers per query, (2, H, L), for `differentiate`: its approximate maximum in binary logarithms, and the
-            sum of its weights relative to that. With bfloat16 heads the units differ, and nothing uses them.
+    ``paired`` says that heads are bfloat16. ``sums`` receives two float32 numbers per query, (2, H, L), for `differentiate`: its
+    approximate maximum in binary logarithms, and the sum of its weights relative to that.
     """
     spare = PANEL * shape[1] * FLOAT_BYTES if paired else 0
     call = AttentionArguments(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)
@@ -407,7 +369,6 @@ def _query_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head:
                 continue
             tile = own + block * block_bytes
             for rows, stride, of_tile, out in ((keys, key_stride, tile, weights), (values, value_stride, tile + tile_bytes, gradients)):
-                prefetch_panel(rows, stride, width, panel, end, block, blocks)
                 scores(FLOAT32, of_tile, rows + low * stride * FLOAT_BYTES, stride, high - low, width, out)
             mask_scores(weights, low, high, begin, half)
             lane_gradients(weights, gradients, high - low, tops + block * ROW, sums + block * ROW)
@@ -452,7 +413,6 @@ def _key_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
                 (queries, query_stride, tile, weights),
                 (upstream, upstream_stride, tile + tile_bytes, gradients),
             ):
-                prefetch_panel(rows, stride, width, panel, end, block, blocks)
                 scores(FLOAT32, of_tile, rows + low * stride * FLOAT_BYTES, stride, high - low, width, out)
             mask_scores(weights, low, high, begin, half)
             row_gradients(weights, gradients, high - low, tops + low * FLOAT_BYTES, sums + low * FLOAT_BYTES)
@@ -479,12 +439,12 @@ def _differentiate_all(call: NDArray[np.int64]) -> None:
             _key_gradients(call, table[seat[0]], seat[1], seat[2], seat[3], scratch)
 
 
-def _gradient_entry(pointer: Any) -> None:
+def _run_gradients(pointer: Any) -> None:
     """C entry of `_differentiate_all`."""
     _differentiate_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64))
 
 
-_GRADIENT_ENTRY = CompiledCallback(_gradient_entry)
+_GRADIENT_ENTRY = CompiledCallback(_run_gradients)
 
 
 def differentiate(
@@ -497,13 +457,8 @@ def differentiate(
 ) -> None:
     """Compute gradients of queries, keys and values, on PyTorch's threads.
 
-    Args:
-        heads: Queries, keys, values, output and the gradient of the output.
-        gradients: Receive the gradients of queries, keys and values. Keys that cannot be attended to are not written.
-        tables: Results of `sequences` for queries and for keys.
-        shape: H and K; K is a multiple of 16.
-        window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        tops: Result of `log2_sum_exp`, (H, L).
+    ``heads`` are queries, keys, values, output and the gradient of the output; ``tables`` the results of `sequences` for queries and for
+    keys; ``tops`` is the result of `log2_sum_exp`. Gradients of keys that cannot be attended to are not written.
     """
     sums = torch.empty_like(tops)
     for table, places, tiles in ((tables[0], (OF_QUERIES,), 3), (tables[1], (OF_KEYS, OF_VALUES), 4)):

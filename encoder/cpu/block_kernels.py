@@ -1,14 +1,9 @@
 """Kernels of a block around attention: hidden states to heads, and attention output to the next hidden states.
 
-A task is a few panels of LANES tokens, whose states stay in a core's second-level cache from start to end: norms, biases, gates,
-activations, RoPE and residual sums are computed beside the products, and only heads and hidden states are written to memory. Rows of a
-matrix are read once for all panels of a task. Every sum has a fixed order, which depends neither on the neighbours of a token nor on the
-thread.
-
-int8 matrices multiply tokens that are rotated (`quiver.encoder.cpu.linear.hadamard`) and quantised in place, each with its own minimum and
-step; the sums are exact, and everything but the products is float32. bfloat16 matrices multiply tokens rounded to bfloat16; heads are
-bfloat16 then, and sums, norms, activations and the residual stream float32. The argument ``kind`` names the dtype of the matrices:
-`FLOAT32`, `BFLOAT16` or `INT8`.
+A task is a few panels of LANES tokens, whose states stay in a core's second-level cache from start to end; only heads and hidden states are
+written to memory. Rows of a matrix are read once for all panels of a task. Every sum has a fixed order, which depends neither on the
+neighbours of a token nor on the thread. ``kind`` names the dtype of the matrices: `FLOAT32`, `BFLOAT16` or `INT8`; everything but their
+products, and bfloat16 heads, is float32.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -58,32 +53,25 @@ ATTENTION_NORM, MLP_NORM = 22, 26
 # Matrices: weight, bias and, for int8, scales and the product with rotated features that are all 1. Queries, keys and values have one each.
 MATRIX = 4
 QKV, OUT, UP, DOWN = 30, 42, 46, 50
-# Number of tasks of one panel, the last of all tasks.
-SINGLES = 54
-# Outputs: hidden states after attention, after the block, and the product of the MLP's first matrix; 0 if not needed.
-MIDDLE, NEXT, KEPT = 55, 56, 57
-# Largest integer that activations are quantised to.
-LEVELS = 58
-SIZE = 59
+# Number of tasks of one panel, the last of all tasks; largest integer that activations are quantised to.
+SINGLES, LEVELS = 54, 55
+SIZE = 56
 
 _FLOAT = 4  # bytes
 _ROW = LANES * _FLOAT
 
 
 @jit
-def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
+def _normalise_tile(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
     """Normalize a tile (D, LANES); copies it if there is no norm."""
-    width = call[WIDTH]
-    if call[norm] == 0:
-        if out != tile:
-            copy(tile, width, out)
-        return
-    eps = call.view(np.float64)[norm + 3]
-    normalise(tile, width, call[norm], call[norm + 1], call[norm + 2], eps, out)
+    if call[norm] != 0:
+        normalise(tile, call[WIDTH], call[norm], call[norm + 1], call[norm + 2], call.view(np.float64)[norm + 3], out)
+    elif out != tile:
+        copy(tile, call[WIDTH], out)
 
 
 @jit
-def _at(call: NDArray[np.int64], place: int) -> int:
+def _address_of(call: NDArray[np.int64], place: int) -> int:
     """Return the address of an argument."""
     return int(call.ctypes.data + place * 8)
 
@@ -99,7 +87,7 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
         begin = (first + panel) * LANES
         count, state = tokens - begin, states + panel * width * _ROW
         gather(call[HIDDEN] + begin * width * _FLOAT, width, count, width, state)
-        _norm(call, ATTENTION_NORM, state, state)
+        _normalise_tile(call, ATTENTION_NORM, state, state)
         narrow(kind, state, width, call[LEVELS])
         if half > 0:
             angles = rotary + panel * 2 * half * _ROW
@@ -110,7 +98,7 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
             for panel in range(last - first):
                 begin = (first + panel) * LANES
                 state = states + panel * width * _ROW
-                product(kind, _at(call, QKV + part * MATRIX), head * head_width, head_width, width, state, scratch)
+                product(kind, _address_of(call, QKV + part * MATRIX), head * head_width, head_width, width, state, scratch)
                 if part < 2 and half > 0:
                     angles = rotary + panel * 2 * half * _ROW
                     rotate(scratch, half, angles, angles + half * _ROW)
@@ -119,7 +107,9 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
 
 
 @jit
-def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
+def _multiply_panels(
+    kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int
+) -> None:
     """Multiply panels by a matrix (outputs, width); ``shape`` is panels, outputs, width."""
     panels, outputs, width = shape
     for row in range(0, outputs, TILE):
@@ -129,23 +119,17 @@ def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, 
 
 
 @jit
-def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int, block: int, states: int, inner: int) -> None:
+def _activate_panels(call: NDArray[np.int64], kind: Any, panels: int, block: int, states: int, inner: int) -> None:
     """Compute the first matrix of the MLP and its activation."""
     width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
-    outputs = size * (1 + call[GATED])
     for row in range(0, size, TILE):
         count = min(TILE, size - row)
         for panel in range(panels):
             state, out = states + panel * width * _ROW, inner + (panel * step + row) * _ROW
-            kept = call[KEPT] + ((first + panel) * LANES * outputs + row) * _FLOAT
-            product(kind, _at(call, UP), row, count, width, state, block)
-            if call[KEPT] != 0:
-                store_rows(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
+            product(kind, _address_of(call, UP), row, count, width, state, block)
             if call[GATED]:
                 gates = block + TILE * _ROW
-                product(kind, _at(call, UP), size + row, count, width, state, gates)
-                if call[KEPT] != 0:
-                    store_rows(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
+                product(kind, _address_of(call, UP), size + row, count, width, state, gates)
                 gate(call[ACTIVATION], block, gates, count, out)
             else:
                 activate(call[ACTIVATION], block, count, out)
@@ -168,31 +152,31 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
         gather(call[MIXED] + begin * columns * _FLOAT, columns, tokens - begin, columns, state)
         if columns == width:
             narrow(kind, state, width, call[LEVELS])
-    _multiply(kind, _at(call, OUT), (panels, width, width), states, inner, width, step)
+    _multiply_panels(kind, _address_of(call, OUT), (panels, width, width), states, inner, width, step)
     for panel in range(panels):
         begin = (first + panel) * LANES
         sums, state = inner + panel * step * _ROW, states + panel * width * _ROW
         join(call[HIDDEN] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
-            _norm(call, ATTENTION_NORM, sums, sums)
+            _normalise_tile(call, ATTENTION_NORM, sums, sums)
             copy(sums, width, state)
         else:
-            _norm(call, MLP_NORM, sums, state)
+            _normalise_tile(call, MLP_NORM, sums, state)
         narrow(kind, state, width, call[LEVELS])
-        store_rows(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
-    _activate_panels(call, kind, first, panels, scratch, states, inner)
-    _multiply(kind, _at(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
+        store_rows(sums, width, tokens - begin, 1.0, width, call[HIDDEN] + begin * width * _FLOAT)
+    _activate_panels(call, kind, panels, scratch, states, inner)
+    _multiply_panels(kind, _address_of(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
     for panel in range(panels):
         begin = (first + panel) * LANES
         sums = states + panel * width * _ROW
-        join(call[MIDDLE] + begin * width * _FLOAT, width, tokens - begin, width, sums)
+        join(call[HIDDEN] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
-            _norm(call, MLP_NORM, sums, sums)
-        store_rows(sums, width, tokens - begin, 1.0, width, call[NEXT] + begin * width * _FLOAT)
+            _normalise_tile(call, MLP_NORM, sums, sums)
+        store_rows(sums, width, tokens - begin, 1.0, width, call[HIDDEN] + begin * width * _FLOAT)
 
 
 @jit
-def _run_all(call: NDArray[np.int64], kind: Any) -> None:
+def _run_tasks(call: NDArray[np.int64], kind: Any) -> None:
     """Run tasks until none is left; every thread runs this. The last tasks are single panels, so that no thread waits long for another."""
     tasks = call[TASKS]
     large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
@@ -213,35 +197,30 @@ def _run_all(call: NDArray[np.int64], kind: Any) -> None:
     amx_end(kind)
 
 
-def _floats(pointer: Any) -> None:
-    """C entry of `_run_all` for float32 matrices."""
-    _run_all(numba.carray(pointer, SIZE, np.int64), FLOAT32)
+def _run_float32(pointer: Any) -> None:
+    """C entry of `_run_tasks` for float32 matrices."""
+    _run_tasks(numba.carray(pointer, SIZE, np.int64), FLOAT32)
 
 
-def _pairs(pointer: Any) -> None:
+def _run_bfloat16(pointer: Any) -> None:
     """C entry for bfloat16 matrices."""
-    _run_all(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
+    _run_tasks(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
 
 
-def _quads(pointer: Any) -> None:
+def _run_int8(pointer: Any) -> None:
     """C entry for int8 matrices."""
-    _run_all(numba.carray(pointer, SIZE, np.int64), INT8)
+    _run_tasks(numba.carray(pointer, SIZE, np.int64), INT8)
 
 
-_ENTRIES = {torch.float32: CompiledCallback(_floats), torch.bfloat16: CompiledCallback(_pairs), torch.int8: CompiledCallback(_quads)}
+_ENTRIES = {
+    torch.float32: CompiledCallback(_run_float32),
+    torch.bfloat16: CompiledCallback(_run_bfloat16),
+    torch.int8: CompiledCallback(_run_int8),
+}
 
 
 class BlockArguments:
-    """Arguments of the kernels for one block, in the layout above; run once for heads and once for hidden states.
-
-    Args:
-        tokens: N.
-        width: D.
-        inner: I.
-        heads: H.
-        threads: Number of PyTorch threads.
-        matrices: Dtype of the matrices: float32, bfloat16 or int8. Heads and attention output are bfloat16 or float32.
-    """
+    """Arguments of the kernels in the layout above, for N tokens, D, I, H and the dtype of the matrices (float32, bfloat16 or int8)."""
 
     def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int, matrices: torch.dtype) -> None:
         self._entry = _ENTRIES[matrices]
@@ -259,10 +238,6 @@ class BlockArguments:
     def put(self, place: int, *values: int) -> None:
         """Set arguments, from an index on."""
         self.numbers[place : place + len(values)] = values
-
-    def put_eps(self, norm: int, eps: float) -> None:
-        """Set the epsilon of a norm."""
-        self.numbers.view(np.float64)[norm + 3] = eps
 
     def run(self) -> None:
         """Compute heads from hidden states or, if MIXED is set, hidden states from the attention output."""

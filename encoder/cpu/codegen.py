@@ -4,10 +4,8 @@ A tile is a matrix with LANES columns, one per token. Values of one token stay i
 operation across lanes. A product keeps ROWS rows of its result in registers while each value of the other factor is multiplied with a row
 of lanes; from the first-level cache it reaches 98 % of the CPU's peak (two cores of a Xeon of 2023, 173 of 175 GFLOP/s each).
 
-In bfloat16 products one unit is a pair, whose products are summed: twice the rate on CPUs with an instruction for it. A pair fills the 32
-bits of a float32 and is moved as one. So do four int8 values, whose products are summed in 32 bits: four times the rate with one
-instruction, twice the rate with the three that every CPU with AVX2 has. AMX, the matrix unit of Intel CPUs from 2023 on, multiplies 16 rows
-by 16 lanes at a time in registers of its own: 16 rows of 64 bytes, which hold rows and lanes in the layout that tiles have anyway.
+A bfloat16 unit is a pair, whose products one instruction sums, an int8 unit four values, whose products are summed in 32 bits; each fills
+the 32 bits of a float32 and is moved as one. AMX, the matrix unit of Intel CPUs from 2023 on, multiplies 16 rows by 16 lanes at a time.
 
 Addresses are 64-bit integers, strides count 32-bit units. Everything is emitted inline, and nothing is checked.
 
@@ -72,7 +70,7 @@ def _int8_instruction() -> str | None:
 
 
 def bfloat16_is_native() -> bool:
-    """Return whether bfloat16 pairs take one instruction; otherwise several are used, whose last bits may differ."""
+    """Return whether there is an instruction for bfloat16 pairs, without which no bfloat16 kernel runs."""
     return "+avx512bf16" in cpu_features()
 
 
@@ -81,12 +79,8 @@ def amx_is_native() -> bool:
     return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(cpu_features()) and has_amx()
 
 
-def _registers() -> tuple[int, int, int]:
-    """Return floats per vector, vectors per row and rows per product: what fits the CPU's registers beside two factors."""
-    return (16, 3, 8) if "+avx512f" in cpu_features() else (8, 3, 4)  # 32 registers, or 16
-
-
-WIDTH, VECTORS, ROWS = _registers()
+# Floats per vector, vectors per row and rows per product: what fits the CPU's 32 or 16 registers beside two factors.
+WIDTH, VECTORS, ROWS = (16, 3, 8) if "+avx512f" in cpu_features() else (8, 3, 4)
 LANES = WIDTH * VECTORS
 
 # Steps of a product between loop checks, which compete with multiplications. ModernBERT-base over 8,192 tokens takes 2.4 % less time with
@@ -177,12 +171,8 @@ class Code:
     def add_pairs(self, a: Any, b: Any, c: Any) -> Any:
         """Multiply bfloat16 pairs and add, ``a[0] * b[0] + a[1] * b[1] + c``."""
         a, b = (self.builder.bitcast(each, INTS) for each in (a, b))
-        if bfloat16_is_native():
-            # By assembly: the signature of LLVM's intrinsic has changed between versions.
-            return self._instruction("vdpbf16ps $3, $2, $0", "=v,0,v,v", VECTOR, c, a, b)
-        for part in (self._low_halves, self._high_halves):
-            c = self.fma(part(a), part(b), c)
-        return c
+        # By assembly: the signature of LLVM's intrinsic has changed between versions.
+        return self._instruction("vdpbf16ps $3, $2, $0", "=v,0,v,v", VECTOR, c, a, b)
 
     def add_quads(self, a: Any, b: Any, c: Any) -> Any:
         """Multiply quads of 8-bit integers and add in 32 bits, ``a[0] * b[0] + ... + a[3] * b[3] + c``; those of b are unsigned."""
@@ -195,18 +185,15 @@ class Code:
 
     def paired(self, first: Any, second: Any) -> Any:
         """Round two vectors to bfloat16 pairs, to nearest even."""
-        if bfloat16_is_native():
-            both = self._instruction("vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", INTS, first, second)
-            return self._woven(both, both, [each for i in range(WIDTH) for each in (i, WIDTH + i)])
-        low, high = (self._rounded(each) for each in (first, second))
-        return self.builder.bitcast(self.builder.or_(self.builder.lshr(low, self.ints(16)), high), VECTOR)
+        both = self._instruction("vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", INTS, first, second)
+        return self._interleave(both, both, [each for i in range(WIDTH) for each in (i, WIDTH + i)])
 
     def woven(self, first: Any, second: Any) -> list[Any]:
         """Interleave the bfloat16 values of two vectors of pairs; returns two vectors."""
         halves = 2 * WIDTH
-        return [self._woven(first, second, [x for i in range(start, start + WIDTH) for x in (i, halves + i)]) for start in (0, WIDTH)]
+        return [self._interleave(first, second, [x for i in range(start, start + WIDTH) for x in (i, halves + i)]) for start in (0, WIDTH)]
 
-    def _woven(self, first: Any, second: Any, order: list[int]) -> Any:
+    def _interleave(self, first: Any, second: Any, order: list[int]) -> Any:
         narrow = ir.VectorType(ir.IntType(16), 2 * WIDTH)
         places = ir.Constant(ir.VectorType(INT, len(order)), order)
         first, second = (self.builder.bitcast(each, narrow) for each in (first, second))
@@ -215,20 +202,6 @@ class Code:
     def ints(self, value: int) -> Any:
         """A vector with a constant integer in all lanes."""
         return ir.Constant(INTS, [value] * WIDTH)
-
-    def _low_halves(self, pairs: Any) -> Any:
-        return self.builder.bitcast(self.builder.shl(pairs, self.ints(16)), VECTOR)
-
-    def _high_halves(self, pairs: Any) -> Any:
-        return self.builder.bitcast(self.builder.and_(pairs, self.ints(0xFFFF0000)), VECTOR)
-
-    def _rounded(self, x: Any) -> Any:
-        """Return the bits of values rounded to bfloat16; NaN stays NaN."""
-        b = self.builder
-        bits = b.bitcast(x, INTS)
-        odd = b.and_(b.lshr(bits, self.ints(16)), self.ints(1))
-        rounded = b.and_(b.add(bits, b.add(odd, self.ints(0x7FFF))), self.ints(0xFFFF0000))
-        return b.select(b.fcmp_unordered("uno", x, x), self.ints(0x7FC00000), rounded)
 
     def _instruction(self, text: str, constraints: str, returns: Any, *arguments: Any) -> Any:
         """Emit a CPU instruction in AT&T notation."""
@@ -313,8 +286,7 @@ class Code:
     ) -> None:
         """Compute ROWS rows of a tile: ``out[r] = starts[r] + sum over i of numbers[r][i * step] * tile[i]``, each sum in the order of i.
 
-        ``multiply`` is `fma`, `add_pairs` or `add_quads`, according to the dtype; ``finish`` maps an index in `ROW_PLACES` and the sum to
-        the stored value.
+        ``finish`` maps an index in `ROW_PLACES` and the sum to the stored value.
         """
         multiply = multiply or self.fma
         sums = self.variables(starts)
@@ -338,10 +310,7 @@ class Code:
             self.store(result if finish is None else finish(i, result), out, place)
 
     def to_lanes(self, rows: Any, stride: Any, count: Any, width: Any, give: Callable[[Any, Any], None]) -> None:
-        """Transpose up to LANES rows: passes each vector and its offset in a tile (width, LANES) on.
-
-        The last row fills the remaining lanes.
-        """
+        """Transpose up to LANES rows, the last of which fills the rest: passes each vector and its offset in a tile (width, LANES) on."""
         with self.loop(long(VECTORS)) as group:
             lane = self.place((group.index, long(WIDTH)))
             starts = [self.place((self.no_further(self.place(lane, long(row)), count), stride)) for row in range(WIDTH)]
@@ -408,15 +377,12 @@ def _amx_instruction(code: Code, name: str, *arguments: Any) -> None:
     code.call(f"llvm.x86.{name}", ir.VoidType(), *arguments)
 
 
-def _register(number: int) -> Any:
-    return ir.Constant(BYTE, number)
-
-
 def _pointer(code: Code, address: Any) -> Any:
     return code.builder.inttoptr(address, BYTE.as_pointer())
 
 
-def _amx_begin(code: Code, kind: Any, address: Any) -> None:
+@emitted
+def amx_begin(code: Code, kind: Any, address: Any) -> None:
     """Configure the thread's AMX registers if products of this dtype use them; ``address`` points to `AMX_CONFIG_BYTES` of scratch."""
     if not uses_amx(kind):
         return
@@ -427,7 +393,8 @@ def _amx_begin(code: Code, kind: Any, address: Any) -> None:
     _amx_instruction(code, "ldtilecfg", _pointer(code, address))
 
 
-def _amx_end(code: Code, kind: Any) -> None:
+@emitted
+def amx_end(code: Code, kind: Any) -> None:
     """Release the registers, which other libraries configure differently."""
     if uses_amx(kind):
         _amx_instruction(code, "tilerelease")
@@ -437,8 +404,7 @@ def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any,
     """Compute rows of a tile: ``out[r] = sum over i of rows[r * stride + i] * tile[i]``; added to ``out`` if ``add``.
 
     Rows, tile and ``out`` are addresses; ``shape`` counts rows and 32-bit columns, both multiples of `AMX_ROWS`. Terms are added in the
-    order of i, `AMX_ROWS` at a time: their products are summed first, then added. The sum is stored to ``out`` after every `AMX_DEPTH`
-    registers.
+    order of i, `AMX_ROWS` at a time. The sum is stored to ``out`` after every `AMX_DEPTH` registers.
     """
     b = code.builder
     count, columns = shape
@@ -446,7 +412,7 @@ def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any,
     multiply = "tdpbf16ps" if is_bfloat16(kind) else "tdpbsud"
 
     def move(name: str, register: int, address: Any, step: Any) -> None:
-        _amx_instruction(code, name, _register(register), _pointer(code, address), step)
+        _amx_instruction(code, name, ir.Constant(BYTE, register), _pointer(code, address), step)
 
     with code.loop(b.udiv(code.place(steps, long(AMX_DEPTH - 1)), long(AMX_DEPTH))) as part:
         first = code.place((part.index, long(AMX_DEPTH)))
@@ -458,7 +424,7 @@ def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any,
             with b.if_else(b.icmp_signed("==", part.index, long(-1 if add else 0))) as (anew, further):
                 with anew:
                     for register in _SUMS:
-                        _amx_instruction(code, "tilezero", _register(register))
+                        _amx_instruction(code, "tilezero", ir.Constant(BYTE, register))
                 with further:
                     for register, place in zip(_SUMS, places, strict=True):
                         move("tileloadd64", register, place, lane_bytes)
@@ -467,10 +433,10 @@ def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any,
 
             def add_up(step: Any, register: int, numbers: Any = numbers, lanes: Any = lanes) -> None:
                 move("tileloadd64", register, code.place(numbers, (step, long(_LINE))), row_bytes)
-                amx_begin = code.place(lanes, (step, long(AMX_ROWS * LANES * 4)))
+                begin = code.place(lanes, (step, long(AMX_ROWS * LANES * 4)))
                 for total, factor in zip(_SUMS, _FACTORS, strict=True):
-                    move("tileloadd64", factor, code.place(amx_begin, long(_LINE * total)), lane_bytes)
-                    _amx_instruction(code, multiply, _register(total), _register(register), _register(factor))
+                    move("tileloadd64", factor, code.place(begin, long(_LINE * total)), lane_bytes)
+                    _amx_instruction(code, multiply, ir.Constant(BYTE, total), ir.Constant(BYTE, register), ir.Constant(BYTE, factor))
 
             with code.loop(b.udiv(depth, long(2))) as pair:
                 for i, register in enumerate((_FIRST, _SECOND)):
@@ -479,6 +445,3 @@ def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any,
                 add_up(b.sub(depth, long(1)), _FIRST)
             for register, place in zip(_SUMS, places, strict=True):
                 move("tilestored64", register, place, lane_bytes)
-
-
-amx_begin, amx_end = emitted(_amx_begin), emitted(_amx_end)

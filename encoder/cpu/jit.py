@@ -1,10 +1,8 @@
 """Functions compiled by numba and cached on disk.
 
-numba invalidates a cached function when its own file changes, but a function may call others from another file. So the cache key contains
-a digest of all modules in the function's folder.
-
-numba trusts the files of its cache. Here each file ends with a checksum: a truncated or damaged file is deleted and written again, and
-nothing in it is unpickled or executed. If a file cannot be written, a warning is logged and the run continues.
+numba invalidates a cached function when its own file changes, but a function may call others from another file: the cache key contains a
+digest of all modules in the function's folder. numba trusts the files of its cache. Here each file ends with a checksum: a damaged file is
+deleted and written again, and nothing in it is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -16,13 +14,15 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numba
 from numba.core import caching
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 
 from quiver.encoder.cpu.support import has_amx
 
@@ -37,9 +37,7 @@ _LAYOUT = b"checksums/1"
 def jit(function: Function, *, reordered: bool = False) -> Function:
     """Compile a function at its first call, and cache the result on disk where possible.
 
-    Args:
-        function: The function.
-        reordered: Allow sums to be reordered for vectorization; with contiguous arrays every call uses the same order.
+    ``reordered`` allows sums to be reordered for vectorization; with contiguous arrays every call uses the same order.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
     return cast(Function, _with_cache(numba.njit(**options), function))
@@ -49,29 +47,22 @@ class CompiledCallback:
     """A C callback ``function(pointer)``, compiled when its address is first read.
 
     It runs without the interpreter: it cannot raise, and the memory behind the pointer must outlive the call.
-
-    Args:
-        function: The function.
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         self._function = function
         self._lock = Lock()
+        self._compiled: Any = None
 
-    @cached_property
-    def _compiled(self) -> Any:
-        # numba.cfunc compiles immediately, before a cache could be set; this is the part of it that creates the object.
-        from numba.core.ccallback import CFunc
-        from numba.core.sigutils import normalize_signature
-
-        made = _with_cache(lambda function: CFunc(function, normalize_signature("void(voidptr)"), locals={}, options={}), self._function)
-        made.compile()
-        return made
-
-    @cached_property
+    @property
     def address(self) -> int:
         """Address of the compiled function."""
         with self._lock:
+            if self._compiled is None:
+                # numba.cfunc compiles immediately, before a cache could be set; this is the part of it that creates the object.
+                signature = normalize_signature("void(voidptr)")
+                self._compiled = _with_cache(lambda function: CFunc(function, signature, locals={}, options={}), self._function)
+                self._compiled.compile()
             address: int = self._compiled.address
             return address
 
@@ -100,7 +91,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _warn_of_failed_save(self.cache_path, error.strerror)
+            _warn_once(f"{self.cache_path}: compiled code cannot be saved ({error.strerror}), so every process compiles it again")
 
 
 class _CheckedFiles(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
@@ -117,11 +108,7 @@ class _CheckedFiles(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba 
         with super()._open_for_write(filepath) as file:
             yield file
             file.flush()
-            file.write(_checksum(Path(file.name).read_bytes()))
-
-
-def _checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+            file.write(hashlib.sha256(Path(file.name).read_bytes()).digest())
 
 
 def _is_sound(path: str) -> bool:
@@ -129,31 +116,25 @@ def _is_sound(path: str) -> bool:
     file, size = Path(path), hashlib.sha256().digest_size
     try:
         content = file.read_bytes()
-        if content[-size:] == _checksum(content[:-size]):
+        if content[-size:] == hashlib.sha256(content[:-size]).digest():
             return True
         file.unlink()
     except OSError:  # missing, or deleted by another process at the same time
         return False
-    _warn_of_damage(file.parent)
+    _warn_once(f"{file.parent}: deleted damaged compiled code; it is compiled again")
     return False
 
 
 @cache
-def _warn_of_damage(folder: Path) -> None:
-    logger.warning("%s: deleted damaged compiled code; it is compiled again", folder)
-
-
-@cache
-def _warn_of_failed_save(folder: str, reason: str) -> None:
-    logger.warning("%s: compiled code cannot be saved (%s), so every process compiles it again", folder, reason)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 @cache
 def can_cache() -> bool:
-    """Return whether compiled code can be cached on disk; logs once if not.
+    """Return whether compiled code can be cached on disk, if only in a private folder among the temporary files; logs once if not.
 
-    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then. If numba
-    finds no writable folder, a private folder among the temporary files is used.
+    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then.
     """
     if _finds_folder():
         return True

@@ -1,4 +1,4 @@
-"""Whether the compiled kernels run here, and for which dtypes; importing this module loads neither numba nor a kernel."""
+"""Whether the compiled kernels run here, and for which dtypes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
-    """Replace answers about this CPU and its kernels, for tests and measurements of the code for other CPUs.
+    """Replace answers about this CPU by others, or by functions of the questions' arguments, for tests of the code for other CPUs.
 
     Answers that follow from others change with them. An answer that the CPU cannot live up to makes the process crash.
-
-    Args:
-        answers: Name of a question, and its answer or a function of its arguments.
-
-    Raises:
-        ValueError: There is no such question.
 
     Example:
         >>> with assume(kernels_run=False):
@@ -31,19 +25,18 @@ def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
     if unknown := answers.keys() - CACHES.keys():
         raise ValueError(f"must be one of {', '.join(CACHES)}, got {', '.join(sorted(unknown))}")
     before = dict(ASSUMED)
-    ASSUMED.update(answers)
-    _forget()
+
+    def change(assumed: dict[str, Callable[..., bool] | bool]) -> None:
+        ASSUMED.clear()
+        ASSUMED.update(assumed)
+        for answer in CACHES.values():
+            answer.cache_clear()
+
+    change(before | answers)
     try:
         yield
     finally:
-        ASSUMED.clear()
-        ASSUMED.update(before)
-        _forget()
-
-
-def _forget() -> None:
-    for answer in CACHES.values():
-        answer.cache_clear()
+        change(before)
 
 
 @cpu_question

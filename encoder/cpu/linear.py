@@ -1,22 +1,14 @@
 """Matrices on a CPU: plain ones, and prepacked ones for inference, in float or int8.
 
-`Linear` keeps its weights in the plain layout; for a large batch they are packed for one call, once for all its tokens, by oneDNN's kernels
-where these are fastest. That costs a few thousandths of a product that is large enough, needs no second copy of the model in memory and is
-never stale. Half-precision weights are multiplied in float32 where the CPU is not faster with them (`quiver.encoder.cpu.support`).
+`Linear` keeps its weights in the plain layout; for a large batch with gradients they are packed for one call by oneDNN where its kernels
+are fastest. `PrepackedLinear` replaces it for inference: where compiled kernels read the weights of large batches it keeps the plain
+layout, and CPUs that multiply few tokens faster in oneDNN's hold that as well, from the first small batch on.
 
-`PrepackedLinear` replaces it for inference. Where compiled kernels read the weights of large batches, it keeps the plain layout; CPUs that
-multiply few tokens faster in oneDNN's layout hold that as well, from the first small batch on. In int8, weights have one scale per output
-row, activations a shift and a scale per token: a scale per batch, as in common dynamic quantisation, would make the vector of a text depend
-on its neighbours. Blocks run by compiled kernels for any number of tokens; configurations that these do not support use FBGEMM's products
-of the same integers, in a layout of their own.
-
-Before int8 quantisation, features are rotated by a Hadamard matrix. Some features of a transformer are many times larger than the others;
-the quantisation step of a token follows its largest feature, so the small ones are lost. Each rotated feature is a sum of many, which
-spreads outliers over all of them, and a weight whose inputs are rotated the same way gives the same outputs. The matrix is the Kronecker
-power of a regular one of order four (equal row sums): what all features have in common stays common, and the token's shift removes it,
-whereas Sylvester's matrix would turn it into one outlier. It is symmetric and not scaled: rotating twice multiplies by its order.
-
-The rotation lives in this folder because the kernels contain it too: their cache key is a digest of the folder.
+In int8, weights have one scale per output row, activations a shift and a scale per token: a scale per batch, as in common dynamic
+quantisation, would make the vector of a text depend on its neighbours. Features are rotated by a Hadamard matrix first: the quantisation
+step of a token follows its largest feature, and each rotated feature is a sum of many, which spreads outliers over all of them. The matrix
+is the Kronecker power of a regular one of order four (equal row sums): what all features have in common stays common, and the token's
+shift removes it. It is symmetric and not scaled: rotating twice multiplies by its order.
 
 Shapes: N packed tokens, D and O widths of input and output.
 Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights); vector-wise quantisation of LLM.int8(), arXiv:2208.07339,
@@ -25,9 +17,9 @@ section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +46,11 @@ class PlainMatrix(NamedTuple):
     ones: Tensor | None = None
     """int8: product with rotated features that are all 1, without bias, (O,)."""
 
+    def split(self, parts: int) -> list[PlainMatrix]:
+        """Split the matrix into equal parts of its rows."""
+        fields = ([None] * parts if field is None else field.chunk(parts) for field in self)
+        return [PlainMatrix(*part) for part in zip(*fields, strict=True)]
+
 
 # Number of tokens from which the faster product pays for packing the weights: 5 % of 10 MFLOP per token against 2 ms per layer.
 PACK_TOKENS = 1024
@@ -66,68 +63,35 @@ def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
 
 def is_cpu_inference(x: Tensor) -> bool:
     """Return whether ``x`` is on a CPU and nothing will be differentiated, so that memory can be reused."""
-    return (
-        x.device.type == "cpu"
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
-
-
-def packable(dtype: torch.dtype) -> bool:
-    """Return whether weights of this dtype can and should have oneDNN's layout here."""
-    return has_onednn() and native_on_cpu(dtype) and dtype != torch.float64
+    eager = not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+    return x.device.type == "cpu" and eager
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights follow the dtype of the input.
-
-    Args:
-        in_features: D.
-        out_features: O.
-        bias: Whether it has a bias.
-        dtype: Dtype of the weights.
-        parts: Equal parts of the output that compiled kernels compute one after another (queries, keys, values: 3).
-    """
+    """nn.Linear whose weights follow the dtype of the input; kernels compute its output in equal parts (queries, keys, values: 3)."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype | None = None, parts: int = 1) -> None:
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
 
     def rows(self) -> list[PlainMatrix]:
-        """Return the parts of the matrix in plain layout."""
-        return plain_rows(self.weight, self.bias, self.parts)
+        """Return the parts of the matrix in plain layout, without gradients."""
+        return PlainMatrix(self.weight.detach(), None if self.bias is None else self.bias.detach()).split(self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
         return multiply(x, self.weight, self.bias)
 
 
-def plain_rows(weight: Tensor, bias: Tensor | None, parts: int) -> list[PlainMatrix]:
-    """Return a matrix in plain layout in equal parts, without gradients."""
-    return split_matrix(PlainMatrix(weight.detach(), None if bias is None else bias.detach()), parts)
-
-
-def split_matrix(rows: PlainMatrix, parts: int) -> list[PlainMatrix]:
-    """Split a matrix into equal parts of its rows."""
-    fields = ([None] * parts if field is None else field.chunk(parts) for field in rows)
-    return [PlainMatrix(*part) for part in zip(*fields, strict=True)]
-
-
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply (N, D) by a weight (O, D) in the dtype of ``x``, with gradients."""
-    if multiplies_packed(x, weight):
+    # Compiling is checked first, because a traced graph must not depend on the number of tokens.
+    is_large = not torch.compiler.is_compiling() and x.device.type == "cpu" and len(x) >= PACK_TOKENS
+    is_float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if is_large and is_float32 and has_onednn() and not prefers_plain_weights():
         output: Tensor = _PackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def multiplies_packed(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a product with gradients is large enough for oneDNN's layout."""
-    if torch.compiler.is_compiling():  # first, because a traced graph must not depend on the number of tokens
-        return False
-    on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not torch.is_autocast_enabled("cpu")
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -136,39 +100,21 @@ class _PackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return packed_product(pack_weight(weight, len(x)), bias)(x)
+        return packed_product(_pack(weight.detach(), len(x)), bias)(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return product_gradients(x, weight, gradient.contiguous(), ctx.needs_input_grad)
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        gradient = gradient.contiguous()
+        of_x = packed_product(_pack(weight.detach().t().contiguous(), len(x)), None)(gradient) if wants_x else None
+        return of_x, gradient.t() @ x if wants_weight else None, gradient.sum(0) if wants_bias else None
 
 
-def product_gradients(
-    x: Tensor, weight: Tensor, gradient: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a float32 product on a CPU.
-
-    Args:
-        x: The input, (N, D).
-        weight: (O, D).
-        gradient: Gradient of the product, (N, O).
-        wanted: Which gradients to compute.
-
-    Returns:
-        Gradients of ``x``, the weight and the bias; None for those not wanted.
-    """
-    wants_x, wants_weight, wants_bias = wanted
-    of_x = packed_product(pack_weight(weight.t(), len(x)), None)(gradient) if wants_x else None
-    return of_x, gradient.t() @ x if wants_weight else None, gradient.sum(0) if wants_bias else None
-
-
-def pack_weight(weight: Tensor, tokens: int) -> Tensor:
-    """Return a weight (O, D) in the fastest layout for a number of tokens, oneDNN's or the plain one; without gradients."""
-    if prefers_plain_weights():
-        return weight.detach()
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), tokens)
+def _pack(weight: Tensor, tokens: int) -> Tensor:
+    """Convert a weight to oneDNN's layout that is fastest for a number of tokens; it works for any number."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, tokens)
     return packed
 
 
@@ -176,12 +122,7 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Product:
     """Return a product with a weight in oneDNN's layout or in the plain one."""
     if not weight.is_mkldnn:
         return partial(F.linear, weight=weight, bias=bias)
-
-    def product(x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return output
-
-    return product
+    return lambda x: cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
 HADAMARD_SIZES = (64, 16, 4, 1)
@@ -194,9 +135,7 @@ def hadamard_size(width: int) -> int:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Rotate features (..., D) block by block, in the dtype of ``x``.
-
-    The order of the sums is that of the kernels, and does not depend on the number of tokens.
+    """Rotate features (..., D) block by block, in the order of the kernels' sums.
 
     Example:
         >>> hadamard(torch.tensor([[8.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])).tolist()
@@ -211,37 +150,21 @@ def hadamard(x: Tensor) -> Tensor:
     return x.reshape(shape)
 
 
-# Number of tokens that the layout of prepacked weights is optimised for; it works for any number.
+# Number of tokens that the layout of prepacked weights is optimised for.
 TYPICAL_TOKENS = 1024
 # Largest quantised activation. Pairs of 8-bit products are summed in 16 bits, which two full products overflow: without VNNI activations
 # have 7 bits.
 INT8_LEVELS, INT8_LEVELS_VNNI = 127, 255
 
 
-class PrepackedMatrix(Protocol):
-    """A matrix ready to multiply; can be copied with ``copy.deepcopy``."""
-
-    levels: int
-    """Largest integer that activations are quantised to; 0 if they are not."""
-
-    rows: list[PlainMatrix]
-    """The parts of the matrix in plain layout; empty if it is only held in another layout."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(N, D) to (N, O) in the dtype of ``x``."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Tensors for the state dict, with one row per output."""
-
-
 class FloatMatrix:
-    """A weight in a dtype that the CPU multiplies natively; half precision is widened once.
+    """A weight (O, D) in a dtype that the CPU multiplies natively, half precision widened once, and its bias (O,).
 
-    Args:
-        weight: (O, D).
-        bias: (O,), or None.
-        parts: Equal parts of the rows that kernels compute one after another.
-        plain_layout: Kernels read it in large batches; PyTorch operators multiply with it in small ones.
+    Kernels compute its rows in equal ``parts`` and read the ``plain_layout`` in large batches; PyTorch operators multiply in small ones.
+
+    Attributes:
+        levels: Largest integer that activations are quantised to; 0 for none.
+        rows: The parts in plain layout; empty if the weight is only held in another layout.
     """
 
     levels = 0
@@ -251,15 +174,16 @@ class FloatMatrix:
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         wide = weight.to(compute)
         self.bias = None if bias is None else bias.to(compute)
-        self._packs = packable(compute) and not (compute == torch.float32 and prefers_plain_weights())
-        self.weight = wide if plain_layout or not self._packs else _packed(wide)
-        self.rows = split_matrix(PlainMatrix(self.weight, self.bias), parts) if plain_layout else []
+        plain_is_faster = compute == torch.float64 or (compute == torch.float32 and prefers_plain_weights())
+        self._packs = has_onednn() and not plain_is_faster
+        self.weight = wide if plain_layout or not self._packs else _pack(wide, TYPICAL_TOKENS)
+        self.rows = PlainMatrix(self.weight, self.bias).split(parts) if plain_layout else []
         self._parts = parts
 
     @cached_property
     def _product(self) -> Product:
         packs = self._packs and not self.weight.is_mkldnn
-        return packed_product(_packed(self.weight) if packs else self.weight, self.bias)
+        return packed_product(_pack(self.weight, TYPICAL_TOKENS) if packs else self.weight, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
@@ -277,20 +201,10 @@ class FloatMatrix:
         return FloatMatrix(state["weight"], state.get("bias"), parts=self._parts, plain_layout=bool(self.rows))
 
 
-def _packed(weight: Tensor) -> Tensor:
-    """Convert a weight to oneDNN's layout."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS)
-    return packed
-
-
 class Int8Matrix:
     """A rotated weight in 8 bits with a scale per row; tokens are rotated and quantised with a shift and a scale each.
 
-    Args:
-        weight: (O, D).
-        bias: (O,), or None.
-        parts: Equal parts of the rows that kernels compute one after another.
-        plain_layout: Kernels may read it; PyTorch operators use another layout, made at their first product.
+    Arguments and attributes are those of `FloatMatrix`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, parts: int = 1, plain_layout: bool) -> None:
@@ -302,7 +216,7 @@ class Int8Matrix:
         self.bias = None if bias is None else bias.float()
         self.levels = INT8_LEVELS_VNNI if has_vnni() else INT8_LEVELS
         # Split once: for a lone query seven views per matrix and layer take as long as a twentieth of the products.
-        self.rows = split_matrix(PlainMatrix(self.weight, self.bias, self.scales, self.ones), parts) if plain_layout else []
+        self.rows = PlainMatrix(self.weight, self.bias, self.scales, self.ones).split(parts) if plain_layout else []
 
     @cached_property
     def _packed(self) -> Any:
@@ -312,10 +226,7 @@ class Int8Matrix:
         return torch.ops.quantized.linear_prepack(rows, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(N, D) to (N, O) in the dtype of ``x``.
-
-        Every token is shifted and scaled to [0, 1], so that one fixed grid suits all tokens.
-        """
+        """(N, D) to (N, O) in the dtype of ``x``; every token is scaled to [0, 1], so that one fixed grid suits all of them."""
         rows = hadamard(x.float())
         least = rows.amin(dim=1, keepdim=True)
         span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=SMALLEST_SPAN)
@@ -330,17 +241,11 @@ class Int8Matrix:
         return quantised if self.bias is None else quantised | {"bias": self.bias}
 
 
-MATRICES: dict[str, Callable[..., PrepackedMatrix]] = {"float": FloatMatrix, "int8": Int8Matrix}
+MATRICES: dict[str, Callable[..., FloatMatrix | Int8Matrix]] = {"float": FloatMatrix, "int8": Int8Matrix}
 
 
 class PrepackedLinear(nn.Module):
-    """`Linear` for inference only.
-
-    Args:
-        linear: The plain matrix, on the CPU.
-        precision: A key of `MATRICES`.
-        plain_layout: Keep the plain layout, which compiled kernels read.
-    """
+    """`Linear` for inference only, in a precision of `MATRICES`; ``plain_layout`` keeps the layout that compiled kernels read."""
 
     def __init__(self, linear: Linear, precision: Precision, *, plain_layout: bool) -> None:
         super().__init__()
@@ -370,11 +275,6 @@ class PrepackedLinear(nn.Module):
 def int8_levels(matrix: nn.Module) -> int:
     """Return the largest integer to which a matrix quantises its inputs; 0 if it does not."""
     return matrix.matrix.levels if isinstance(matrix, PrepackedLinear) else 0
-
-
-def has_plain_layout(matrix: nn.Module) -> bool:
-    """Return whether kernels can read a matrix."""
-    return not isinstance(matrix, PrepackedLinear) or bool(matrix.matrix.rows)
 
 
 def weight_dtype(matrix: nn.Module) -> torch.dtype:

@@ -1,7 +1,7 @@
 """What this CPU supports: fast dtypes and weight layouts, and PyTorch's threads for compiled kernels.
 
 Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result.
-`quiver.encoder.cpu.kernels.assume` replaces answers, to run the code for another CPU. Importing this module loads no kernel.
+`quiver.encoder.cpu.kernels` says whether the kernels run, and replaces answers. Importing either loads neither numba nor a kernel.
 
 Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP runtimes have too.
 """
@@ -50,11 +50,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @cpu_question
 def is_intel(cpu_info: Path = CPU_INFO) -> bool:
-    """Return whether the CPU is made by Intel, as far as the operating system says.
-
-    Args:
-        cpu_info: File that describes the CPU; without it Python is asked.
-    """
+    """Return whether the CPU is made by Intel, as far as the operating system says in a file, or else Python."""
     described = cpu_info.read_text(encoding="utf-8", errors="replace") if cpu_info.is_file() else platform.processor()
     return "GenuineIntel" in described
 
@@ -80,20 +76,13 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
 
 @cpu_question
 def has_fast_bfloat16() -> bool:
-    """Return whether bfloat16 dot products run at twice the rate of float32 products, as on AMD CPUs from Zen 4 on.
-
-    There one instruction of 64 multiply-adds takes as long as one of 32 (231 and 115 GFLOP/s per core of an EPYC of 2022); on Intel CPUs it
-    takes twice as long.
-    """
+    """Return whether bfloat16 dot products run at twice the rate of float32 products: on AMD CPUs from Zen 4 on, not on Intel's."""
     return _has("_is_avx512_bf16_supported") and not is_intel()
 
 
 @cpu_question
 def has_amx() -> bool:
-    """Return whether this CPU has the AMX matrix unit and the operating system lets this process use it.
-
-    Linux saves the registers of the unit only for processes that have requested them; this function requests them.
-    """
+    """Return whether this CPU has the AMX matrix unit and the operating system grants it to this process, which requests it here."""
     return _has("_is_amx_tile_supported") and _has("_init_amx")
 
 
@@ -105,10 +94,7 @@ def has_vnni() -> bool:
 
 @cpu_question
 def has_fma() -> bool:
-    """Return whether this is an x86 CPU with fused multiply-add, which came with AVX2.
-
-    Without it each multiply-add is a function call. The kernels have not been measured on other architectures.
-    """
+    """Return whether this is an x86 CPU with fused multiply-add (AVX2); without it each multiply-add is a function call."""
     return _has("_is_avx2_supported", "_is_avx512_supported")
 
 
@@ -124,8 +110,7 @@ def prefers_plain_weights() -> bool:
     """Return whether MKL multiplies a thousand tokens with a plain weight faster than oneDNN does with a packed one.
 
     On Intel CPUs with AVX-512, ModernBERT-base as a whole is 1.15 times as fast with MKL (923 tokens/s against 791, texts of 512 tokens,
-    two
-    cores of a Xeon of 2023); on other CPUs MKL uses slower instructions.
+    two cores of a Xeon of 2023); on other CPUs MKL uses slower instructions.
     """
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     return has_mkl and _has("_is_avx512_supported") and is_intel()
@@ -140,10 +125,7 @@ Launch = Callable[[int, int, int, int], None]
 
 @cache
 def openmp_launcher() -> Launch | None:
-    """Return the function that runs code on PyTorch's OpenMP threads; None if this build of PyTorch has other threads.
-
-    A second thread pool would be slowed down by PyTorch's, whose threads keep spinning for milliseconds after an operator.
-    """
+    """Return the function that runs code on PyTorch's OpenMP threads, beside whose spinning others are slow; None if there are none."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         # Looked up through the library that uses it: another package may have loaded its own OpenMP runtime.
@@ -164,16 +146,7 @@ def kernels_available() -> bool:
 
 
 def run_on_threads(function: int, argument: int, threads: int) -> None:
-    """Call a compiled function once on each of several PyTorch threads, all with the same argument.
-
-    Args:
-        function: Address of the function.
-        argument: Address passed to it.
-        threads: Number of threads; the runtime may start fewer.
-
-    Raises:
-        RuntimeError: PyTorch was built without OpenMP.
-    """
+    """Call the compiled function at an address with the address of its argument, on up to so many PyTorch threads at once."""
     launch = openmp_launcher()
     if launch is None:
         raise RuntimeError("this build of torch does not run on OpenMP threads")
@@ -198,15 +171,6 @@ SMALLEST_SPAN = 1e-30
 def enough_tokens(tokens: int) -> bool:
     """Return whether a batch is large enough for the kernels to pay off."""
     return tokens >= MIN_TOKENS_PER_THREAD * torch.get_num_threads()
-
-
-def is_eager(x: Tensor) -> bool:
-    """Return whether a tensor is plain data: not traced, compiled or transformed, without forward-mode gradients."""
-    return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
-
-
-def _is_traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def is_plain(x: Tensor) -> bool:

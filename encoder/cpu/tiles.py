@@ -1,10 +1,9 @@
 """Operations on tiles, from which the kernels are made: products, norms, activations, RoPE, and attention's scores and weights.
 
 A tile is a matrix with LANES columns, sized for a core's registers and first-level cache. In blocks a lane is a token: hidden states of
-some tokens are (D, LANES). Weights are read in their plain layout, one row per output, so nothing is packed beforehand and nothing can be
-stale. In attention a lane is a query: scores are (keys, LANES), queries and weighted values ("mixtures") (K, LANES). bfloat16 heads are
-multiplied in pairs: neighbouring values of a query and a key, neighbouring keys of a weight and a value. Their tiles have half the rows;
-scores, results and sums are float32. The argument ``kind`` is `FLOAT32`, `BFLOAT16` or `INT8`.
+some tokens are (D, LANES). Weights are read in their plain layout, one row per output. In attention a lane is a query: scores are (keys,
+LANES), queries and weighted values ("mixtures") (K, LANES). bfloat16 heads are multiplied in pairs, neighbouring values of a query and a
+key, neighbouring keys of a weight and a value; their tiles have half the rows. ``kind`` is `FLOAT32`, `BFLOAT16` or `INT8`.
 
 Shapes: LANES tokens or queries, n keys, D and O widths of input and output, R rotary width, K head width (a multiple of 16, for bfloat16
 32), C rows of a tile of queries (K, for bfloat16 K / 2).
@@ -52,8 +51,7 @@ from quiver.encoder.cpu.support import SMALLEST_SPAN, WIDTH_MULTIPLE
 def product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
     """Compute outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES) prepared by `narrow`.
 
-    ``matrix`` points to the addresses of weights, biases and, for int8, scales and products with rotated features that are all 1, without
-    bias.
+    ``matrix`` points to the addresses of the fields of a `PlainMatrix`.
     """
     b = code.builder
     addresses = b.inttoptr(matrix, LONG.as_pointer())
@@ -105,7 +103,7 @@ def product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: A
 
 
 def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: tuple[Any, Any, Any]) -> Callable[[int, Any], Any]:
-    """Return the function that turns integer sums into outputs, by the bias, scale and sum of a row and the minimum and step of a token."""
+    """Return the function that turns integer sums into outputs, by a row's bias, scale and sum and a token's minimum and step."""
     b = code.builder
 
     def finish(place: int, total: Any) -> Any:
@@ -119,11 +117,10 @@ def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: 
 
 @emitted
 def narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
-    """Convert a tile (D, LANES) in place to the dtype that `product` multiplies.
+    """Convert a tile (D, LANES) in place to the dtype that `product` multiplies: pairs, (D / 2, LANES), or quads, (D / 4, LANES).
 
-    The result holds pairs of bfloat16, (D / 2, LANES), or quads of int8 of rotated features, (D / 4, LANES). Behind the integers stand each
-    token's minimum and its step, which is the range over ``levels``, (2, LANES). They are NaN if a token holds NaN or infinity, or if a
-    rotated sum overflows.
+    Behind quads, which are of rotated features, stand each token's minimum and its step, the range over ``levels``, (2, LANES). They are
+    NaN if a token holds NaN or infinity, or if a rotated sum overflows.
     """
     if is_bfloat16(kind):
         tile = code.numbers(tile)
@@ -424,10 +421,10 @@ def raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, chan
         first = code.place((pair.index, long(2)))
         second = code.no_further(code.place(first, long(1)), count)
         for place, best in zip(code.lanes(first) + code.lanes(second), maxima, strict=True):
-            b.store(_larger(code, code.load(scores, place), b.load(best)), best)
+            b.store(_larger_score(code, code.load(scores, place), b.load(best)), best)
     raised = []
     for place, old, even, odd in zip(code.lanes(long(0)), before, maxima[:VECTORS], maxima[VECTORS:], strict=True):
-        best = _larger(code, b.load(even), b.load(odd))
+        best = _larger_score(code, b.load(even), b.load(odd))
         above = b.fcmp_ordered(">", best, b.fadd(old, slack))
         new = b.select(above, best, old)
         code.store(new, tops, place)
@@ -440,7 +437,7 @@ def raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, chan
     return total
 
 
-def _larger(code: Code, score: Any, known: Any) -> Any:
+def _larger_score(code: Code, score: Any, known: Any) -> Any:
     """Return the larger number; the second if one is NaN."""
     return code.builder.select(code.builder.fcmp_ordered(">", score, known), score, known)
 
@@ -577,7 +574,7 @@ def lane_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: An
     queries = [(code.load(tops, place), code.load(sums, place)) for place in code.lanes(long(0))]
     with code.loop(count) as key:
         for place, query in zip(code.lanes(key.index), queries, strict=True):
-            _weigh(code, scores, gradients, place, *query)
+            _weigh_gradients(code, scores, gradients, place, *query)
 
 
 @emitted
@@ -587,10 +584,10 @@ def row_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: Any
     with code.loop(count) as row:
         query = [code.spread(code.builder.load(code.at(base, row.index))) for base in (tops, sums)]
         for place in code.lanes(row.index):
-            code.store(_weigh(code, scores, gradients, place, *query), scores, place)
+            code.store(_weigh_gradients(code, scores, gradients, place, *query), scores, place)
 
 
-def _weigh(code: Code, scores: Any, gradients: Any, place: Any, top: Any, total: Any) -> Any:
+def _weigh_gradients(code: Code, scores: Any, gradients: Any, place: Any, top: Any, total: Any) -> Any:
     """Return a vector of weights; their gradients become those of scores: the weight times its gradient minus the mean."""
     weight = code.power_of_two(code.builder.fsub(code.load(scores, place), top))
     code.store(code.builder.fmul(weight, code.builder.fsub(code.load(gradients, place), total)), gradients, place)
@@ -640,17 +637,6 @@ def clear(code: Code, out: Any, rows: Any, value: Any) -> None:
     with code.loop(rows) as row:
         for place in code.lanes(row.index):
             code.store(filled, out, place)
-
-
-@emitted
-def prefetch(code: Code, base: Any, stride: Any, rows: Any, columns: Any) -> None:
-    """Prefetch rows that are read next; columns count 32-bit units."""
-    b, byte = code.builder, ir.IntType(8).as_pointer()
-    base = code.numbers(base)
-    reads, nearest, data = (ir.Constant(INT, value) for value in (0, 3, 1))
-    with code.loop(rows) as row, code.loop(b.udiv(columns, long(16))) as line:
-        place = code.place((row.index, stride), (line.index, long(16)))
-        code.call("llvm.prefetch.p0", ir.VoidType(), b.bitcast(code.at(base, place), byte), reads, nearest, data)
 
 
 @partial(emitted, returns=types.int64)

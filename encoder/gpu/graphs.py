@@ -64,13 +64,7 @@ class Bucket(NamedTuple):
 
     @classmethod
     def of(cls, batch: PackedBatch) -> Bucket | None:
-        """Return the bucket of a batch; None if it is too large to gain from a graph.
-
-        Example:
-            >>> from quiver.encoder import pack_ids
-            >>> Bucket.of(pack_ids([[1] * 20, [2] * 70, [3] * 4]))
-            Bucket(sequences=64, tokens=96, max_seqlen=128, key_lengths=False)
-        """
+        """Return the bucket of a batch; None if it is too large to gain from a graph."""
         if batch.num_tokens > TOKENS[-1] or len(batch) > MAX_SEQUENCES:
             return None
         tokens = next(size for size in TOKENS if size >= batch.num_tokens)
@@ -86,13 +80,8 @@ class Bucket(NamedTuple):
 class StaticBatch:
     """The input of a graph: tensors that keep their addresses, filled with one batch after the other.
 
-    Args:
-        bucket: Its sizes.
-        device: Device of the tensors.
-
-    Attributes:
-        batch: The batch that the graph is captured with. Only flash attention can read it: its borders are right in ``cu_seqlens``, on the
-            device, and not in ``offsets``.
+    Only flash attention can read its ``batch``, with which the graph is captured: the borders are right in ``cu_seqlens``, on the device,
+    and not in ``offsets``.
     """
 
     @torch.inference_mode(False)  # the tensors outlive the caller's mode
@@ -185,26 +174,15 @@ class CudaRecorder:
         return Recording(graph.replay, output)
 
 
-@dataclass
-class CapturedBatch:
-    """A graph and its input."""
-
-    static: StaticBatch
-    recording: Recording
-
-
 class EncoderGraphs:
     """The captured forward passes of one encoder, one for each bucket: at most 68, which share the memory of their activations.
 
     Threads take turns; all of them use one stream. Copies and pickles of an encoder start without graphs.
-
-    Args:
-        record: Captures a function.
     """
 
     def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None) -> None:
         self._record = record or CudaRecorder()
-        self._captured: dict[Bucket, CapturedBatch] = {}
+        self._captured: dict[Bucket, tuple[StaticBatch, Recording]] = {}
         self._modules: list[nn.Module] = []
         self._uses: Counter[Bucket] = Counter()
         self._refused: set[Bucket] = set()
@@ -219,15 +197,10 @@ class EncoderGraphs:
         return tuple(self._captured)
 
     def encode(self, encoder: GraphedEncoder, batch: PackedBatch) -> Tensor | None:
-        """Encode a batch by a captured graph, without gradients.
+        """Encode a batch by a captured graph, without gradients, (N, D) on the encoder's device.
 
-        Args:
-            encoder: The encoder; always the same one, and its weights stay where they are.
-            batch: The batch, on any device.
-
-        Returns:
-            Hidden states (N, D), on the encoder's device; None if `Encoder.run` has to encode the batch: it is large, its bucket is new,
-            its attention needs the sizes on the host, or a forward hook waits for the pass.
+        None if `Encoder.run` has to encode the batch: it is large, its bucket is new, its attention needs the sizes on the host, or a
+        forward hook waits for the pass.
         """
         bucket = Bucket.of(batch)
         if bucket is None:
@@ -239,14 +212,15 @@ class EncoderGraphs:
             self._uses[bucket] += 1
             if self._uses[bucket] < USES or bucket in self._refused:
                 return None
-            captured = self._captured.get(bucket) or self._capture(encoder, batch, bucket)
+            captured = self._captured.get(bucket) or self._capture_bucket(encoder, batch, bucket)
             if captured is None:
                 return None
-            captured.static.fill(batch)
-            captured.recording.replay()
-            return captured.recording.output[: batch.num_tokens].clone()
+            static, recording = captured
+            static.fill(batch)
+            recording.replay()
+            return recording.output[: batch.num_tokens].clone()
 
-    def _capture(self, encoder: GraphedEncoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
+    def _capture_bucket(self, encoder: GraphedEncoder, batch: PackedBatch, bucket: Bucket) -> tuple[StaticBatch, Recording] | None:
         static = StaticBatch(bucket, encoder.device)
         static.fill(batch)  # a capture runs the pass, so there must be valid ids
         if not reads_borders_on_the_device(encoder, static.batch):
@@ -259,7 +233,7 @@ class EncoderGraphs:
             self._refused.add(bucket)
             return None
         logger.info("captured a CUDA graph of %d sequences, %d tokens", bucket.sequences, bucket.tokens)
-        self._captured[bucket] = CapturedBatch(static, recording)
+        self._captured[bucket] = static, recording
         return self._captured[bucket]
 
 

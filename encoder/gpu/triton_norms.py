@@ -1,15 +1,9 @@
 """Triton kernels of norms with what precedes them: dropout and residual sum, or the sum of the embeddings' vectors.
 
-Each kernel makes one pass over memory where PyTorch's operators make several. Results match `quiver.encoder.ops` to rounding; sums are
-float32. A norm is written in the dtype that the next product multiplies, so that autocast converts no hidden states.
-
-Dropout keeps no mask. Philox draws 16 bits per number from a seed and the number's place; the backward pass draws them again. The seed
-comes from PyTorch's default generator on the host, as on a CPU (`quiver.encoder.ops.DropoutMask`): whatever replays that generator replays
-the masks.
-
-Gradients of norm weights and biases are summed in two stages, first by each program over its tokens, then over the programs; there are no
-atomic additions, so the same batch gives the same bits. Gradients of embedding tables are PyTorch's `embedding_dense_backward`, whose sums
-have one order under ``torch.use_deterministic_algorithms``.
+Each kernel makes one pass over memory; results match `quiver.encoder.ops` to rounding, sums are float32, and a norm is written in the
+dtype that the next product multiplies. Dropout keeps no mask: Philox draws 16 bits per number from a seed and the number's place, and the
+backward pass draws them again; the seed comes from PyTorch's default generator on the host. Gradients of norm weights are summed in two
+stages, by each program over its tokens, then over the programs, without atomic additions, so the same batch gives the same bits.
 
 Shapes: N packed tokens, D model width, V rows of a table, P programs of the backward pass.
 Source: Layer Normalization, arXiv:1607.06450; Root Mean Square Layer Normalization, arXiv:1910.07467; Philox: Parallel Random Numbers: As

@@ -27,7 +27,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from quiver.encoder.disk import REAL as REAL
 from quiver.encoder.disk import Disk as Disk
-from quiver.encoder.disk import RealDisk as RealDisk
 from quiver.encoder.disk import link_if_absent as link_if_absent
 from quiver.encoder.disk import make_folders as make_folders
 from quiver.encoder.disk import put_file as put_file
@@ -78,7 +77,7 @@ def missing_file(path: Path) -> DamagedIndexError:
     return DamagedIndexError(f"{path}: missing; the index is damaged: run quiver index repair to keep the intact documents")
 
 
-class MemoryDisk:
+class MemoryDisk(Disk):
     """Files of an index without a folder, in memory: ``contents`` has the bytes of those written and closed, by path."""
 
     def __init__(self) -> None:

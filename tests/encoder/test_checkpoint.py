@@ -149,26 +149,6 @@ def test_tables_stay_float32_in_half_precision(tmp_path: Path) -> None:
     assert {table.cos.dtype for table in half.rotary} == {torch.float32}
 
 
-def test_a_missing_tensor_is_named(encoder: Encoder) -> None:
-    state = to_hf_state(encoder)
-    key = sorted(state)[0]
-    del state[key]
-    with pytest.raises(InputError, match=f"missing {key}"):
-        from_hf_state(encoder, state, where="here")
-
-
-def test_an_unknown_tensor_is_named(encoder: Encoder) -> None:
-    with pytest.raises(InputError, match=r"unknown layers\.9\.extra\.weight"):
-        from_hf_state(encoder, {**to_hf_state(encoder), "layers.9.extra.weight": torch.zeros(1)}, where="here")
-
-
-def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
-    state = to_hf_state(encoder)
-    key = next(key for key in state if "embeddings" in key and state[key].ndim == 2)
-    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json requires \(64, 32\)"):
-        from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
-
-
 def test_a_head_is_left_aside_and_said(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
     heads = {"modernbert": "head.dense.weight", "quiver": "head.dense.weight", "roberta": "lm_head.bias", "gte": "lm_head.norm.weight"}
     head = heads.get(encoder.config.family, "cls.predictions.transform.dense.weight")
@@ -203,11 +183,6 @@ def test_names_are_the_published_ones(family: str) -> None:
     weights = {key for key in to_hf_state(encoder) if key.endswith(".weight")}
     assert weights == {f"{name}.weight" for name in LAYOUTS[family]}
     assert {PREFIXES[family] + key for key in weights} <= to_hf_state(encoder, prefix=True).keys()
-
-
-def test_quivers_names_are_the_modules() -> None:
-    encoder = Encoder(CONFIGS["parallel"])
-    assert to_hf_state(encoder).keys() == encoder.state_dict().keys()
 
 
 @pytest.mark.parametrize("start", ["bert.", "model.bert."])
@@ -267,12 +242,6 @@ def test_bin_weights_are_read_where_there_are_no_safetensors(form: dict[str, Any
         assert torch.equal(found[name], tensor)
 
 
-def test_safetensors_are_read_before_bin_weights(encoder: Encoder, tmp_path: Path) -> None:
-    save_encoder(encoder, tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"no checkpoint")
-    assert torch.equal(load_encoder(tmp_path).embeddings.tokens.weight, encoder.embeddings.tokens.weight)
-
-
 class Bomb:
     """Whoever unpickles it makes a file."""
 
@@ -315,15 +284,6 @@ def test_a_damaged_bin_file_is_an_input_error(damage: str, legacy: bool, tmp_pat
         load_encoder(tmp_path)
     assert "\n" not in str(caught.value)
     assert not recwarn.list
-
-
-@pytest.mark.parametrize("content", [{"state_dict": {"weight": torch.ones(2)}}, [torch.ones(2)], {"weight": 1.0}])
-def test_a_bin_file_of_something_else_is_an_input_error(content: object, tmp_path: Path) -> None:
-    save_encoder(init_weights(Encoder(tiny("bert-base")), seed=1), tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(content, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="must hold a dictionary of tensors by name"):
-        load_encoder(tmp_path)
 
 
 def test_a_folder_without_weights_names_what_is_missing(encoder: Encoder, tmp_path: Path) -> None:

@@ -41,19 +41,6 @@ def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
     torch.testing.assert_close(torch.autograd.grad(found * 7, wanted), torch.autograd.grad(expected * 7, wanted))
 
 
-@pytest.mark.parametrize("needs", [0, 1, 2])
-def test_inputs_without_requires_grad_get_no_gradient(needs: int) -> None:
-    *inputs, labels = problem(200)
-    frozen = [x.detach().requires_grad_(place == needs) for place, x in enumerate(inputs)]
-    linear_cross_entropy(*frozen, labels).backward()
-    plain(*inputs, labels).backward()
-    for place, (found, expected) in enumerate(zip(frozen, inputs, strict=True)):
-        if place == needs:
-            torch.testing.assert_close(found.grad, expected.grad)
-        else:
-            assert found.grad is None
-
-
 @pytest.fixture(params=[True, False], ids=["native half", "emulated half"])
 def native(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both kinds of processor, whichever this one is."""

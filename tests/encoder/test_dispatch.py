@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import InputError, PackedBatch, pack_ids
-from quiver.encoder.attention import BACKENDS, AttentionCall, attend, choose_backend, dispatch
-from quiver.encoder.attention.dispatch import LIMITS, describe, unsupported_reason
+from quiver.encoder.attention import AttentionCall, attend, choose_backend, dispatch
+from quiver.encoder.attention.dispatch import describe, unsupported_reason
 
 TORCH = frozenset({"aten_flash"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
@@ -119,11 +119,6 @@ def test_what_stands_in_the_way(name: str, changes: dict[str, Any], reason: str 
     assert unsupported_reason(name, call(**changes)) == reason
 
 
-def test_every_flash_backend_has_limits() -> None:
-    assert set(BACKENDS) - set(LIMITS) == {"packed", "reference"}
-    assert set(LIMITS) <= set(BACKENDS)
-
-
 def test_each_choice_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     choose_backend.cache_clear()
     with caplog.at_level(logging.INFO, logger="quiver.encoder.attention.dispatch"):
@@ -157,15 +152,6 @@ def spy(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int | None]:
 
     monkeypatch.setitem(dispatch.BACKENDS, name, backend)
     return windows
-
-
-def test_a_window_that_spans_every_sequence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = spy(monkeypatch, "packed")
-    batch = pack_ids([[1] * 5, [1] * 3])
-    x = torch.ones(8, 1, 8)
-    for window in (None, 2, 6, 8, 128):
-        attend(x, x, x, batch, window)
-    assert windows == [None, 2, 6, None, None]  # 4 is the longest distance
 
 
 def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import logging
-import os
-import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -206,20 +201,6 @@ def test_tokens_that_only_read(lengths: tuple[tuple[int, ...], tuple[int, ...]],
     assert batch.memo.get("flash_parts") is parts  # made once a batch
 
 
-def test_what_no_expansion_needs_is_not_copied() -> None:
-    """Documents beside expanded queries go to the kernel as views; so do queries where no distance matters."""
-    batch = batch_of((32, 32, 200, 100), (9, 31, 200, 100))
-    with flash_operator_on_cpu() as calls:
-        _, q, k, v = heads(batch)
-        for window in (None, 128, 16):
-            calls.tensors.clear()
-            BACKENDS["aten_flash"](q, k, v, batch, window, None, 0.0)
-            (query, key, _), documents = calls.tensors
-            assert (query.data_ptr() == q.data_ptr()) == (window != 16)
-            assert key.shape[0] == 40
-            assert [x.data_ptr() for x in documents] == [x[64:].data_ptr() for x in (q, k, v)]
-
-
 def test_dropout_reaches_the_kernel_and_its_backward_pass() -> None:
     batch = batch_of((5, 9))
     with flash_operator_on_cpu() as calls:
@@ -374,53 +355,6 @@ def test_flash_attn_2_has_alibi_and_dropout(install: Install) -> None:
     _, q, k, v = heads(batch)
     BACKENDS["flash_attn_2"](q, k, v, batch, None, slopes, 0.1)
     assert [call["dropout_p"] for call in calls] == [0.1]
-
-
-def pip_download(release: str, folder: Path) -> Path:
-    """A release from the package index; skips where there is none."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--pre", "--no-build-isolation", "--dest", str(folder), release]
-    # The source of flash-attn is asked for its name alone, without a compiler.
-    result = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}, timeout=300, check=False
-    )
-    if result.returncode:
-        pytest.skip(f"{release} cannot be downloaded: {result.stderr.strip().splitlines()[-1:]}")
-    [archive] = folder.iterdir()
-    return archive
-
-
-def source(archive: Path, file: str) -> str:
-    """A file of a wheel or of a source archive."""
-    if archive.suffix == ".whl":
-        return zipfile.ZipFile(archive).read(file).decode()
-    with tarfile.open(archive) as files:
-        [member] = [each for each in files.getmembers() if each.name.partition("/")[2] == file]
-        content = files.extractfile(member)
-        assert content is not None
-        return content.read().decode()
-
-
-@pytest.mark.network
-@pytest.mark.skipif(os.environ.get("HF_HUB_OFFLINE") == "1", reason="offline (HF_HUB_OFFLINE=1)")
-@pytest.mark.parametrize("name", sorted({each.release for each in RELEASES}))
-def test_signatures_are_those_of_the_sources(name: str, tmp_path: Path) -> None:
-    archive = pip_download(name, tmp_path)
-    for release in (each for each in RELEASES if each.release == name):
-        [function] = [
-            each
-            for each in ast.parse(source(archive, release.file)).body
-            if isinstance(each, ast.FunctionDef) and each.name == FACTS["function"]
-        ]
-        arguments = function.args
-        assert not any((arguments.posonlyargs, arguments.kwonlyargs, arguments.vararg, arguments.kwarg))
-        required = len(arguments.args) - len(arguments.defaults)
-        defaults = [[]] * required + [[ast.literal_eval(value)] for value in arguments.defaults]
-        found = [[argument.arg, *default] for argument, default in zip(arguments.args, defaults, strict=True)]
-        assert json.loads(json.dumps(found)) == release.parameters
-        if release.build_flags:
-            [config] = [each for each in ast.parse(source(archive, "flash_attn_config.py")).body if isinstance(each, ast.Assign)]
-            flags = ast.literal_eval(config.value)["build_flags"]
-            assert {flag: flags[flag] for flag in release.build_flags} == release.build_flags
 
 
 @pytest.mark.parametrize(

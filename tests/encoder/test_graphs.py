@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -92,26 +91,6 @@ def test_one_graph_gives_the_states_of_every_layout_of_its_bucket(
     for batch, states in results:  # all at the end: a later replay must not have changed them
         assert states is not None
         torch.testing.assert_close(states, encoder(batch), atol=2e-5, rtol=0)
-
-
-class Sizes:
-    """The sizes of a batch."""
-
-    def __init__(self, sequences: int, tokens: int, longest: int, key_lengths: object) -> None:
-        self._sequences, self.num_tokens, self.max_seqlen, self.key_lengths = sequences, tokens, longest, key_lengths
-
-    def __len__(self) -> int:
-        return self._sequences
-
-
-def test_there_are_so_few_buckets_that_none_is_forgotten() -> None:
-    found = set()
-    for sequences, key_lengths in product((1, 2, 64), (None, (1,))):
-        for tokens in range(sequences, TOKENS[-1] + 1):
-            longest = {-(-tokens // sequences), tokens - sequences + 1}
-            found |= {Bucket.of(cast("PackedBatch", Sizes(sequences, tokens, each, key_lengths))) for each in longest}
-    assert None not in found
-    assert len(found) == 68
 
 
 def test_a_forward_hook_fires_in_every_pass(flash_on_cpu: None) -> None:

@@ -87,31 +87,6 @@ def test_only_masked_tokens_go_through_the_head() -> None:
     assert shapes == [torch.Size([3, 48])]
 
 
-def test_a_decoder_without_a_bias_is_the_embedding_alone() -> None:
-    model = masked_lm(decoder_bias=False)
-    assert {name for name, _ in model.named_parameters() if not name.startswith("encoder.")} == {
-        "transform.dense.weight",
-        "transform.norm.weight",
-    }
-    assert model.decoder_weight is model.encoder.embeddings.tokens.weight
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.floats(0, 1))
-def test_a_batchs_loss_is_the_weighted_mean_of_its_sequences(lengths: list[int], share: float) -> None:
-    model = masked_lm()
-    rows = sequences(lengths)
-    labels = labels_for(rows, share)
-    with torch.no_grad():
-        whole = model(pack_ids(rows), flat(labels))
-        alone = [model(pack_ids([row]), torch.tensor(label)) for row, label in zip(rows, labels, strict=True)]
-        backwards = model(pack_ids(rows[::-1]), flat(labels[::-1]))
-    assert whole.masked == backwards.masked == sum(part.masked for part in alone)
-    mean = sum(part.loss * part.masked for part in alone) / max(whole.masked, 1)
-    torch.testing.assert_close(whole.loss, torch.as_tensor(mean), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole.loss, backwards.loss, atol=1e-5, rtol=1e-5)
-
-
 def test_a_batch_without_masked_tokens_has_zero_loss_with_gradients() -> None:
     model = masked_lm()
     batch = pack_ids(sequences([5, 9]))
@@ -179,18 +154,6 @@ def test_robertas_dropout_stands_on_both_sides_of_its_layer() -> None:
     assert len(seen) == 1
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.sampled_from(["cls", "mean"]))
-def test_scores_do_not_depend_on_the_rest_of_the_batch(lengths: list[int], pooling: str) -> None:
-    model = classifier(pooling=pooling)
-    rows = sequences(lengths)
-    with torch.no_grad():
-        scores = model(pack_ids(rows))
-        torch.testing.assert_close(model(pack_ids(rows[::-1])).flip(0), scores, atol=1e-5, rtol=1e-5)
-        for row, score in zip(rows, scores, strict=True):
-            torch.testing.assert_close(model(pack_ids([row]))[0], score, atol=1e-5, rtol=1e-5)
-
-
 SCORES = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -3.0]])
 
 
@@ -205,26 +168,12 @@ def test_floating_point_labels_are_yes_or_no_for_each() -> None:
     torch.testing.assert_close(classifier().loss(SCORES, labels), F.binary_cross_entropy_with_logits(SCORES, labels))
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 1)])
-def test_one_label_is_regression(shape: tuple[int, ...]) -> None:
-    labels = torch.tensor([2, 1]).view(shape)  # integers: STS-B's grades may be whole
-    scores = torch.tensor([[0.5], [3.0]])
-    torch.testing.assert_close(classifier(num_labels=1).loss(scores, labels), torch.tensor((1.5**2 + 2.0**2) / 2))
-
-
 def test_the_problem_type_can_be_set() -> None:
     labels = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(classifier(problem_type="regression").loss(SCORES, labels), F.mse_loss(SCORES, labels))
     model = classifier(problem_type="multi_label_classification")
     whole = torch.tensor([[1, 0, 1], [0, 1, 0]])
     torch.testing.assert_close(model.loss(SCORES, whole), F.binary_cross_entropy_with_logits(SCORES, whole.float()))
-
-
-def test_losses_of_half_precision_scores_are_float32() -> None:
-    labels = torch.tensor([0, 1])
-    found = classifier().loss(SCORES.bfloat16(), labels)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, F.cross_entropy(SCORES.bfloat16().float(), labels))
 
 
 @pytest.mark.parametrize(
@@ -240,11 +189,6 @@ def test_losses_of_half_precision_scores_are_float32() -> None:
 def test_wrong_settings_of_a_classifier_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         classifier(**arguments)  # type: ignore[arg-type]
-
-
-def test_an_unknown_activation_is_named() -> None:
-    with pytest.raises(ValueError, match=r"must be one of gelu, gelu_tanh, silu, relu, tanh, got 'mish'"):
-        TransformConfig(bias=True, activation="mish", norm=True)
 
 
 def test_labels_of_another_shape_are_named() -> None:
@@ -323,13 +267,3 @@ def test_new_heads_have_megatrons_widths() -> None:
         assert weight.abs().max() <= 2 * width
     assert torch.equal(words.decoder.bias, torch.zeros(300))
     assert torch.equal(classes.out.bias, torch.zeros(64))
-
-
-def test_berts_new_heads_have_the_encoders_width() -> None:
-    model = SequenceClassifier(Encoder(replace(BERT, hidden_size=192)), 64)
-    init_head(model, seed=9)
-    for weight in (model.transform.dense.weight, model.out.weight):
-        assert weight.std().item() == pytest.approx(0.8796 * 0.02, rel=0.03)
-    again = SequenceClassifier(Encoder(replace(BERT, hidden_size=192)), 64)
-    init_head(again, seed=9)
-    assert torch.equal(again.out.weight, model.out.weight)

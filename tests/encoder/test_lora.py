@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -14,9 +13,8 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.adapter import TransformersEncoder
-from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from quiver.encoder.cpu.linear import PACK_TOKENS, Linear
-from quiver.encoder.lora import LoRALinear, add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
+from quiver.encoder.cpu.linear import PACK_TOKENS
+from quiver.encoder.lora import add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
 
 MODERNBERT = EncoderConfig.modernbert(
     vocab_size=300,
@@ -92,20 +90,6 @@ def test_first_values_are_those_of_the_papers_code() -> None:
         assert update.lora_a.abs().max() <= bound
         assert update.lora_a.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
         assert not update.lora_b.any()
-
-
-def test_seeds_decide_and_leave_torchs_generator_alone() -> None:
-    torch.manual_seed(11)
-    state = torch.get_rng_state()
-    encoders = [low_rank(MODERNBERT, trained=False) for _ in range(2)]
-    merge_lora(low_rank(MODERNBERT))
-    other = plain(MODERNBERT)
-    torch.set_rng_state(state)
-    first, second = (lora_state(encoder) for encoder in encoders)
-    add_lora(other, rank=4, alpha=8.0, dropout=0.0, seed=4)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["layers.0.mlp.up.lora_a"], lora_state(other)["layers.0.mlp.up.lora_a"])
 
 
 @FAMILIES
@@ -216,68 +200,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(config: EncoderConfig, 
         torch.testing.assert_close(found[name], gradient, atol=0, rtol=0, msg=name)
 
 
-def test_dropout_falls_on_the_update_alone_and_only_in_training() -> None:
-    encoder = low_rank(MODERNBERT, dropout=0.5)
-    assert not torch.equal(encoder(BATCH), encoder(BATCH))
-    encoder.eval()
-    assert torch.equal(encoder(BATCH), encoder(BATCH))
-    fresh, bare = low_rank(MODERNBERT, dropout=0.5, trained=False), plain(MODERNBERT)
-    assert torch.equal(fresh.train()(BATCH), bare.train()(BATCH)), "B is zero: whatever is dropped, nothing is added"
-    update = lora_matrices(encoder)["layers.0.mlp.up"].train()
-    x = torch.ones(4000, 32)
-    with torch.no_grad():
-        whole = update.eval()(x)
-        mean = update.train()(x).mean(0)
-    torch.testing.assert_close(mean, whole[0], atol=0.05, rtol=0)
-
-
-@FAMILIES
-def test_bfloat16_autocast_trains(config: EncoderConfig) -> None:
-    encoder = low_rank(config)
-    expected = encoder(BATCH)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        states = encoder(BATCH)
-        merged = encoder.state_dict()
-    states.float().sum().backward()
-    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in encoder.parameters() if weight.requires_grad)
-    torch.testing.assert_close(states.float(), expected, atol=0.2, rtol=0.1)
-    for name, weight in encoder.state_dict().items():
-        assert torch.equal(merged[name], weight), "merging under autocast must not round"
-
-
-def test_bfloat16_weights_are_summed_in_float32() -> None:
-    encoder = low_rank(MODERNBERT).to(torch.bfloat16)
-    update = lora_matrices(encoder)["layers.0.attention.qkv"]
-    expected = (update.weight.float() + 2.0 * update.lora_b.float() @ update.lora_a.float()).to(torch.bfloat16)
-    torch.testing.assert_close(encoder.state_dict()["layers.0.attention.qkv.weight"], expected, atol=0, rtol=0.01)
-    assert encoder(BATCH).dtype == torch.bfloat16
-
-
-def test_an_optimiser_moves_the_updates_and_leaves_the_weights() -> None:
-    encoder = low_rank(MODERNBERT, trained=False).train()
-    frozen = {name: weight.detach().clone() for name, weight in encoder.named_parameters() if not weight.requires_grad}
-    target = torch.randn(len(BATCH.ids), 32, generator=torch.Generator().manual_seed(1))
-    optimizer = torch.optim.AdamW([weight for weight in encoder.parameters() if weight.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = ((encoder(BATCH) - target) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
-    assert all(torch.equal(weight, frozen[name]) for name, weight in encoder.named_parameters() if name in frozen)
-
-
-def test_copies_are_whole() -> None:
-    encoder = low_rank(MODERNBERT)
-    twin = copy.deepcopy(encoder)
-    merge_lora(twin)
-    assert torch.allclose(twin.eval()(BATCH), encoder.eval()(BATCH), atol=2e-5)
-    assert isinstance(encoder.layers[0].mlp.up, LoRALinear)
-    assert isinstance(twin.layers[0].mlp.up, Linear)
-
-
 def test_misuse_is_refused() -> None:
     encoder = low_rank(MODERNBERT)
     with pytest.raises(ValueError, match="merge_lora first"):
@@ -292,17 +214,6 @@ def test_misuse_is_refused() -> None:
         load_lora_state(encoder, {})
     with pytest.raises(ValueError, match="prepacked"):
         add_lora(optimize_for_inference(encoder), rank=4, alpha=8.0, dropout=0.0, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [("rank", 33, "rank must be 1..32"), ("rank", 0, "rank must be 1..32"), ("alpha", 0.0, "alpha must be > 0"), ("dropout", 1.0, "< 1")],
-)
-def test_settings_out_of_range_change_nothing(setting: str, value: float, message: str) -> None:
-    encoder = plain(MODERNBERT)
-    with pytest.raises(InputError, match=message):
-        add_lora(encoder, **{"rank": 4, "alpha": 8.0, "dropout": 0.0, "seed": 0, setting: value})
-    assert all(weight.requires_grad for weight in encoder.parameters())
 
 
 def test_an_encoder_of_transformers_is_refused() -> None:
@@ -342,36 +253,6 @@ def test_an_adapter_takes_apart_what_is_one_matrix_here(tmp_path: Path) -> None:
         prefix = f"base_model.model.encoder.layer.1.attention.self.{name}"
         assert torch.equal(state[f"{prefix}.lora_B.weight"], part)
         assert torch.equal(state[f"{prefix}.lora_A.weight"], update.lora_a)
-
-
-@pytest.mark.parametrize("family", ["gte", "nomicbert"])
-def test_an_adapter_added_by_hand_is_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
-    """Families whose files have the gate's two halves the other way round, or apart."""
-    biases = {"qkv_bias": True, "attention_output_bias": True, "mlp_output_bias": True} if family == "gte" else {}
-    config = EncoderConfig(
-        **{
-            **vars(MODERNBERT),
-            "family": family,
-            "layer_types": ("global", "global"),
-            "norm_position": "post",
-            "first_attention_norm": True,
-            "final_norm": False,
-            "norm_bias": True,
-            "type_vocab_size": 2,
-            **biases,
-        }
-    )
-    encoder = low_rank(config)
-    state = to_hf_state(plain(config))
-    save_adapter(encoder, tmp_path, base_model="somewhere")
-    adapter = load_file(tmp_path / "adapter_model.safetensors")
-    for module in json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))["target_modules"]:
-        a, b = (adapter[f"base_model.model.{module}.lora_{which}.weight"] for which in "AB")
-        state[f"{module}.weight"] = state[f"{module}.weight"] + 8.0 / 4 * b @ a
-    merged = to_hf_state(encoder)
-    assert merged.keys() == state.keys()
-    for name, weight in merged.items():
-        torch.testing.assert_close(state[name], weight, atol=1e-6, rtol=0)
 
 
 def test_a_family_without_a_hugging_face_model_has_no_adapter(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.encoder import pack, pack_ids, pack_padded
-from quiver.encoder.packing import copy_to, masked_lengths, pack_rows
+from quiver.encoder.packing import copy_to
 
 
 def test_a_batch_written_out() -> None:
@@ -47,9 +47,6 @@ def test_padding_is_packing_backwards(sequences: list[list[int]]) -> None:
     assert torch.equal(again.positions, batch.positions)
     assert torch.equal(again.cu_seqlens, batch.cu_seqlens)
     assert again.offsets == batch.offsets
-    known = pack_rows(padded, masked_lengths(padded != 0))
-    assert all(torch.equal(getattr(known, name), getattr(again, name)) for name in ("ids", "positions", "cu_seqlens"))
-    assert (known.offsets, known.rows, known.max_seqlen) == (batch.offsets, tuple(range(len(sequences))), batch.max_seqlen)
 
 
 def test_a_sequence_of_the_whole_budget_fits() -> None:
@@ -76,9 +73,6 @@ def test_tensors_keep_values_and_dtypes_on_their_way_to_a_device() -> None:
         (lambda: pack_padded(torch.ones(2, 3), torch.ones(3, 2)), "must share one shape"),
         (lambda: pack_padded(torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]])), "row 1 contains only padding"),
         (lambda: pack_padded(torch.ones(1, 2), torch.tensor([[0, 1]])), "padding must be on the right"),
-        (lambda: pack_rows(torch.ones(2, 3), [1]), "got 1 lengths for 2 rows"),
-        (lambda: pack_rows(torch.ones(2, 3), [1, 4]), r"row 1 must have 1\.\.3 tokens, got 4"),
-        (lambda: pack_rows(torch.ones(2, 3), [0, 3]), r"row 0 must have 1\.\.3 tokens, got 0"),
     ],
 )
 def test_misuse_is_refused(make: object, message: str) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, init_weights, load_encoder, pack_ids, save_adapter, save_encoder
-from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.lora import add_lora, lora_matrices
 from quiver.encoder.presets import preset
 
@@ -135,15 +134,6 @@ def test_trained_biases_norms_and_embeddings_take_the_place_of_the_bases(base: P
     torch.testing.assert_close(states(tmp_path / "adapter"), merged(base, changes, tmp_path / "merged"), atol=2e-6, rtol=0)
 
 
-def test_the_sum_is_made_in_float32_for_weights_in_half_precision(base: Path, tmp_path: Path) -> None:
-    tensors = {key: tensor.to(torch.bfloat16) for key, tensor in update(QUERY).items()}
-    state = {key: tensor.to(torch.bfloat16) for key, tensor in load_file(base / "model.safetensors").items()}
-    save_file(state, base / "model.safetensors")
-    encoder = load_encoder(adapter(tmp_path / "adapter", tensors, base_model_name_or_path=str(base)))
-    a, b = (tensors[f"base_model.model.{QUERY}.lora_{part}.weight"].float() for part in "AB")
-    assert torch.equal(to_hf_state(encoder)[f"{QUERY}.weight"], torch.add(state[f"{QUERY}.weight"].float(), b @ a, alpha=2.0))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -187,17 +177,6 @@ def test_weights_that_do_not_fit_are_named(base: Path, tmp_path: Path, tensors: 
     with pytest.raises(InputError) as refused:
         load_encoder(adapter(tmp_path / "adapter", tensors, base_model_name_or_path=str(base)))
     assert message in str(refused.value)
-
-
-def test_weights_beside_an_adapter_that_are_not_its_bases_are_refused(base: Path, tmp_path: Path) -> None:
-    """As after merging into the same folder: the update would count twice."""
-    folder = adapter(shutil.copytree(base, tmp_path / "merged"), update(QUERY), base_model_name_or_path=str(base))
-    state = load_file(base / "model.safetensors")
-    save_file({key: tensor.half() for key, tensor in state.items()}, folder / "model.safetensors")  # the same in lower precision
-    load_encoder(folder)
-    save_file(state | {f"{QUERY}.weight": state[f"{QUERY}.weight"] + 0.01}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=rf"are not those of its base .*base \({QUERY}.weight differs\).*; delete adapter_config\.json"):
-        load_encoder(folder)
 
 
 def test_saving_over_an_adapter_removes_it(base: Path, tmp_path: Path) -> None:

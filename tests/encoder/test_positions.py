@@ -9,7 +9,6 @@ import torch
 
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.layers import RotaryTable, alibi_slopes, rope_frequencies
-from quiver.encoder.ops import rotate, rotate_, rotate_reference
 
 
 def test_linear_scaling_divides_every_frequency() -> None:
@@ -49,38 +48,3 @@ def test_slopes_are_the_papers() -> None:
     torch.testing.assert_close(alibi_slopes(16), torch.tensor([2.0 ** (-power / 2) for power in range(1, 17)]))
     # 12 heads: the eight of 8, then the odd-numbered of 16.
     torch.testing.assert_close(alibi_slopes(12)[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
-
-
-@pytest.mark.parametrize("rotary_width", [16, 12, 8])
-def test_rotation_by_hand(rotary_width: int) -> None:
-    torch.manual_seed(0)
-    tokens, heads, width = 1500, 2, 16  # more than one chunk of the in-place form
-    table = RotaryTable(theta=100.0, rotary_width=rotary_width, max_positions=tokens)
-    cos, sin = table(torch.arange(tokens))
-    qkv = torch.randn(tokens, 3, heads, width)
-    half = rotary_width // 2
-    expected = qkv[:, :2].clone()
-    pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half:rotary_width]) * torch.complex(cos, sin)[:, None, None]
-    expected[..., :half], expected[..., half:rotary_width] = pairs.real, pairs.imag
-    for form in (rotate_reference, rotate):
-        source = qkv.clone()
-        q, k, v = form(source, cos, sin)
-        torch.testing.assert_close(torch.stack((q, k), 1), expected)
-        assert torch.equal(v, qkv[:, 2])
-        if form is rotate_reference:
-            assert torch.equal(source, qkv)
-    torch.testing.assert_close(rotate_(qkv[:, 0].contiguous(), cos, sin), expected[:, 0])
-
-
-@pytest.mark.parametrize("rotary_width", [16, 12])
-def test_the_gradient_in_place_is_that_of_the_reference(rotary_width: int) -> None:
-    torch.manual_seed(0)
-    table = RotaryTable(theta=100.0, rotary_width=rotary_width, max_positions=1100)
-    cos, sin = table(torch.arange(1100))
-    leaf = torch.randn(1100, 3, 2, 16, requires_grad=True)
-    weights = torch.randn(3, 1100, 2, 16)
-    gradients = []
-    for form in (rotate_reference, rotate):
-        product = leaf * 2  # as in a layer: not a leaf, and nobody else's
-        gradients += torch.autograd.grad((torch.stack(form(product, cos, sin)).square() * weights).sum(), leaf)
-    torch.testing.assert_close(gradients[1], gradients[0])

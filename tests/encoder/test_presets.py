@@ -50,10 +50,6 @@ def parameters(config: EncoderConfig) -> int:
         return Encoder(config).num_parameters
 
 
-def test_every_preset_is_checked() -> None:
-    assert PUBLISHED.keys() == PRESETS.keys()
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_sizes_are_the_published_ones(name: str) -> None:
     millions, head = PUBLISHED[name]
@@ -63,13 +59,6 @@ def test_sizes_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize(("name", "count"), EXACT.items())
 def test_sizes_are_exact_where_the_count_is_known(name: str, count: int) -> None:
     assert parameters(preset(name)) == count
-
-
-@pytest.mark.parametrize(
-    ("name", "width"), [("modernbert-base", 64), ("granite-embedding-small-english-r2", 32), ("minilm-l6", 32), ("ettin-1b", 64)]
-)
-def test_head_widths(name: str, width: int) -> None:
-    assert preset(name).head_width == width
 
 
 def test_thetas_and_lengths() -> None:

@@ -70,20 +70,6 @@ def test_spans_are_those_of_brute_force(data: st.DataObject) -> None:
     assert found == [brute_force(one, other, *ranges, longest)[:n_best] for one, other, ranges in parts]
 
 
-@pytest.mark.parametrize("max_scores", [1, 7, 64])
-def test_long_sequences_are_searched_in_parts(max_scores: int) -> None:
-    generator = torch.Generator().manual_seed(6)
-    start, end = torch.randint(0, 4, (2, 50), generator=generator).float()
-    found = best_spans(start, end, batch_of([50]), max_answer_length=9, n_best=40, max_scores=max_scores)
-    assert found == [brute_force(start, end, 0, 50, 9)[:40]]
-
-
-def test_a_tie_goes_to_the_earlier_span() -> None:
-    start = end = torch.zeros(6)
-    found = best_spans(start, end, batch_of([3, 3]), max_answer_length=2, n_best=3)
-    assert found == [[Span(0, 0, 0.0), Span(0, 1, 0.0), Span(1, 1, 0.0)]] * 2
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

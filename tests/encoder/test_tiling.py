@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, MaskedLM, init_head, init_weights, optimize_for_inference, pack_ids, preset
-from quiver.encoder.pretraining.tiling import enlarge, enlarge_masked_lm, layer_map, tile
+from quiver.encoder.pretraining.tiling import enlarge, enlarge_masked_lm, tile
 
 
 def modernbert(layers: int, width: int, heads: int, intermediate: int, *, vocabulary: int = 20) -> EncoderConfig:
@@ -51,37 +51,12 @@ def reference_layer(layer: int, old: int, new: int) -> int:
     return low if rest < new or (rest == new and low % 2 == 0) else low + 1
 
 
-def test_layers_of_base_and_large() -> None:
-    assert layer_map(22, 28) == [reference_layer(layer, 22, 28) for layer in range(28)]
-    assert layer_map(22, 28) == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 20, 20, 21]
-
-
-def test_no_layer_lies_beyond_the_last_one() -> None:
-    for old in range(1, 14):
-        for new in range(1, 40):
-            found = layer_map(old, new)
-            assert found == [min(reference_layer(layer, old, new), old - 1) for layer in range(new)]
-            assert found == sorted(found)
-    assert layer_map(4, 4) == [0, 1, 2, 3]
-    assert layer_map(1, 3) == [0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("old", "new"), [((4,), (7,)), ((5,), (8,)), ((3, 4), (4, 11)), ((5, 4), (3, 2)), ((2, 3), (9, 20)), ((3, 3), (3, 3))]
 )
 def test_any_shape_is_tiled_as_the_formula_says(old: tuple[int, ...], new: tuple[int, ...]) -> None:
     tensor = torch.arange(float(np.prod(old))).reshape(old)
     np.testing.assert_array_equal(tile(tensor, new).numpy(), reference_tile(tensor.numpy(), new))
-
-
-def test_a_tiled_tensor_holds_its_parent_in_the_middle() -> None:
-    tensor = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
-    larger = tile(tensor, (10, 12))
-    assert torch.equal(larger[2:8, 3:8], tensor)
-    assert torch.equal(tile(larger, (6, 5)), tensor)
-    assert torch.equal(tile(tensor, (6, 5)), tensor)
-    with pytest.raises(ValueError, match="cannot be tiled"):
-        tile(tensor, (6,))
 
 
 def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
@@ -117,24 +92,6 @@ def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
     assert seen == old.keys()
 
 
-def test_the_full_widths_of_base_and_large() -> None:
-    """One query, key and value matrix of 768 to 1,024 in full, at places drawn at random."""
-    base, large = (replace(preset(name), vocab_size=8, layer_types=("global",)) for name in ("modernbert-base", "modernbert-large"))
-    parent = init_weights(Encoder(base), seed=2)
-    child = enlarge(parent, large, shared=False)
-    old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
-    assert (tuple(old.shape), tuple(new.shape)) == ((3 * 768, 768), (3 * 1024, 1024))
-    generator = np.random.default_rng(3)
-    for row, column in generator.integers(0, [3 * 1024, 1024], size=(2000, 2)).tolist():
-        part, inside = divmod(row, 1024)
-        assert new[row, column] == old[part * 768 + (inside - 128) % 768, (column - 128) % 768]
-    old, new = (model.state_dict()["layers.0.mlp.up.weight"] for model in (parent, child))
-    assert (tuple(old.shape), tuple(new.shape)) == ((2 * 1152, 768), (2 * 2624, 1024))
-    for row, column in generator.integers(0, [2 * 2624, 1024], size=(2000, 2)).tolist():
-        half, inside = divmod(row, 2624)
-        assert new[row, column] == old[half * 1152 + (inside - 736) % 1152, (column - 128) % 768]
-
-
 def head_of(tensor: Tensor, config: EncoderConfig, part: int, head: int) -> Tensor:
     """The rows of one head's queries, keys or values."""
     start = part * config.hidden_size + head * config.head_width
@@ -165,17 +122,6 @@ def test_halves_that_rope_rotates_together_stay_pairs_in_wider_heads() -> None:
             for half in range(2):
                 source = (pair - 1) % 4 + half * 4
                 assert torch.equal(ours[pair + half * 6], tile(theirs[source], (24,)))
-
-
-@pytest.mark.parametrize("layers", [1, 2, 7, 12])
-@pytest.mark.parametrize(("width", "heads", "intermediate"), [(16, 2, 24), (24, 3, 25), (56, 7, 131), (8, 1, 5), (32, 2, 200)])
-def test_any_ratio_gives_a_model_that_runs(layers: int, width: int, heads: int, intermediate: int) -> None:
-    parent = init_weights(Encoder(modernbert(3, 16, 2, 24)), seed=1).eval()
-    child = enlarge(parent, modernbert(layers, width, heads, intermediate))
-    assert not child.training
-    hidden = child(pack_ids([[1, 2, 3], [4]]))
-    assert hidden.shape == (4, width)
-    assert bool(hidden.isfinite().all())
 
 
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "mosaicbert-base", "gte-en-mlm-base"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -161,26 +160,3 @@ def test_unused_tokens_stand_behind_the_special_ones() -> None:
     assert tokenizer.token_id("[unused83]") is None
     with pytest.raises(InputError, match=r"vocab_size must be >= 344 \(256 bytes and 5 special tokens and 83 unused ones\), got 320"):
         Tokenizer.train(rich, vocab_size=320, unused=83)
-
-
-def test_bare_ids_are_those_between_the_special_tokens(tokenizer: Tokenizer) -> None:
-    texts = ["read the file", "", "a longer text " * 500]
-    bare = tokenizer.encode_bare(texts)
-    whole = tokenizer.encode(texts, max_length=100_000).ids
-    assert bare == [ids[1:-1] for ids in whole]
-    assert tokenizer.decode(bare[0]) == "read the file"
-    assert tokenizer.decode(whole[0]) == "[CLS]read the file[SEP]"
-
-
-@pytest.mark.data
-def test_the_shared_vocabulary_reads_like_modernberts(quiver_data: Path) -> None:
-    folder = quiver_data.parent / "tokenizer" / "modernbert-like"
-    if not folder.is_dir():
-        # Where data is required its absence fails, as in the fixture: a skip would hide it.
-        (pytest.fail if os.environ.get("QUIVER_REQUIRE_DATA") == "1" else pytest.skip)(f"no {folder}")
-    tokenizer = Tokenizer.from_pretrained(folder)
-    assert len(tokenizer) == 50_368
-    assert [tokenizer.special_id(name) for name in ("unk", "cls", "sep", "pad", "mask")] == [50280, 50281, 50282, 50283, 50284]
-    ids = tokenizer.encode(["the retrieval of long documents"], max_length=16).ids[0]
-    assert (ids[0], ids[-1]) == (50281, 50282)
-    assert len(ids) == 7

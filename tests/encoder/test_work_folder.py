@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from quiver.encoder import InputError
-from quiver.encoder.disk import RealDisk
+from quiver.encoder.disk import Disk
 from quiver.encoder.files import file_sha256
 from quiver.encoder.work_folder import SEAL, SealedFolders, describe_changes, exclusive_lock, open_work, setting_changes
 
@@ -219,7 +219,7 @@ def test_a_folder_that_fails_leaves_nothing_and_one_that_resumes_is_continued(fo
 def test_files_are_synced_before_the_seal_and_the_seal_before_the_rename(tmp_path: Path) -> None:
     calls = []
 
-    class Noting(RealDisk):
+    class Noting(Disk):
         def sync_file(self, path: Path) -> None:
             calls.append(f"sync {path.name}")
             super().sync_file(path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
-from quiver.encoder.cpu.blocks import hidden_dtype, inference_is_supported, training_is_supported
+from quiver.encoder.cpu.blocks import hidden_dtype, inference_is_supported
 from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.layers import Block
 
@@ -59,7 +59,7 @@ def by_threads() -> Callable[[Encoder, PackedBatch], Tensor]:
 
 @pytest.fixture
 def is_compiled() -> Callable[[Encoder, PackedBatch], bool]:
-    """Tells whether compiled kernels run the blocks of an encoder over a batch: in training where gradients are enabled."""
+    """Tells whether compiled kernels run the blocks of an encoder over a batch."""
 
     def asked(encoder: Encoder, batch: PackedBatch) -> bool:
         config, layers = encoder.config, cast("list[Block]", list(encoder.layers))
@@ -67,9 +67,7 @@ def is_compiled() -> Callable[[Encoder, PackedBatch], bool]:
         rope = (half, half) if config.positions == "rope" else None
         dtype = torch.float32 if encoder.prepacked == "int8" else encoder.embeddings.tokens.weight.dtype
         hidden = torch.zeros(batch.num_tokens, config.hidden_size, dtype=hidden_dtype(layers, batch, dtype, config.hidden_size, rope))
-        hidden.requires_grad_(torch.is_grad_enabled() and encoder.embeddings.tokens.weight.requires_grad)
-        supported = training_is_supported if torch.is_grad_enabled() else inference_is_supported
-        return supported(layers, batch, hidden, rope)
+        return inference_is_supported(layers, batch, hidden, rope)
 
     return asked
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,20 +44,6 @@ def no_gradients(two_threads: None) -> Iterator[None]:
     del two_threads
     with torch.no_grad():
         yield
-
-
-@pytest.mark.parametrize("window", [None, 400])
-@pytest.mark.parametrize(
-    "rise", [0.0625, *(pytest.param(each, marks=pytest.mark.slow) for each in (-0.0625, 0.25, 4.0))]
-)  # a panel's 64 keys: 5.8 powers of two, below what is rescaled, and more
-def test_scores_that_rise_for_ever(rise: float, window: int | None) -> None:
-    """What a query counts from may lag behind its maximum, but never so far that a power of two has no room."""
-    batch = batch_of((3000,))
-    v = heads(3000)[2]
-    q, k = torch.zeros_like(v), torch.zeros_like(v)
-    q[..., 0], k[..., 0] = 8, torch.arange(3000)[:, None] * rise  # scores are the keys' places times the rise
-    found = attend(q, k, v, batch, window, backend="compiled")
-    torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -172,12 +154,6 @@ def test_an_encoder_takes_it_for_large_batches_without_gradients() -> None:
     torch.testing.assert_close(together[400:], encoder(pack_ids([ids[:20]])), atol=1e-5, rtol=0)
 
 
-def test_scores_below_all_others_are_still_scores() -> None:
-    batch = batch_of((256,))
-    q, k, v = torch.full((256, 1, 16), 1e15), torch.full((256, 1, 16), -1e15), heads(256, 16, 1)[2]
-    torch.testing.assert_close(attend(q, k, v, batch, None, backend="compiled"), v.mean(0, keepdim=True).expand_as(v), atol=1e-5, rtol=0)
-
-
 def test_fake_tensors_are_left_to_pytorch() -> None:
     batch = batch_of((300,))
     q, k, v = heads(300)
@@ -196,62 +172,3 @@ def test_fake_tensors_are_left_to_pytorch() -> None:
     assert not any(seen)
     traced = torch.jit.trace(lambda a, b, c: attend(a, b, c, batch, 32), (q, k, v), check_trace=False)
     torch.testing.assert_close(traced(q, k, v), definition(q, k, v, batch, 32), atol=3e-6, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_torchs_defaults_change_nothing(dtype: torch.dtype) -> None:
-    batch = batch_of((300,))
-    q, k, v = heads(300)
-    expected = attend(q, k, v, batch, 32, backend="compiled")
-    try:
-        torch.set_default_dtype(dtype)
-        torch.set_default_device("meta")
-        found = attend(q, k, v, batch, 32, backend="compiled")
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    "variable", [{"NUMBA_DISABLE_JIT": "1"}, pytest.param({"NUMBA_CPU_NAME": "generic"}, marks=pytest.mark.slow)], ids=str
-)
-def test_a_compiler_that_cannot_serve_is_said_and_left(variable: dict[str, str]) -> None:
-    code = """
-import logging, sys, torch
-logging.basicConfig(stream=sys.stdout)
-from quiver.encoder import pack_ids
-from quiver.encoder.attention import attend
-q, k, v = torch.ones(3, 300, 2, 16)
-print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
-"""
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variable}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "slower than it could be: numba is told" in done.stdout
-    assert done.stdout.splitlines()[-1] == "9600.0"
-
-
-OWN = """\
-from quiver.encoder.cpu.jit import jit
-from other import constant
-
-
-@jit
-def own(x):
-    return x + constant(x)
-"""
-
-
-@pytest.mark.slow
-def test_what_is_kept_on_disk_goes_with_all_it_was_made_of(tmp_path: Path) -> None:
-    """A function calls what stands in another file: where that changes, the old code must not be found."""
-    (tmp_path / "own.py").write_text(OWN)
-    results = []
-    for value in (1, 2, 2):
-        (tmp_path / "other.py").write_text(f"import numba\n\n\n@numba.njit\ndef constant(x):\n    return {value}\n")
-        code = "from own import own; print(own(1), sum(own.stats.cache_hits.values()))"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        results.append(done.stdout.split())
-    assert results == [["2", "0"], ["3", "0"], ["3", "1"]]

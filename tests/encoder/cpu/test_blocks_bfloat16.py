@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,11 +14,12 @@ from torch import Tensor
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, multiplies_bfloat16
 from quiver.encoder.cpu.kernels import amx_kernels_run, assume
-from quiver.encoder.cpu.linear import PrepackedLinear, has_plain_layout
+from quiver.encoder.cpu.linear import PrepackedLinear
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.layers import Block
 
-pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
+HAS_PAIRS = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+pytestmark = pytest.mark.skipif(not (kernels_available() and HAS_PAIRS), reason="no numba, OpenMP threads or bfloat16 instruction here")
 
 LENGTHS = (300, 1, 40, 129, 17)
 POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
@@ -127,19 +125,6 @@ def test_neither_threads_nor_neighbours_change_a_bit(
     assert torch.equal(encoder(pack_ids([batch.ids[500:800].tolist()])), states[500:800])
 
 
-@pytest.mark.parametrize("length", [1, 20, 64, 100])
-def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(
-    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], length: int
-) -> None:
-    encoder, company = half_of(), batch_of((400, 20, 300, 77))
-    ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
-    alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
-    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), batch_invariant=True))
-    assert is_multiplied(encoder)
-    assert torch.equal(together[:length], alone)
-    assert torch.equal(together[-length:], alone)
-
-
 def test_nan_stays_in_its_text(half_of: Callable[..., Encoder]) -> None:
     encoder = half_of()
     encoder.embeddings.tokens.weight[7] = torch.nan
@@ -149,16 +134,10 @@ def test_nan_stays_in_its_text(half_of: Callable[..., Encoder]) -> None:
     assert torch.equal(torch.cat((states[:129], states[262:])), encoder(pack_ids(clean)))
 
 
-def test_tokens_that_only_read(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
-    encoder, batch = half_of(), batch_of((300, 64, 20), [200, 5, 20])
-    exact = by_operators(copy.deepcopy(encoder).double(), batch)
-    assert (encoder(batch).double() - exact).square().mean().sqrt() <= 0.02 * exact.square().mean().sqrt()
-
-
 def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 20))
     prepacked = optimize_for_inference(copy.deepcopy(encoder))
-    assert all(has_plain_layout(matrix) for matrix in prepacked.modules() if isinstance(matrix, PrepackedLinear))
+    assert all(matrix.rows() for matrix in prepacked.modules() if isinstance(matrix, PrepackedLinear))
     assert torch.equal(prepacked(batch), encoder(batch))
     assert torch.equal(prepacked.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
 
@@ -194,34 +173,6 @@ def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callabl
     with torch.enable_grad():
         encoder(batch_of((300,)))[:, 0].float().sum().backward()
     assert encoder.layers[0].attention.qkv.weight.grad.isfinite().all()  # type: ignore[union-attr,operator]
-
-
-def test_a_matrix_of_another_dtype_counts(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
-    encoder, batch = half_of(), batch_of((300,))
-    encoder.layers[1].mlp.down.float()  # type: ignore[union-attr,operator]
-    assert encoder(batch).isfinite().all()
-    encoder.embeddings.float()
-    for layer in encoder.layers[1:]:
-        layer.float()
-    expected = copy.deepcopy(encoder).float()(batch)
-    torch.testing.assert_close(encoder(batch), expected, atol=1e-4, rtol=0)
-    assert not is_multiplied(encoder)
-
-
-def test_a_query_or_other_weights_load_nothing() -> None:
-    """On processors with AMX, too, where numba is what tells whether pairs run."""
-    code = (
-        "import sys, torch\n"
-        "from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids\n"
-        "config = EncoderConfig.modernbert(vocab_size=99, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=['global'])\n"
-        "for encoder in (init_weights(Encoder(config), seed=1).eval(), init_weights(Encoder(config), seed=1).eval().bfloat16()):\n"
-        "    with torch.no_grad():\n"
-        "        encoder(pack_ids([[1, 2, 3]]))\n"
-        "optimize_for_inference(init_weights(Encoder(config), seed=1))\n"
-        "assert 'numba' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 STATES = """

@@ -6,16 +6,14 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
 from quiver.encoder.cpu.kernels import assume
-from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size, int8_levels
+from quiver.encoder.cpu.linear import Linear, hadamard, hadamard_size, int8_levels
 from quiver.encoder.cpu.support import kernels_available
 
 pytestmark = [
@@ -143,28 +141,6 @@ def test_neither_threads_nor_neighbours_change_a_bit(
         assert torch.equal(encoder(pack_ids([ids[part]])), states[part])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_weights_of_every_dtype(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, dtype: torch.dtype
-) -> None:
-    encoder, batch = encoder_of().to(dtype), batch_of(LENGTHS)
-    found = quantised(encoder)(batch)
-    assert is_compiled(quantised(encoder), batch)
-    assert found.dtype == dtype
-    wide = copy.deepcopy(encoder).float()
-    assert torch.nn.functional.cosine_similarity(found.float(), quantised(wide)(batch)).min() > 0.999
-
-
-def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
-    encoder = quantised(encoder_of())
-    held = set(vars(encoder.layers[0].mlp.up.matrix))
-    encoder(batch_of(LENGTHS))
-    encoder(batch_of((9,)))
-    matrices = [module.matrix for module in encoder.modules() if isinstance(module, PrepackedLinear)]
-    assert matrices
-    assert all(set(vars(each)) == held for each in matrices)  # no other layout was made
-
-
 @pytest.mark.parametrize("name", ["modernbert", "wide"])
 def test_nan_stays_in_its_token(encoder_of: Callable[..., Encoder], is_compiled: Asked, name: str) -> None:
     encoder = encoder_of(**CONFIGS[name], layer_types=("global",))
@@ -192,61 +168,6 @@ def test_more_int8_levels_than_kernels_support_are_left_to_pytorch(
         assert unsupported_reason(list(fine.layers), torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def by_loops() -> Callable[..., NDArray[np.float32]]:
-    """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
-    import numba
-
-    from quiver.encoder.cpu import codegen
-    from quiver.encoder.cpu.codegen import INT8, LANES
-    from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
-
-    @numba.njit
-    def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
-        tokens, width, outputs = shape
-        codegen.amx_begin(INT8, out)
-        gather(rows, width, tokens, width, tile)
-        narrow(INT8, tile, width, levels)
-        product(INT8, matrix, 0, outputs, width, tile, out)
-        codegen.amx_end(INT8)
-        store_rows(out, outputs, tokens, 1.0, outputs, rows)
-
-    def run(x: NDArray[np.float32], matrix: Int8Matrix, levels: int) -> NDArray[np.float32]:
-        weight, bias = matrix.weight, matrix.bias
-        numbers = [weight, torch.zeros(len(weight)) if bias is None else bias, matrix.scales, matrix.ones]
-        tile, out = torch.empty(x.shape[1], LANES), torch.empty(len(weight), LANES)
-        rows = np.zeros(max(x.size, len(x) * len(weight)), np.float32)
-        rows[: x.size] = x.ravel()
-        addresses = np.array([each.data_ptr() for each in numbers], np.int64)
-        multiply(addresses.ctypes.data, (*x.shape, len(weight)), rows.ctypes.data, tile.data_ptr(), out.data_ptr(), levels)
-        return rows[: len(x) * len(weight)].reshape(len(x), len(weight))
-
-    return run
-
-
-@pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
-def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
-    """Tokens that, rotated, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
-    from quiver.encoder.cpu.codegen import LANES, int8_levels
-
-    levels, random = int8_levels(), np.random.default_rng(width)
-    integers = random.integers(0, levels, (LANES, width), endpoint=True)
-    integers[:, 0], integers[:, 1] = 0, levels
-    integers[1, 1:], integers[2, 2:] = levels, 0
-    steps = 2.0 ** random.integers(-12, 12, (LANES, 1))
-    rotated = integers * steps - steps * random.integers(0, 200, (LANES, 1))
-    weight = random.integers(-127, 127, (48, width), endpoint=True).astype(np.float64)
-    weight[0], weight[1], weight[:, 2] = 127, -127, 127
-    symmetric = rotation(width).numpy()
-    x = (rotated @ symmetric / hadamard_size(width)).astype(np.float32)
-    matrix = Int8Matrix(torch.from_numpy(weight @ symmetric).float(), torch.arange(48.0), plain_layout=True)
-    found = by_loops(x, matrix, levels)
-    expected = rotated @ weight.T + np.arange(48)
-    size = np.abs(rotated) @ np.abs(weight).T + 2 * np.abs(rotated).max(1, keepdims=True) * 127 * width
-    # Sums of integers are exact; what makes numbers of them rounds four times.
-    np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * size + 1e-6)
-
-
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_kernels_and_pytorch_rotate_to_the_same_bits(width: int) -> None:
     import numba
@@ -268,28 +189,6 @@ def test_kernels_and_pytorch_rotate_to_the_same_bits(width: int) -> None:
     expected = hadamard(x.t()).t()
     run(x.data_ptr(), width)
     assert torch.equal(x, expected)
-
-
-def test_overflow_stays_in_its_token(by_loops: Callable[..., NDArray[np.float32]]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    matrix = Int8Matrix(torch.randn(48, 128, generator=generator), None, plain_layout=True)
-    x = torch.randn(5, 128, generator=generator)
-    x[2] = 3e38
-    clean = x[[0, 1, 3, 4]]
-    for found, others in (
-        (by_loops(x.numpy(), matrix, matrix.levels), by_loops(clean.numpy(), matrix, matrix.levels)),
-        (matrix(x).numpy(), matrix(clean).numpy()),
-    ):
-        assert not np.isfinite(found[2]).any()
-        np.testing.assert_array_equal(found[[0, 1, 3, 4]], others)
-
-
-def test_tokens_of_equal_features(by_loops: Callable[..., NDArray[np.float32]]) -> None:
-    """There is no distance to divide by between their smallest and their largest number."""
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
-    matrix = Int8Matrix(weight, torch.ones(16), plain_layout=True)
-    x = np.repeat(np.array([[0.0], [3.5], [-1e4], [1e-35]], np.float32), 64, axis=1)  # rotated they are eight times as large
-    np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + 8 * x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
 
 
 EMULATED = """

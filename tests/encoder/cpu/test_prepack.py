@@ -10,7 +10,7 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.config import Precision
-from quiver.encoder.cpu.linear import Linear, PrepackedLinear
+from quiver.encoder.cpu.linear import PrepackedLinear
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -84,31 +84,6 @@ def test_a_copy_of_a_prepacked_encoder_is_prepacked(precision: Precision) -> Non
     assert [type(module) for module in twin.modules()].count(PrepackedLinear) == 4 * CONFIG.num_layers
 
 
-def test_nothing_of_the_plain_matrices_is_kept() -> None:
-    prepacked = optimize_for_inference(make(CONFIG))
-    assert not [module for module in prepacked.modules() if isinstance(module, Linear)]
-    held = sum(weight.numel() for weight in prepacked.parameters())
-    norms = sum(weight.numel() for name, weight in prepacked.named_parameters() if "norm" in name)
-    assert held == CONFIG.vocab_size * CONFIG.hidden_size + norms
-
-
-def test_int8_products_are_close_and_know_no_neighbours() -> None:
-    torch.manual_seed(0)
-    plain = Linear(384, 96, bias=True, parts=3)
-    quantised = PrepackedLinear(plain, "int8", plain_layout=False)
-    x = torch.randn(50, 384)
-    x[3] *= 1000  # one loud token must not cost the others their precision
-    x[4] = 0
-    with torch.no_grad():
-        expected, got = plain(x), quantised(x)
-    error = (got - expected).abs().amax(1) / expected.std(1)
-    # The 7-bit grid of the activations is the coarser one: half a step of 1/63 of the largest of 384 numbers.
-    assert error.max() < 0.1, error.max()
-    assert torch.equal(got[4], plain.bias)
-    for row in range(50):
-        assert torch.equal(quantised(x[row : row + 1])[0], got[row])
-
-
 def test_int8_states_do_not_depend_on_the_batch() -> None:
     encoder = make(CONFIG)
     prepacked = optimize_for_inference(copy.deepcopy(encoder), precision="int8")
@@ -147,19 +122,3 @@ def test_a_prepacked_encoder_cannot_be_moved_trained_or_prepacked_again() -> Non
         optimize_for_inference(prepacked)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):
         optimize_for_inference(make(CONFIG), precision="int4")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", ["float", "int8"])
-def test_autocast_does_not_change_a_prepacked_encoder(precision: Precision) -> None:
-    prepacked = optimize_for_inference(make(CONFIG), precision=precision)
-    batch = pack_ids(texts(*LENGTHS))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        states = prepacked(batch)
-    assert torch.equal(states, prepacked(batch))
-
-
-def test_double_precision_is_prepacked_in_the_plain_layout() -> None:
-    encoder = make(CONFIG, torch.float64)
-    batch = pack_ids(texts(*LENGTHS))
-    expected = encoder(batch).detach()
-    torch.testing.assert_close(optimize_for_inference(encoder)(batch), expected, atol=1e-7, rtol=0)

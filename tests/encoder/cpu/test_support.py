@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,15 +76,6 @@ def test_linux_names_the_vendor(tmp_path: Path, vendor: str) -> None:
     assert support.is_intel(cpu_info) == (vendor == "GenuineIntel")
 
 
-@pytest.mark.parametrize(
-    ("name", "intel"),
-    [("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", True), ("AMD64 Family 25, AuthenticAMD", False), ("", False)],
-)
-def test_without_cpuinfo_python_is_asked_for_the_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, intel: bool) -> None:
-    monkeypatch.setattr(platform, "processor", lambda: name)
-    assert support.is_intel(tmp_path / "none") == intel
-
-
 def test_kernels_run_bfloat16_where_it_is_fast() -> None:
     from quiver.encoder.cpu import codegen
 
@@ -106,16 +96,6 @@ def test_assumed_answers_end_with_the_context_and_unknown_questions_are_refused(
     assert (support.has_vnni(), support.native_on_cpu(torch.bfloat16)) == before
     with pytest.raises(ValueError, match=r"must be one of is_intel, .*, got has_wings"), assume(has_wings=True):
         pass
-
-
-def test_a_torch_without_the_checks_answers_safely(monkeypatch: pytest.MonkeyPatch, become: Callable[..., None]) -> None:
-    become("AuthenticAMD")
-    for check in CHECKS:
-        monkeypatch.delattr(torch.cpu, check, raising=False)
-    assert not support.native_on_cpu(torch.bfloat16)
-    assert not support.native_on_cpu(torch.float16)
-    assert not support.prefers_plain_weights()
-    assert not support.has_fast_bfloat16()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from quiver.retrieval.cluster.index import Shard, ShardNotOpenError, ShardsClosedError, ShardSpec
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, calibrate_index, delete_documents
-from quiver.retrieval.index.files import RealDisk
+from quiver.retrieval.index.files import Disk
 from quiver.retrieval.index.index import SearchRequest, encoded_queries
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
@@ -58,7 +58,7 @@ def documents(begin: int, count: int, *, late: bool = False) -> list[Document]:
     return made
 
 
-class FastDisk(RealDisk):
+class FastDisk(Disk):
     """Syncs nothing."""
 
     def sync_file(self, path: Path) -> None:

@@ -43,7 +43,7 @@ from quiver.retrieval.index import (
     refresh_index,
     repair_index,
 )
-from quiver.retrieval.index.files import Disk, RealDisk
+from quiver.retrieval.index.files import Disk
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.pieces import DEFAULTS, PieceSizes
 from quiver.retrieval.models.bm25 import BM25
@@ -79,7 +79,7 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-class FastDisk(RealDisk):
+class FastDisk(Disk):
     """Syncs nothing: what a process has written survives its end."""
 
     def sync_file(self, path: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import check_index, delete_documents, open_index, repair_index
-from quiver.retrieval.index.files import REAL, RealDisk, put_file
+from quiver.retrieval.index.files import REAL, Disk, put_file
 from quiver.retrieval.index.pieces import sealed_pieces
 from quiver.retrieval.index.store import writing
 from tests.processes import imported_python
@@ -430,7 +430,7 @@ def test_short_writes_are_completed(tmp_path: Path, faults: ModuleType) -> None:
     shorteners: list[Callable[[int], int]] = [lambda size: size, lambda size: 1, lambda size: max(1, size - 3)]
     for shorten in shorteners:
         faults.fresh_copy(base, work)
-        operation.run(work, EXACT, faults.HookedDisk(lambda call, path: None, shorten=shorten, real=RealDisk()))
+        operation.run(work, EXACT, faults.HookedDisk(lambda call, path: None, shorten=shorten, real=Disk()))
         states.append((faults.state(work), files_of(work)))
     assert states[0] == states[1] == states[2]
 

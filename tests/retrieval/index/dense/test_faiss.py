@@ -14,10 +14,10 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.faiss_engine import index_bytes, read_index, write_index
 from quiver.retrieval.index.engines import Sample, find_engine
-from quiver.retrieval.index.files import REAL, DamagedIndexError, Files, RealDisk
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
 
 
-class FullDisk(RealDisk):
+class FullDisk(Disk):
     """Has no room for what is written to files of one name."""
 
     def __init__(self, suffix: str) -> None:

@@ -26,7 +26,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index import files as blocks
-from quiver.retrieval.index.files import REAL, RealDisk, make_folders, remove_tree
+from quiver.retrieval.index.files import REAL, Disk, make_folders, remove_tree
 from quiver.retrieval.index.store import reading
 from quiver.retrieval.index.store import reading as manifests
 from quiver.retrieval.index.store.reading import Layout, manifest_bytes, read_manifest
@@ -232,7 +232,7 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
 def test_folders_made_by_a_process_that_was_killed_become_durable(tmp_path: Path) -> None:
     synced: list[Path] = []
 
-    class Watched(RealDisk):
+    class Watched(Disk):
         def sync_folder(self, path: Path) -> None:
             synced.append(path)
             super().sync_folder(path)

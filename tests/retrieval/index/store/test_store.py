@@ -24,7 +24,7 @@ from quiver.retrieval.index import (
     open_index,
     repair_index,
 )
-from quiver.retrieval.index.files import RealDisk
+from quiver.retrieval.index.files import Disk
 from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest, tombstones_bytes
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
@@ -270,7 +270,7 @@ def test_leftovers_of_an_interrupted_commit_are_reported_and_removed(built: Path
 
 
 def test_a_file_system_without_hard_links(tmp_path: Path, word_sum: Any) -> None:
-    class NoLinks(RealDisk):
+    class NoLinks(Disk):
         def link(self, source: Path, target: Path) -> None:
             raise OSError(errno.EPERM, "operation not permitted")
 
