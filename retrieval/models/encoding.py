@@ -98,7 +98,7 @@ def join_encodings(parts: Sequence[Joined]) -> Joined:
         if isinstance(joined, DenseEncoding):
             joined = DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
         else:
-            ids = [each for part in parts for each in part.token_ids or ()]
+            ids = None if joined.token_ids is None else [each for part in parts for each in part.token_ids or ()]
             joined = TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
     if joined.tokens.truncated.any():
         texts = joined.tokens.truncated

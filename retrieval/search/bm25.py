@@ -33,7 +33,7 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolders
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
 from quiver.retrieval.index.documents import TEXTS_FILE
-from quiver.retrieval.index.engines import best_rows, check_k
+from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.segments import OpenSegment
@@ -100,9 +100,11 @@ def rank_streamed(
         for number, query in enumerate(words.texts):
             scores, known = scored.totals(query), best_scores[number]
             rows = np.flatnonzero(scores >= known[-1]) if len(known) == k else np.flatnonzero(scores)
+            if len(rows) > k:
+                rows = rows[scores[rows] >= np.partition(scores[rows], len(rows) - k)[len(rows) - k]]
             if len(rows):
                 named, found = np.concatenate([best_ids[number], ids[rows]]), np.concatenate([known, scores[rows]])
-                order, best_scores[number] = best_rows(np.arange(len(found)), found, k, ids=named)
+                order, best_scores[number] = in_order(np.arange(len(found)), found, k, ids=named)
                 best_ids[number] = named[order]
         if len(first) < 2:
             advance(len(ids))

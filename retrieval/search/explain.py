@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import decoders
 
 from quiver.retrieval.index.index import IndexReader
+from quiver.retrieval.models.encoding import clean, comparable
 from quiver.retrieval.records import DenseModel, Role, TokenModel, TokenVectors
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ def _match_tokens(
 
 def text_tokens(model: Any, text: str, role: Role) -> list[Token]:
     """The tokens of a text's vectors, in their order; the role decides prefix, length, expansion and skiplist."""
-    from quiver.retrieval.models.encoding import clean
-
     while not hasattr(model, "settings"):  # shared by threads, or with its queries encoded
         model = model.model
     settings, tokenizer = model.settings.colbert, model.tokenizer
@@ -179,8 +178,6 @@ def explain(index: IndexReader, model: DenseModel | TokenModel, query: str, docu
     index.check_model(model.card)
     encoding: Any = model.encode_texts([query], "query")
     if model.card.kind != "colbert":
-        from quiver.retrieval.models.encoding import comparable
-
         vector, stored = comparable(encoding.vectors, model.card)[0], index.manifest.policy.store_text
         return [
             Explanation(document, score, index.text_of(document) if stored else None, ())

@@ -29,6 +29,7 @@ from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, encoded_queries, open_index
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
+from quiver.retrieval.models.encoding import join_encodings, maxsim_packed
 from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import (
     DenseEncoding,
@@ -163,14 +164,7 @@ class SharedModel:
         for piece in self.pieces([min(limit or len(text), len(text) // 3 + 2) for text in texts]):
             with self.lock:
                 found.append(self.model.encode_texts(texts[piece], role, progress=progress))
-        if len(found) == 1:
-            return found[0]
-        counts = [each.tokens for each in found]
-        tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in counts]) for name in ("tokens", "truncated", "empty")))
-        if isinstance(found[0], DenseEncoding):
-            return DenseEncoding(np.concatenate([each.vectors for each in found]), tokens)
-        ids = None if found[0].token_ids is None else [own for each in found for own in each.token_ids]
-        return TokenEncoding([own for each in found for own in each.vectors], tokens, ids)
+        return join_encodings(found)
 
     def pieces(self, lengths: Sequence[int]) -> list[slice]:
         """Consecutive pieces of texts with these numbers of tokens, each encoded at once: one text, or at most 2,048 tokens."""
@@ -438,8 +432,6 @@ class Scorer:
         self, vectors: Sequence[NDArray[np.float32]], candidates: Sequence[Sequence[str]], text_of: Callable[[str], str]
     ) -> list[NDArray[np.float32]]:
         """Encode the candidates of as many queries at a time as fit a batch, each distinct one once."""
-        from quiver.retrieval.models.encoding import maxsim_packed
-
         scores: list[NDArray[np.float32]] = []
         with progress_bar("re-ranking", len(vectors), enabled=self.progress and len(vectors) > 1) as advance:
             while len(scores) < len(vectors):

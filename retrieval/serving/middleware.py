@@ -6,9 +6,11 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
-from typing import Any, TypeAlias
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.serving.metrics import Metrics
@@ -114,11 +116,6 @@ def _plain_address(text: str) -> str | None:
         return None
 
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
 # Limits, in bytes and seconds, for reading the rest of a body that is too large. A client that is still sending when the connection
 # is closed would not see the response.
 _DISCARDED = 16 << 20
@@ -142,14 +139,12 @@ class RequestMiddleware:
     `quiver.retrieval.serving.server`.
     """
 
-    def __init__(
-        self, app: Application, *, limits: Limits, hosts: AllowedHosts | None, metrics: Metrics, draining: Callable[[], bool]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, limits: Limits, hosts: AllowedHosts | None, metrics: Metrics, draining: Callable[[], bool]) -> None:
         self._app, self._hosts, self._limits = app, hosts, limits
         self._metrics, self._draining = metrics, draining
         self._held = 0  # bytes of the bodies of running requests
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -174,7 +169,7 @@ class RequestMiddleware:
                 self._metrics.requests.labels(route, method, str(status[0] if status else 500)).inc()
                 self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
 
-    async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, answer: Send) -> None:
         headers = dict(scope["headers"])
         parts: list[bytes] = []
         try:
@@ -195,7 +190,7 @@ class RequestMiddleware:
         finally:
             self._held -= sum(map(len, parts))
 
-    async def _pass_on(self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, answer: Send) -> None:
+    async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, answer: Send) -> None:
         """Pass a request with its whole body on, until it is answered; cancel it when its client disconnects."""
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import reported_folders, results_report, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import build_index, delete_documents, open_index
-from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder, ModelOptions
 from quiver.retrieval.models.pooling import Projection
@@ -35,26 +34,6 @@ def test_a_run_scores_what_the_system_that_wrote_it_scores(model: Any, make_coll
         found = evaluate(None, folder, run=run, name="given")
         assert found.collections[0].measures == expected.measures
         assert (found.system.kind, found.system.label, found.collections[0].index.kind) == ("run", "given", "run")
-
-
-def test_bars_move_while_queries_are_searched_and_change_no_score(
-    model: Any, make_collection: MakeCollection, bars: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, seen, search = make_collection(), list[int](), IndexReader.search
-    expected = evaluate(model, folder).collections[0]
-    assert not bars
-
-    def watched(self: Any, queries: Any, *arguments: Any, **options: Any) -> Any:
-        seen.append(sum(bars["searching"].steps))
-        return search(self, queries, *arguments, **options)
-
-    monkeypatch.setattr(IndexReader, "search", watched)
-    found = evaluate(model, folder, progress=True).collections[0]
-    assert (found.measures, found.baselines) == (expected.measures, expected.baselines)
-    assert seen[:2] == [0, 1]
-    for name, total in (("searching", found.queries), ("BM25", 2 * found.documents)):
-        assert sum(bars[name].steps) == bars[name].total == total, name
-    assert sum(bars["reading"].steps) == found.documents
 
 
 def test_an_index_is_searched_by_its_own_model(model: Any, make_collection: MakeCollection) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
-from quiver.retrieval.index import Filter, build_index
+from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, IndexSearcher
+from quiver.retrieval.search.retrievers import Explanations, FusedRetriever
 from quiver.retrieval.search.search import Fusion, differing_documents, fuse, fuse_hits, fuse_runs
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
@@ -140,25 +138,6 @@ def test_scores_that_are_not_finite_are_refused() -> None:
         fuse([{"a": float("nan")}], Fusion())
     with pytest.raises(ValueError, match="no rankings"):
         fuse([], Fusion())
-
-
-def test_retrievers_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
-    documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
-    index = build_index(documents, word_sum, tmp_path / "i")
-    words = word_index(index)
-    queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
-    fusion = Fusion(weights=(1.0, 2.0))
-    retriever = FusedRetriever([IndexSearcher(index, word_sum, "vectors"), IndexSearcher(words)], fusion, candidates=7)
-    found = retriever.search(queries, 3)
-    vectors = index.search(word_sum.encode_texts([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
-    terms = words.search([query.text for query in queries], 7).to_run(["q1", "q2"])
-    lists = {name: hits.to_run(["q1", "q2"]) for name, hits in found.lists.items()}
-    assert (retriever.name, lists) == ("vectors + bm25", {"vectors": vectors, "bm25": terms})
-    assert (found.counts.texts, sorted(found.seconds)) == (4, ["encode", "fuse", "search"])
-    assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
-    assert found.to_run(["q1", "q2"]) == fuse_runs([vectors, terms], fusion, k=3)
-    filter = Filter.parse(["part<6"])
-    assert set(retriever.search(queries, 24, filter=filter).ids[0]) == {f"d{number}" for number in range(6)}
 
 
 class Fixed:

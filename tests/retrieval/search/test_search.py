@@ -9,30 +9,12 @@ import pytest
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import BuildOptions, build_index
-from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Query
 from quiver.retrieval.search.retrievers import IndexSearcher
 
 DOCUMENTS = [Document("a", "granite is hard"), Document("b", "a bird flies"), Document("c", "the sea is deep")]
 QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]
-
-
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_a_run_has_the_order_of_the_queries(
-    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, on_disk: bool
-) -> None:
-    model = word_sum if kind == "dense" else word_by_word
-    index = build_index(DOCUMENTS, model, tmp_path / "i" if on_disk else None)
-    result = IndexSearcher(index, model).search(QUERIES, 2)
-    run = result.to_run(["q2", "q1"])
-    assert {query: ranked(scores)[0] for query, scores in run.items()} == {"q2": "c", "q1": "b"}
-    for scores in run.values():
-        assert list(scores) == ranked(scores)
-        assert len(scores) == 2
-    assert result.counts == TokenCounts(2, 3, 0, 0)
-    assert len(IndexSearcher(index, model).search(QUERIES, 1000).ids[1]) == 3
 
 
 def test_an_exact_index_is_searched_where_the_model_is(word_sum: Any) -> None:

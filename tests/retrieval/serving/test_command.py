@@ -87,21 +87,11 @@ def test_an_empty_token_or_one_token_for_both_does_not_open_the_service(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        *[("--max-body", value, "--max-body must be at least 1 byte") for value in ("0", "0MB", "0.4")],
-        *[("--max-body", value, "is not a size") for value in ("-1", "-1MB", "much", "9" * 400 + "GB", "nan")],
-        *[
-            (option, "0", option)
-            for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--client-timeout", "--concurrency")
-        ],
-        *[
-            (option, "-1", option)
-            for option in ("--max-k", "--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain", "--port")
-        ],
-        *[
-            (option, value, option)
-            for option in ("--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain")
-            for value in ("nan", "inf")
-        ],
+        *[("--max-body", value, "--max-body must be at least 1 byte") for value in ("0", "0.4")],
+        *[("--max-body", value, "is not a size") for value in ("-1MB", "much", "nan")],
+        *[(option, "0", option) for option in ("--max-k", "--max-queue", "--timeout", "--concurrency")],
+        *[(option, "-1", option) for option in ("--timeout", "--poll", "--port")],
+        ("--drain", "nan", "--drain"),
     ],
 )
 def test_serve_refuses_a_limit_of_zero(quiver: Quiver, indexes: Indexes, option: str, value: str, message: str) -> None:

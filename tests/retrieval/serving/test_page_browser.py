@@ -271,19 +271,6 @@ def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service
     assert "stone" not in browser.run(FOUND)
 
 
-def test_facets_are_chosen_among_all_fields_not_the_first_by_name(browser: Any, service: Service) -> None:
-    service.fields = {**{f"a{number}": ["string"] for number in range(9)}, **FIELDS}  # no document has the first nine
-    browser.open(f"{service.url}#q=sea", DESK)
-    browser.until("document.querySelector('#facets dt')")
-    shown = browser.run("[...document.querySelectorAll('#facets dt')].map(each => each.textContent)")
-    assert "kind" in shown
-    assert set(shown) <= set(FIELDS)
-    browser.type(" birds")
-    browser.until("location.hash === '#q=sea+birds'")
-    browser.until(f"{FOUND}[1] === 'night'")
-    assert service.searches[-1]["facets"] == list(FIELDS), "fields that were useless are not counted again"
-
-
 def test_a_switch_asks_for_one_hit_per_file(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
@@ -324,14 +311,6 @@ def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Servi
     time.sleep(0.7)
     assert browser.run(f"{FOUND}[0]") == "night"
     assert [search["query"] for search in service.searches] == ["sea", "sea night"]
-
-
-def test_a_busy_service_is_retried_without_a_message(browser: Any, service: Service) -> None:
-    service.busy = 2
-    browser.open(f"{service.url}#q=sea", DESK)
-    browser.until(f"{FOUND}.length")
-    assert len(service.searches) == 3
-    assert browser.run("document.querySelectorAll('.notice').length") == 0
 
 
 def test_refusals_are_shown(browser: Any, service: Service) -> None:
