@@ -103,14 +103,10 @@ class Group:
 
 
 class Hit(NamedTuple):
-    """A document that was found; in a search with ``group_by``, the best passage of a group.
+    """A document that was found, with its metadata; in a search with ``group_by``, the best passage of a group.
 
     Attributes:
-        id: Id of the document.
-        score: Its score; greater is better.
         text: Its text; None if the index stores no texts.
-        title: Its title.
-        fields: Its metadata.
         group: Value of the field that hits are grouped by; None without ``group_by``.
         passages: Passages of the group that were found: id -> score, best first; empty without ``group_by``.
 
@@ -408,14 +404,17 @@ class Rows(Protocol):
     def shape(self) -> tuple[int, int]:
         """Number of rows n and width d."""
 
-    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """Yield all rows in order in blocks of ``size``, each with the number of its first row."""
-
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Return the rows ``start`` to ``stop - 1``."""
+        """Return the rows ``start`` to ``stop - 1``, or to the last one."""
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
         """Return rows by number, in the order given."""
+
+
+def row_blocks(rows: Rows, size: int) -> Iterator[tuple[int, DenseVectors]]:
+    """Yield all rows in order in blocks of ``size``, each with the number of its first row."""
+    for start in range(0, rows.shape[0], size):
+        yield start, rows.span(start, start + size)
 
 
 class MatrixRows:
@@ -428,11 +427,6 @@ class MatrixRows:
     def shape(self) -> tuple[int, int]:
         """Number of rows n and width d."""
         return self.matrix.shape[0], self.matrix.shape[1]
-
-    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """See `Rows`; views, not copies."""
-        for start in range(0, len(self.matrix), size):
-            yield start, self.matrix[start : start + size]
 
     def span(self, start: int, stop: int) -> DenseVectors:
         """See `Rows`; a view, not a copy."""
@@ -456,11 +450,6 @@ class PickedRows:
     def shape(self) -> tuple[int, int]:
         """Number of rows m and width d."""
         return len(self._picked), self._rows.shape[1]
-
-    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """See `Rows`."""
-        for start in range(0, len(self._picked), size):
-            yield start, self.span(start, start + size)
 
     def span(self, start: int, stop: int) -> DenseVectors:
         """See `Rows`."""

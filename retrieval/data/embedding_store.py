@@ -608,10 +608,6 @@ class _ShardRows:
         self._shift = first - self._ends + lengths  # from a row in the order of the texts to that in the shards
         self.shape = (int(lengths.sum()), dim)
 
-    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        for start in range(0, self.shape[0], size):
-            yield start, self.span(start, start + size)
-
     def span(self, start: int, stop: int) -> DenseVectors:
         return self.take(np.arange(start, min(stop, self.shape[0])))
 

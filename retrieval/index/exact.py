@@ -55,7 +55,7 @@ from quiver.retrieval.index.ranking import (
     token_rows,
 )
 from quiver.retrieval.models.encoding import maxsim_packed
-from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
+from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors, row_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ ROWS = 8192
 def largest_norm(rows: Rows) -> float:
     """Length of the longest row; not finite if a row is not, or if a length overflows float32."""
     largest = np.float32(0)
-    for _, block in rows.blocks(ROWS):
+    for _, block in row_blocks(rows, ROWS):
         with np.errstate(over="ignore", invalid="ignore"):
             largest = np.maximum(largest, np.linalg.norm(block, axis=1).max())
     return float(largest)
@@ -236,7 +236,7 @@ class _Blocks:
     def parts(self) -> Iterator[tuple[int, _Block]]:
         size, offsets = self._limits.block_rows(self._rows.shape[1]), self._offsets
         if offsets is None:
-            for start, block in self._rows.blocks(size):
+            for start, block in row_blocks(self._rows, size):
                 yield start, self._block(block, None, slice(start, start + len(block)))
             return
         for begin, end in document_blocks(offsets, size):
@@ -357,7 +357,7 @@ class ExactSegment:
     def kept(self, keep: Bitmap) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64] | None]]:
         """The vectors of the kept documents, and for token vectors their number of each document, in blocks."""
         if self._offsets is None:
-            for start, block in self._rows.blocks(ROWS):
+            for start, block in row_blocks(self._rows, ROWS):
                 yield block[keep[start : start + ROWS]], None
             return
         lengths = self.lengths

@@ -44,7 +44,7 @@ from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, concaten
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
-from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
+from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts, row_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: P
 
 def first_bad_row(rows: Rows) -> int | None:
     """Number of the first row with a NaN or infinity, or None."""
-    for start, block in rows.blocks(ROWS):
+    for start, block in row_blocks(rows, ROWS):
         bad = ~np.isfinite(block).all(axis=1)
         if bad.any():
             return start + int(bad.argmax())

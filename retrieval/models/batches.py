@@ -65,12 +65,7 @@ def available_memory(device: torch.device) -> int:
 
 
 class BatchSize:
-    """Tokens per batch of one model on one device. A text with more tokens is a batch of its own.
-
-    Args:
-        device: The device.
-        tokens: Tokens per batch; halved once if the GPU runs out of memory.
-    """
+    """Tokens per batch of one model on one device, halved once if a GPU runs out of memory. A longer text is a batch of its own."""
 
     def __init__(self, device: torch.device, tokens: int) -> None:
         self.device = device

@@ -396,14 +396,9 @@ class ColBERT(PretrainedModel[TokenEncoding]):
         return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._role_prompt("document"))))
 
     def expand(self, queries: list[list[int]], *, max_length: int | None = None) -> tuple[list[list[int]], list[int] | None]:
-        """Pad tokenized queries with [MASK] tokens, if the model expands queries.
+        """Pad tokenized queries with [MASK] tokens, if the model expands queries; ``max_length`` is that of `tokenize`.
 
-        Args:
-            queries: Token ids of B queries.
-            max_length: As in `tokenize`.
-
-        Returns:
-            The token ids, and for each query the number of leading tokens that are attended to; None for all.
+        With the token ids returns the number of leading tokens of each query that are attended to; None for all.
 
         :meta private:
         """

@@ -203,7 +203,7 @@ def maxsim_packed(
         queries: Q arrays of (n_i, d) float32, n_i >= 1.
         tokens: Document tokens, (T, d) float32; document p is ``tokens[offsets[p]:offsets[p + 1]]``.
         offsets: Document boundaries, (P + 1,) ascending, from 0 to T.
-        query_block: Maximum query tokens per block.
+        query_block: Query tokens per block, as if all queries were as long as the longest.
         document_block: Maximum document tokens per block.
 
     Returns:
@@ -216,28 +216,15 @@ def maxsim_packed(
     # reduceat gives an empty segment the first value of the next one, so documents without tokens are excluded.
     filled = np.flatnonzero(np.diff(offsets))
     starts, ends = offsets[:-1][filled], offsets[1:][filled]
-    for first, last in _query_blocks([len(query) for query in queries], query_block):
-        block = np.concatenate(queries[first:last])
-        heads = np.cumsum([0, *(len(query) for query in queries[first : last - 1])])
+    step = max(1, query_block // max(map(len, queries), default=1))
+    for first in range(0, len(queries), step):
+        chosen = queries[first : first + step]
+        block, heads = np.concatenate(chosen), np.cumsum([0, *map(len, chosen[:-1])])
         begin = 0
         while begin < len(filled):
             end = max(begin + 1, int(np.searchsorted(ends, starts[begin] + document_block, side="right")))
             similarities = block @ tokens[starts[begin] : ends[end - 1]].T  # (query tokens, document tokens)
             best = np.maximum.reduceat(similarities, starts[begin:end] - starts[begin], axis=1)
-            scores[first:last, filled[begin:end]] = np.add.reduceat(best, heads, axis=0)
+            scores[first : first + step, filled[begin:end]] = np.add.reduceat(best, heads, axis=0)
             begin = end
     return scores
-
-
-def _query_blocks(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Runs of queries with at most ``limit`` tokens together, but at least one query."""
-    blocks: list[tuple[int, int]] = []
-    first = held = 0
-    for row, length in enumerate(lengths):
-        if held and held + length > limit:
-            blocks.append((first, row))
-            first, held = row, 0
-        held += length
-    if held:
-        blocks.append((first, len(lengths)))
-    return blocks

@@ -101,16 +101,7 @@ class OnnxModel:
         return f"OnnxModel({self.card.source!r}: {self.card.dim} dimensions, {self.card.similarity})"
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        """Encode texts to vectors, with token counts.
-
-        Args:
-            texts: B texts; an empty text has a vector too.
-            role: Queries or documents; decides the prompt.
-            progress: Show a progress bar on standard error.
-
-        Returns:
-            (B, d) float32, in input order.
-        """
+        """Encode B texts to vectors (B, d), with token counts; the role decides the prompt. An empty text has a vector too."""
         check_texts(texts)
         chosen = self._settings.query if role == "query" else self._settings.document
         cleaned = clean(texts, prompt=chosen.prompt, lower_case=self._settings.lower_case)

@@ -104,17 +104,9 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 class Projection(nn.Module):
-    """Linear layer on top of the encoder, with activation and optional residual path (the ``Dense`` module of checkpoints).
+    """Linear layer on top of the encoder, with an activation of `ACTIVATIONS`: the ``Dense`` module of checkpoints.
 
-    Args:
-        in_features: Input width D.
-        out_features: Output width d.
-        bias: Add a bias.
-        activation: A key of `ACTIVATIONS`.
-        residual: Add the input to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
-
-    Raises:
-        InputError: The activation is not supported.
+    With ``residual``, the input is added to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
     """
 
     def __init__(

@@ -121,18 +121,6 @@ def test_masked_lm(family: Family, tmp_path: Path) -> None:
     compare_gradients(family, ours, theirs, MLM_GRADIENTS[family.name])
 
 
-def test_masked_lm_folders_open_in_transformers(family: Family, tmp_path: Path) -> None:
-    family.model("MaskedLM", tmp_path / "theirs")
-    ours = load_head(MaskedLM, tmp_path / "theirs")
-    save_head(ours, tmp_path / "ours")
-    theirs = family.opened("MaskedLM", tmp_path / "ours")
-    ids = torch.tensor(texts((40,)))
-    torch.testing.assert_close(theirs(ids).logits[0], ours.logits(pack_ids(ids.tolist()), torch.arange(40)), **TOLERANCE)
-    again = load_head(MaskedLM, tmp_path / "ours").state_dict()
-    assert again.keys() == ours.state_dict().keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in ours.state_dict().items())
-
-
 def test_an_untied_decoder_is_the_decoders_own(family: Family, tmp_path: Path) -> None:
     theirs = family.model("MaskedLM", tmp_path / "theirs", tie_word_embeddings=False)
     ours = load_head(MaskedLM, tmp_path / "theirs")

@@ -37,7 +37,7 @@ NARROW: Mapping[str, Mapping[str, Any]] = {
     "bm25": {},
 }
 QUERIES = ["w1", "w3 w4 w19", "w7 other w2", " ".join(f"w{number}" for number in range(12))]
-WHERE = {
+FILTERS = {
     "all": None,
     "half": Filter.parse(["even"]),
     "a field of one segment": Filter.parse(["late>=0"]),
@@ -152,23 +152,3 @@ def cluster() -> Iterator[None]:
     pytest.importorskip("ray.serve")
     with connected():
         yield
-
-
-@pytest.fixture(name="assert_same", scope="session")
-def _assert_same() -> Callable[[Hits, Hits], int]:
-    return assert_same
-
-
-@pytest.fixture(scope="session")
-def fast() -> FastDisk:
-    return FAST
-
-
-@pytest.fixture(scope="session")
-def filters() -> Mapping[str, Filter | None]:
-    return WHERE
-
-
-@pytest.fixture(scope="session")
-def narrow() -> Mapping[str, Mapping[str, Any]]:
-    return NARROW

@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.cluster import index as cluster_index
 from quiver.retrieval.cluster import ray_backend
 from quiver.retrieval.index import add_documents, build_index
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Document
 from tests.retrieval.cluster.conftest import InProcess
+from tests.retrieval.models.small import make_dense, make_tokenizer
 
 DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]
 
@@ -37,12 +35,8 @@ class Built(NamedTuple):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
-    tokenizer = Tokenizer.train([document.content() for document in DOCUMENTS], vocab_size=300)
-    config = EncoderConfig.modernbert(
-        vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
-    )
-    encoder = init_weights(Encoder(config), seed=3)
-    BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=50, normalize=True)).save_pretrained(folder / "model")
+    tokenizer = make_tokenizer([document.content() for document in DOCUMENTS])
+    make_dense(tokenizer, max_length=50, normalize=True).save_pretrained(folder / "model")
     model = load_model(folder / "model")
     build_index(DOCUMENTS[:4], model, folder / "i")
     add_documents(folder / "i", DOCUMENTS[4:6], model)

@@ -20,6 +20,7 @@ from quiver.retrieval.cluster.index import ShardedIndex, Sharding, Timeouts, ope
 from quiver.retrieval.cluster.ray_backend import RayCluster, connected_ray
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.records import Hits
+from tests.retrieval.cluster.conftest import FAST, FILTERS, NARROW, assert_same
 
 # A machine that does other things must not look like a dead replica.
 PATIENCE = Timeouts(answer=120)
@@ -92,13 +93,13 @@ def replica_processes() -> dict[int, list[int]]:
     return found
 
 
-def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, filters: Any, narrow: Any) -> int:
+def check_hits(sharded: ShardedIndex, built: Any) -> int:
     index, queries, seen = open_index(built.path), built.queries(), 0
     many = built.queries([f"w{number % 20} w{number % 7}" for number in range(2500)])  # large enough for Ray's shared memory
     seen += assert_same(sharded.search(many, 10), index.search(many, 10))
-    for filter in filters.values():
+    for filter in FILTERS.values():
         for k in (3, 1000):
-            for effort in ("exact", "balanced", narrow[index.kind]):
+            for effort in ("exact", "balanced", NARROW[index.kind]):
                 found = sharded.search(queries, k, filter=filter, effort=effort)
                 seen += assert_same(found, index.search(queries, k, filter=filter, effort=effort))
     return seen
@@ -119,15 +120,13 @@ def opened() -> Iterator[Callable[..., ShardedIndex]]:
 
 
 @pytest.mark.slow
-def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(
-    cluster: None, opened: Any, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any
-) -> None:
+def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(cluster: None, opened: Any, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i", "ivf-tokens")
     queries, index = built.queries(), open_index(built.path)
     expected = index.search(queries, 10)
     sharded = opened(built.path, Sharding(shards=2, replicas=2))
     assert sharded.replicas == (2, 2)
-    assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
+    assert check_hits(sharded, built) > 1000
     with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
         load.run_for(50)
         before = replica_processes()
@@ -156,11 +155,11 @@ def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(
     assert same(sharded.search(queries, 10), expected)
 
 
-def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, tmp_path: Path, build: Any, fast: Any) -> None:
+def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = built.queries()
     expected = [open_index(built.path).search(queries, 10)]
-    changes = [lambda: built.add(200, 9), lambda: compact_index(built.path, disk=fast)]
+    changes = [lambda: built.add(200, 9), lambda: compact_index(built.path, disk=FAST)]
     sharded = opened(built.path, Sharding(shards=2))
     assert not sharded.roll()
     with Load(sharded, queries, lambda hits: any(same(hits, each) for each in expected)) as load:
@@ -180,8 +179,8 @@ def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, 
         sharded.roll()
     assert same(sharded.search(queries, 10), expected[-1])
     eventually(lambda: list(map(len, replica_processes().values())) == [1])
-    delete_documents(built.path, list(open_index(built.path).ids), disk=fast)
-    compact_index(built.path, disk=fast)
+    delete_documents(built.path, list(open_index(built.path).ids), disk=FAST)
+    compact_index(built.path, disk=FAST)
     assert sharded.roll()
     assert (sharded.plan, [*map(list, sharded.search(queries, 5).ids)]) == ((), [[]] * len(queries))
 

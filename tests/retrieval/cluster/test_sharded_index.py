@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from quiver.retrieval.index import Filter, compact_index, open_index
 from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Query
 from quiver.retrieval.search.retrievers import IndexSearcher
-from tests.retrieval.cluster.conftest import InProcess
+from tests.retrieval.cluster.conftest import FAST, FILTERS, NARROW, InProcess, assert_same
 
 Build = Callable[..., Any]
 
@@ -32,19 +32,17 @@ def opened(path: Path, sharding: Sharding) -> ShardedIndex:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
-def test_sharded_searches_equal_those_of_one_process(
-    engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
-) -> None:
+def test_sharded_searches_equal_those_of_one_process(engine: str, tmp_path: Path, build: Build) -> None:
     measured = engine != "bm25"  # which is always exact, and has no recall to measure
     built = build(tmp_path / "i", engine, measured=measured)
     index, queries, seen = open_index(built.path), built.queries(), 0
     cases: list[tuple[Any, int, dict[str, Any]]] = [
         (filter, k, {"effort": effort})
-        for filter in filters.values()
+        for filter in FILTERS.values()
         for k in (1, 7, 1000)
-        for effort in ("exact", "balanced", "fast", narrow[engine])
+        for effort in ("exact", "balanced", "fast", NARROW[engine])
     ]
-    cases += [(filter, 10, {"target_recall": target}) for filter in filters.values() for target in (0.5, 0.9, 1.0) if measured]
+    cases += [(filter, 10, {"target_recall": target}) for filter in FILTERS.values() for target in (0.5, 0.9, 1.0) if measured]
     expected = [index.search(queries, k, filter=filter, **options) for filter, k, options in cases]
     for shards in (1, 2, 3, 4):
         with opened(built.path, Sharding(shards=shards)) as sharded:
@@ -107,11 +105,11 @@ def test_a_sharded_index_is_searched_with_a_model(tmp_path: Path, build: Build, 
         assert (lost.segments, lost.documents) == (sharded.plan[0].segments, InProcess.opened[-1].documents[0])
 
 
-def test_a_new_generation_is_switched_to_and_a_damaged_one_is_not(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
+def test_a_new_generation_is_switched_to_and_a_damaged_one_is_not(tmp_path: Path, build: Build) -> None:
     built, queries = build(tmp_path / "i"), build(tmp_path / "j").queries()
     with opened(built.path, Sharding(shards=2, replicas=2)) as sharded:
         assert not sharded.roll()
-        for change in (lambda: built.add(200, 9), lambda: compact_index(built.path, disk=fast)):
+        for change in (lambda: built.add(200, 9), lambda: compact_index(built.path, disk=FAST)):
             index = change()
             assert sharded.roll()
             assert_same(sharded.search(queries, 20), index.search(queries, 20))
@@ -130,7 +128,7 @@ def test_a_new_generation_is_switched_to_and_a_damaged_one_is_not(tmp_path: Path
     assert [each.closed for each in InProcess.opened] == [1, 1, 1]
 
 
-def test_a_search_that_meets_a_closed_generation_is_answered_by_the_next(tmp_path: Path, build: Build, assert_same: Any) -> None:
+def test_a_search_that_meets_a_closed_generation_is_answered_by_the_next(tmp_path: Path, build: Build) -> None:
     built = build(tmp_path / "i")
     with opened(built.path, Sharding(shards=2)) as sharded:
         first, index = InProcess.opened[0], built.add(200, 9)
@@ -143,13 +141,13 @@ def test_a_search_that_meets_a_closed_generation_is_answered_by_the_next(tmp_pat
         assert_same(sharded.search(built.queries(), 20), index.search(built.queries(), 20))
 
 
-def test_a_generation_removed_while_shards_open_is_retried(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
+def test_a_generation_removed_while_shards_open_is_retried(tmp_path: Path, build: Build) -> None:
     built = build(tmp_path / "i")
 
     def commit_twice(specs: Sequence[ShardSpec]) -> None:
         """What was to be opened is gone when it is opened."""
         InProcess.before = staticmethod(lambda specs: None)
-        compact_index(built.path, disk=fast)
+        compact_index(built.path, disk=FAST)
         built.add(200, 5)
         built.add(210, 5)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import VERSION, EmbeddingStore, StoredVectors, StoreLimits, text_keys
-from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding, row_blocks
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
 DISTINCT = 9
@@ -75,7 +75,7 @@ def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
         assert stored.lengths is not None
         assert stored.lengths.tolist() == [len(rows) for rows in encoding.vectors]
     for size in (1, 4, 1000):
-        blocks = list(stored.rows.blocks(size))
+        blocks = list(row_blocks(stored.rows, size))
         assert [start for start, _ in blocks] == list(range(0, len(matrix), size))
         np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), matrix)
     np.testing.assert_array_equal(stored.rows.span(2, 7), matrix[2:7])
@@ -156,7 +156,7 @@ def test_no_texts_give_no_vectors(tmp_path: Path) -> None:
     for kind in ("dense", "colbert"):
         stored = small_store(tmp_path).encode(Counting(kind, fingerprint=kind[0] * 64), [], "document")
         assert (stored.counts, stored.reused, stored.rows.shape) == (TokenCounts(0, 0, 0, 0), 0, (0, 4))
-        assert list(stored.rows.blocks(5)) == []
+        assert list(row_blocks(stored.rows, 5)) == []
     words = small_store(tmp_path).encode(Counting("colbert"), ["", ""], "document")
     assert (words.rows.shape, words.lengths is not None and words.lengths.tolist()) == ((0, 4), [0, 0])
 
@@ -400,7 +400,7 @@ def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         stored = store.encode(Wide(), (f"{number:05d}" * 200 for number in range(20_000)), "document")
-        total = sum(float(block.sum()) for _, block in stored.rows.blocks(1024))
+        total = sum(float(block.sum()) for _, block in row_blocks(stored.rows, 1024))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, pack_padded, preset
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -27,20 +27,13 @@ from quiver.retrieval.models.export.onnx import TOLERANCE, compare, require_libr
 from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.loading import WorkerModel, build_model, load_index_model, load_model
 from quiver.retrieval.models.onnx_model import OnnxModel
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
+from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 TEXTS = ["A bird has wings, feathers and a beak.", "the sea", "", "retrieval finds documents " * 9]
-
-
-def tokenizer() -> Tokenizer:
-    trained = Tokenizer.train(TEXTS * 2, vocab_size=330)
-    for prefix in ("[Q] ", "[D] "):
-        trained.add_token(prefix)
-    return trained
 
 
 def modernbert(vocabulary: int) -> EncoderConfig:
@@ -63,23 +56,17 @@ def bert(vocabulary: int) -> EncoderConfig:
 
 
 def colbert(folder: Path) -> Path:
-    words = tokenizer()
+    words = make_tokenizer(TEXTS * 2)
     torch.manual_seed(5)
-    settings = ModelFolder(
-        "colbert",
-        folder,
-        projections=(Projection(32, 16),),
-        similarity="maxsim",
-        colbert=ColBERTSettings(query_length=12, document_length=80),
-    )
-    ColBERT.from_parts(init_weights(Encoder(modernbert(len(words))), seed=3).eval(), words, settings).save_pretrained(folder / "model")
+    encoder = init_weights(Encoder(modernbert(len(words))), seed=3).eval()
+    make_colbert(words, encoder, projections=(Projection(32, 16),), query_length=12, document_length=80).save_pretrained(folder / "model")
     return folder / "model"
 
 
 def dense(folder: Path, config: Callable[[int], EncoderConfig], **settings: Any) -> Path:
-    words = tokenizer()
-    about = ModelFolder("dense", folder, max_length=90, **settings)
-    BiEncoder.from_parts(init_weights(Encoder(config(len(words))), seed=4).eval(), words, about).save_pretrained(folder / "model")
+    words = make_tokenizer(TEXTS * 2)
+    encoder = init_weights(Encoder(config(len(words))), seed=4).eval()
+    make_dense(words, encoder, max_length=90, **settings).save_pretrained(folder / "model")
     return folder / "model"
 
 
