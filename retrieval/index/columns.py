@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -398,19 +399,47 @@ def with_words(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(array.offsets, coded, mask=array.is_null() if array.null_count else None)
 
 
-def open_columns(files: Files, stem: str) -> list[dict[str, Column]]:
-    """Map the files that a `ColumnWriter` wrote; the columns of each batch by name.
+class ColumnBatches:
+    """The columns of each batch of the files that a `ColumnWriter` wrote, by name; made of their layouts when they are first read.
 
     Raises:
         FileNotFoundError: A file is missing.
-        DamagedIndexError: The files do not fit each other.
+        DamagedIndexError: The files do not fit each other; also when a batch is read.
     """
-    content = files.map(f"{stem}.arrow", np.uint8, (-1,))
-    described = files.map(f"{stem}.json", np.uint8, (-1,))
-    try:
-        layout = json.loads(described.whole().tobytes()) if described.is_whole else _find_layout(content.whole())
-        return [{name: Column(content, column) for name, column in columns.items()} for columns in layout]
-    except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as error:
-        if isinstance(error, DamagedIndexError):
+
+    def __init__(self, files: Files, stem: str) -> None:
+        self._content, self._path = files.map(f"{stem}.arrow", np.uint8, (-1,)), files.folder / stem
+        described = files.map(f"{stem}.json", np.uint8, (-1,))
+        with self._naming_misfits():
+            self._layouts = json.loads(described.whole().tobytes()) if described.is_whole else _find_layout(self._content.whole())
+        self._made: dict[int, dict[str, Column]] = {}
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def rows(self, column: str) -> list[int]:
+        """The number of rows of each batch."""
+        with self._naming_misfits():
+            return [int(columns[column]["rows"]) for columns in self._layouts]
+
+    def __getitem__(self, number: int) -> Mapping[str, Column]:
+        if number not in self._made:
+            with self._naming_misfits():
+                self._made[number] = {name: Column(self._content, layout) for name, layout in self._layouts[number].items()}
+        return self._made[number]
+
+    @contextmanager
+    def _naming_misfits(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedIndexError:
             raise
-        raise DamagedIndexError(f"{files.folder / stem}.json: does not fit {stem}.arrow ({error}); run quiver index repair") from error
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, pa.ArrowException) as error:
+            message = f"{self._path}.json: does not fit {self._path.name}.arrow ({error}); run quiver index repair"
+            raise DamagedIndexError(message) from error
+
+
+def open_columns(files: Files, stem: str) -> list[Mapping[str, Column]]:
+    """The columns of each batch by name; see `ColumnBatches`."""
+    batches = ColumnBatches(files, stem)
+    return [batches[number] for number in range(len(batches))]

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from quiver.retrieval.data.entries import as_id
 from quiver.retrieval.index.columns import (
     LOOK,
     Column,
+    ColumnBatches,
     ColumnWriter,
     arrow_type,
     binary_column,
@@ -63,8 +64,6 @@ DESCRIBED_COPIES = 12
 _IDS, _FIELDS, _TEXTS = "ids", "fields", "texts"
 _BATCH_ROWS, _BATCH_BYTES = 4096, 8 << 20  # of texts
 _SEARCHED = 2000  # an id is searched for among the sorted ids in the time in which so many rows are compared with a table of ids
-
-_Batches: TypeAlias = Sequence[Mapping[str, Column]] | DamagedIndexError
 
 
 def keeps_field(fields: Sequence[str] | None, name: str) -> bool:
@@ -161,9 +160,9 @@ def _write_ids(folder: Path, ids: pa.Array, tokens: NDArray[np.uint32], disk: Di
 class Texts:
     """The stored documents by row, in the batches of ``texts.arrow``; they stay on disk."""
 
-    def __init__(self, batches: Sequence[Mapping[str, Column]], ids: IdTable) -> None:
+    def __init__(self, batches: ColumnBatches, ids: IdTable) -> None:
         self._batches = batches
-        self._ends = list(accumulate(len(columns["text"]) for columns in batches))
+        self._ends = list(accumulate(batches.rows("text")))
         self._ids = ids
 
     def __getitem__(self, row: int) -> Document:
@@ -186,12 +185,13 @@ class Texts:
 
     def batches(self, keep: NDArray[np.bool_]) -> Iterator[dict[str, pa.Array]]:
         """The columns of chosen rows, batch by batch."""
-        for columns, part in zip(self._batches, np.split(keep, self._ends[:-1]), strict=True):
-            yield {name: column.select(part) for name, column in columns.items()}
+        for number, part in enumerate(np.split(keep, self._ends[:-1])):
+            yield {name: column.select(part) for name, column in self._batches[number].items()}
 
     def lost(self) -> NDArray[np.bool_]:
         """Rows whose text is lost with a damaged block, (P,)."""
-        return np.concatenate([np.logical_or.reduce([column.lost() for column in columns.values()]) for columns in self._batches])
+        batches = (self._batches[number] for number in range(len(self._batches)))
+        return np.concatenate([np.logical_or.reduce([column.lost() for column in columns.values()]) for columns in batches])
 
 
 def fit_field(value: Value | Sequence[Value], kind: str) -> Any:
@@ -302,12 +302,18 @@ class DocumentTable:
 
     Args:
         ids: The ids.
-        fields: Columns of the fields by name, in one batch, or the error that prevents reading them.
+        fields: Columns of the fields, in one batch, or the error that prevents reading them; None if there are none.
         texts: Batches of texts, or the error; None if texts are not stored.
         types: Types that the index gives the fields.
     """
 
-    def __init__(self, ids: IdTable, fields: _Batches, texts: _Batches | None, types: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        ids: IdTable,
+        fields: ColumnBatches | DamagedIndexError | None,
+        texts: ColumnBatches | DamagedIndexError | None,
+        types: Mapping[str, str],
+    ) -> None:
         self.ids = ids
         self._fields, self._texts, self._types = fields, texts, types
 
@@ -319,8 +325,8 @@ class DocumentTable:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file of the ids is inconsistent with the others.
         """
-        [columns] = _open_batches(files, _IDS, "id", count)
-        return cls(IdTable(columns), _open_optional(files, _FIELDS), _open_optional(files, _TEXTS, "text", count) if texts else None, types)
+        ids = IdTable(_open_batches(files, _IDS, "id", count)[0])
+        return cls(ids, _open_optional(files, _FIELDS), _open_optional(files, _TEXTS, "text", count) if texts else None, types)
 
     @cached_property
     def texts(self) -> Texts | None:
@@ -330,7 +336,7 @@ class DocumentTable:
     @property
     def fields(self) -> Mapping[str, Column]:
         """Columns of the fields by name. Raises DamagedIndexError if their file is damaged."""
-        return _unless_damaged(self._fields)[0]
+        return {} if self._fields is None else _unless_damaged(self._fields)[0]
 
     @cached_property
     def columns(self) -> Columns:
@@ -390,15 +396,15 @@ def _as_lists(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(number_column(offsets), array.drop_null(), mask=array.is_null() if array.null_count else None)
 
 
-def _open_batches(files: Files, stem: str, column: str = "", count: int = 0) -> list[dict[str, Column]]:
+def _open_batches(files: Files, stem: str, column: str = "", count: int = 0) -> ColumnBatches:
     """Open columns, and check the number of rows by one of them."""
-    batches = open_columns(files, stem)
-    if column and (found := sum(len(columns[column]) for columns in batches)) != count:
+    batches = ColumnBatches(files, stem)
+    if column and (found := sum(batches.rows(column))) != count:
         raise DamagedIndexError(f"{files.folder / stem}.arrow: {found} rows, but {count} were written; run quiver index repair")
     return batches
 
 
-def _open_optional(files: Files, stem: str, column: str = "", count: int = 0) -> _Batches:
+def _open_optional(files: Files, stem: str, column: str = "", count: int = 0) -> ColumnBatches | DamagedIndexError:
     """Open immediately what searches do not need, so that it stays readable when a writer removes it; return the error if it is damaged."""
     try:
         return _open_batches(files, stem, column, count)
@@ -410,7 +416,7 @@ def _open_optional(files: Files, stem: str, column: str = "", count: int = 0) ->
         return error
 
 
-def _unless_damaged(batches: _Batches) -> Sequence[Mapping[str, Column]]:
+def _unless_damaged(batches: ColumnBatches | DamagedIndexError) -> ColumnBatches:
     if isinstance(batches, DamagedIndexError):
         raise DamagedIndexError(str(batches))
     return batches

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import hashlib
 import io
+import math
 import mmap
 import os
 import threading
@@ -381,7 +382,7 @@ class CheckedArray:
         self._lost = lost
         self._start = start
         self.is_verified = is_verified
-        self._width = array.itemsize * int(np.prod(array.shape[1:]))
+        self._width = array.itemsize * math.prod(array.shape[1:])
         self.shape: tuple[int, ...] = array.shape
         self.nbytes: int = array.nbytes
 

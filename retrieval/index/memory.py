@@ -102,7 +102,7 @@ def index_vectors(
     else:
         with clustering_on(device):
             segment = _written(codec, rows, offsets, dense=lengths is None)
-    documents = DocumentTable(IdTable.of(ids), [{}], None, {})
+    documents = DocumentTable(IdTable.of(ids), None, None, {})
     tokens = TokenCounts(len(ids), 0, 0, 0)
     return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
