@@ -27,13 +27,11 @@ class DropoutMask:
     """A reproducible stream of zeros and ones on a CPU, drawn in pieces: 64 random bits serve eight values, as in flash attention.
 
     PyTorch draws one float per value, 7 ns of a core. The probability of a zero is rounded to a multiple of 2**-8.
-
-    Attributes:
-        scale: Factor for the kept values, so that the mean is preserved.
     """
 
     def __init__(self, probability: float, seed: int) -> None:
         dropped = dropped_levels(probability, 256)
+        # Factor for the kept values, so that the mean is preserved.
         self.scale = 256 / (256 - dropped)
         self._threshold = dropped - 128
         self._generator = torch.Generator().manual_seed(seed)

@@ -373,12 +373,10 @@ PROBLEMS: dict[ProblemType, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class SpanLogits(NamedTuple):
-    """Start and end logits of each packed token."""
+    """Start and end logits of each packed token, (N,) each."""
 
     start: Tensor
-    """(N,)."""
     end: Tensor
-    """(N,)."""
 
 
 class SpanQA(nn.Module):

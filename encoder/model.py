@@ -85,11 +85,7 @@ class Encoder(nn.Module):
         return sum(weight.numel() for weight in self.state_dict().values())
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training or evaluation mode.
-
-        Raises:
-            ValueError: The encoder is prepacked for inference, so training would change nothing.
-        """
+        """Switch to training or evaluation mode; a prepacked encoder cannot be trained."""
         if mode and self.prepacked:
             raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
         return super().train(mode)
@@ -158,10 +154,7 @@ class Encoder(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
     def _arrange(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
-        """Put sequences of equal length side by side on a CPU, once per batch, because attention takes them together there.
-
-        Returns the batch, and the position of each token of the given batch in it; None if the order is unchanged.
-        """
+        """Put sequences of equal length side by side on a CPU, once per batch; returns the place of each token, None if unchanged."""
         if self.device.type != "cpu" or torch.compiler.is_compiling():
             return batch, None
         if self.prepacked == "int8" and not batch.batch_invariant:

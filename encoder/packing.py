@@ -214,8 +214,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
 def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
     """Put sequences of equal length side by side, as attention on a CPU processes them.
 
-    Returns:
-        The batch, and the position of each original token in it, (N,); the given batch and None if nothing has to move.
+    Returns the batch and the position of each original token in it, (N,); the given batch and None if nothing has to move.
     """
     members: dict[tuple[int, int], list[int]] = {}  # by (length, key length), in order of first appearance
     for place, shape in enumerate(zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True)):

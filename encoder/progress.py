@@ -166,10 +166,10 @@ def _format_duration(seconds: float) -> str:
 
 
 def timed_slices(count: int, *, most: int | None = None, clock: Callable[[], float] = time.perf_counter) -> Iterator[slice]:
-    """Divide items into successive slices, so that a bar can move after each: the work on a slice takes about a second.
+    """Divide items into successive slices of up to ``most``, so that a bar can move after each: each takes about a second.
 
-    A slice is twice as long as the one before if that took less than a second, or if longer slices save time: each slice may have a cost
-    of its own, such as reading the corpus from disk. None is longer than ``most``.
+    A slice is twice as long as the one before if that took less than a second, or if longer slices save time: each may have a cost of its
+    own, such as reading the corpus from disk.
     """
     first, size, shorter = 0, 1, math.inf  # seconds per item of the last shorter slice
     while first < count:

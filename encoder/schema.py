@@ -26,38 +26,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    with_config,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import Field as Field
+from pydantic import with_config as with_config
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from quiver.encoder.errors import InputError
-
-__all__ = [
-    "RECORD",
-    "Count",
-    "Field",
-    "NonBlank",
-    "Positive",
-    "Rule",
-    "Schema",
-    "SchemaError",
-    "TextSchema",
-    "describe_errors",
-    "parse",
-    "parse_fields",
-    "parse_record",
-    "validate",
-    "with_config",
-]
 
 Model = TypeVar("Model", bound="Schema")
 Record = TypeVar("Record")

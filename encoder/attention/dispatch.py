@@ -70,10 +70,7 @@ class AttentionCall(NamedTuple):
 
 @dataclass(frozen=True)
 class BackendLimits:
-    """What a backend supports.
-
-    Source: the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
-    """
+    """What a backend supports, by the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b)."""
 
     device: str = "cuda"
     """Device type."""

@@ -55,10 +55,7 @@ _BUILD_FLAGS = {"BACKWARD": "gradients", "LOCAL": "windows", "FP16": "dtype floa
 
 @cache
 def package_function(name: str) -> Callable[..., Any] | None:
-    """Return flash_attn_varlen_func of one of `PACKAGES`.
-
-    None if it is not installed or, with a warning, if it cannot be loaded or lacks an argument.
-    """
+    """Return flash_attn_varlen_func of one of `PACKAGES`; None if it is not installed or, with a warning, cannot be used."""
     module = PACKAGES[name]
     try:
         function: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
@@ -129,10 +126,7 @@ class KernelCall(NamedTuple):
 
 
 def _aten_flash(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
-    """PyTorch's kernel, which is flash-attn 2 without ALiBi, called without the Python layer of varlen_attn.
-
-    Its backward pass is deterministic if `torch.use_deterministic_algorithms` is on.
-    """
+    """PyTorch's kernel, which is flash-attn 2 without ALiBi, called without the Python layer of varlen_attn."""
     left, right = call.sides
     output: Tensor = torch.ops.aten._flash_attention_forward(
         q,

@@ -183,10 +183,7 @@ def _attend_whole(q: Tensor, k: Tensor, v: Tensor, groups: list[LengthGroup], sl
 
 
 def _is_bounded(query: Tensor) -> bool:
-    """Return whether PyTorch computes attention without a mask and without writing all weights out.
-
-    Its CPU kernel does, and on CUDA the memory-efficient one, under the conditions of can_use_mem_efficient_attention in its sdp_utils.cpp.
-    """
+    """Whether PyTorch computes attention without a mask and without writing all weights out: on CUDA, can_use_mem_efficient_attention."""
     if query.device.type != "cuda":
         return query.device.type == "cpu"
     multiples = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}

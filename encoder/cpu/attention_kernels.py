@@ -96,10 +96,7 @@ def lane_tokens(table: NDArray[np.int64]) -> int:
 
 
 def log2_sum_exp(sums: Tensor) -> Tensor:
-    """Return the binary logarithm of each query's sum of weights, (H, L), of the two numbers per query of `attend`, (2, H, L).
-
-    For a query that can attend to no key it is so large that all its weights become 0.
-    """
+    """Return the binary logarithm of each query's sum of weights, (H, L), of the two numbers per query of `attend`, (2, H, L)."""
     tops, weights = sums
     return torch.where(tops <= MASKED, -MASKED, tops + weights.log2())
 

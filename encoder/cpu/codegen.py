@@ -35,10 +35,7 @@ _cgutils: Any = cgutils
 
 
 def cpu_features() -> list[str]:
-    """Return the CPU features that numba compiles for.
-
-    numba uses the same string as cache key, so code for different features is never mixed up.
-    """
+    """Return the CPU features that numba compiles for, by which it also keeps its cache apart."""
     features: str = cpu_target.target_context.codegen().magic_tuple()[2]
     return features.split(",")
 
@@ -403,8 +400,7 @@ def amx_end(code: Code, kind: Any) -> None:
 def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any, Any], tile: Any, out: Any, *, add: bool) -> None:
     """Compute rows of a tile: ``out[r] = sum over i of rows[r * stride + i] * tile[i]``; added to ``out`` if ``add``.
 
-    Rows, tile and ``out`` are addresses; ``shape`` counts rows and 32-bit columns, both multiples of `AMX_ROWS`. Terms are added in the
-    order of i, `AMX_ROWS` at a time. The sum is stored to ``out`` after every `AMX_DEPTH` registers.
+    Rows, tile and ``out`` are addresses; ``shape`` counts rows and 32-bit columns, both multiples of `AMX_ROWS`.
     """
     b = code.builder
     count, columns = shape

@@ -35,19 +35,13 @@ _LAYOUT = b"checksums/1"
 
 
 def jit(function: Function, *, reordered: bool = False) -> Function:
-    """Compile a function at its first call, and cache the result on disk where possible.
-
-    ``reordered`` allows sums to be reordered for vectorization; with contiguous arrays every call uses the same order.
-    """
+    """Compile a function at its first call, and cache the result on disk; ``reordered`` allows sums to be reordered for vectorization."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
     return cast(Function, _with_cache(numba.njit(**options), function))
 
 
 class CompiledCallback:
-    """A C callback ``function(pointer)``, compiled when its address is first read.
-
-    It runs without the interpreter: it cannot raise, and the memory behind the pointer must outlive the call.
-    """
+    """A C callback ``function(pointer)``, compiled when its address is first read; it cannot raise."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         self._function = function

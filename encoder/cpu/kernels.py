@@ -16,11 +16,6 @@ def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
     """Replace answers about this CPU by others, or by functions of the questions' arguments, for tests of the code for other CPUs.
 
     Answers that follow from others change with them. An answer that the CPU cannot live up to makes the process crash.
-
-    Example:
-        >>> with assume(kernels_run=False):
-        ...     bfloat16_kernels_run()
-        False
     """
     if unknown := answers.keys() - CACHES.keys():
         raise ValueError(f"must be one of {', '.join(CACHES)}, got {', '.join(sorted(unknown))}")

@@ -202,10 +202,7 @@ class FloatMatrix:
 
 
 class Int8Matrix:
-    """A rotated weight in 8 bits with a scale per row; tokens are rotated and quantised with a shift and a scale each.
-
-    Arguments and attributes are those of `FloatMatrix`.
-    """
+    """A rotated weight in 8 bits with a scale per row; tokens are rotated and quantised too. Arguments are those of `FloatMatrix`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, parts: int = 1, plain_layout: bool) -> None:
         wide = hadamard(weight.float()) / hadamard_size(weight.shape[1])

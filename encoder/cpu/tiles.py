@@ -49,10 +49,7 @@ from quiver.encoder.cpu.support import SMALLEST_SPAN, WIDTH_MULTIPLE
 
 @emitted
 def product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
-    """Compute outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES) prepared by `narrow`.
-
-    ``matrix`` points to the addresses of the fields of a `PlainMatrix`.
-    """
+    """Compute outputs (O, LANES), a multiple of 16 from ``first`` on, of a narrowed tile (D, LANES); ``matrix`` is a `PlainMatrix`."""
     b = code.builder
     addresses = b.inttoptr(matrix, LONG.as_pointer())
     weights, biases, scales, ones = (code.numbers(b.load(b.gep(addresses, [long(i)]))) for i in range(4))

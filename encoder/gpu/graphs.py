@@ -80,8 +80,7 @@ class Bucket(NamedTuple):
 class StaticBatch:
     """The input of a graph: tensors that keep their addresses, filled with one batch after the other.
 
-    Only flash attention can read its ``batch``, with which the graph is captured: the borders are right in ``cu_seqlens``, on the device,
-    and not in ``offsets``.
+    Only flash attention can read its ``batch``: the borders are right in ``cu_seqlens``, on the device, and not in ``offsets``.
     """
 
     @torch.inference_mode(False)  # the tensors outlive the caller's mode
@@ -175,10 +174,7 @@ class CudaRecorder:
 
 
 class EncoderGraphs:
-    """The captured forward passes of one encoder, one for each bucket: at most 68, which share the memory of their activations.
-
-    Threads take turns; all of them use one stream. Copies and pickles of an encoder start without graphs.
-    """
+    """The captured forward passes of one encoder, one for each bucket, which share the memory of their activations; threads take turns."""
 
     def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None) -> None:
         self._record = record or CudaRecorder()
@@ -199,8 +195,7 @@ class EncoderGraphs:
     def encode(self, encoder: GraphedEncoder, batch: PackedBatch) -> Tensor | None:
         """Encode a batch by a captured graph, without gradients, (N, D) on the encoder's device.
 
-        None if `Encoder.run` has to encode the batch: it is large, its bucket is new, its attention needs the sizes on the host, or a
-        forward hook waits for the pass.
+        None if `Encoder.run` has to encode it: it is large, its bucket is new, its attention needs the sizes on the host, or a hook waits.
         """
         bucket = Bucket.of(batch)
         if bucket is None:
