@@ -460,17 +460,11 @@ class PickedRows:
         return self._rows.take(self._picked[indices])
 
 
+# An item of work and its result: small and picklable, since they may be sent to another process.
 Item = TypeVar("Item")
-"""Item of work: small and picklable, since it may be sent to another process."""
-
 ItemIn = TypeVar("ItemIn", contravariant=True)
-"""Items of a task."""
-
 Result = TypeVar("Result")
-"""Result of an item; picklable."""
-
 ResultOut = TypeVar("ResultOut", covariant=True)
-"""Results of a task."""
 
 
 class WorkerTask(Protocol[ItemIn, ResultOut]):

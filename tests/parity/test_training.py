@@ -214,6 +214,10 @@ def their_dense(model: SentenceTransformer, rows: Sequence[list[dict[str, Any]]]
     return [collected(collator(batch)) for batch in rows]
 
 
+def compare_dense(ours: Ours, theirs: SentenceTransformer, loss: torch.nn.Module, rows: Sequence[Any], *, steps: int = FEW) -> None:
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)), steps=steps)
+
+
 @pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
 def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
     """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
@@ -240,11 +244,7 @@ def test_dense_losses(family: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(family, tmp_path / "start", pooling="mean", normalize=True)
     ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
     rows = rows_for(name, 3, steps=STEPS)
-    assert_same_losses(
-        train(ours.module, ours.loss, ours.batches(rows)),
-        train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows)),
-        steps=STEPS,
-    )
+    compare_dense(ours, theirs, DENSE_LOSSES[name](theirs), rows, steps=STEPS)
 
 
 @pytest.mark.parametrize("name", DENSE_LOSSES)
@@ -254,7 +254,7 @@ def test_matryoshka(base: Path, tmp_path: Path, name: str) -> None:
     loss = losses.MatryoshkaLoss(theirs, DENSE_LOSSES[name](theirs), dims)
     ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name], "matryoshka_dims": dims})
     rows = rows_for(name, 3)
-    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)))
+    compare_dense(ours, theirs, loss, rows)
 
 
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
@@ -267,7 +267,7 @@ def test_poolings_and_similarities(base: Path, tmp_path: Path, name: str, poolin
     loss = kinds[name](theirs, scale=scale, similarity_fct=similarity)
     ours = our_dense(tmp_path / "start", {"name": name, "scale": scale}, pooling=pooling, normalize=normalize)
     rows = without_scores(make_batches(2))
-    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)))
+    compare_dense(ours, theirs, loss, rows)
 
 
 def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path) -> None:
@@ -312,9 +312,7 @@ def test_gradient_checkpointing_and_a_shorter_length(base: Path, tmp_path: Path)
     theirs.max_seq_length = 20
     ours = our_dense(tmp_path / "start", {"name": "mnrl", "scale": 15}, training={"max_length": 20, "gradient_checkpointing": True})
     rows = without_scores(make_batches(2))
-    assert_same_losses(
-        train(ours.module, ours.loss, ours.batches(rows)), train(theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows))
-    )
+    compare_dense(ours, theirs, DENSE_LOSSES["mnrl"](theirs), rows)
     assert ours.collator.counts.truncated > 30
     assert ours.model.max_length == 48
 

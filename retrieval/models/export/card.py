@@ -42,23 +42,22 @@ def check_languages(codes: Iterable[str]) -> None:
 QUERIES = '["which animal has wings"]'
 DOCUMENTS = '["A bird has wings, feathers and a beak."]'
 
-SENTENCE_TRANSFORMER = """\
-from sentence_transformers import SentenceTransformer  # {versions}
 
-model = SentenceTransformer({name})
-queries = model.encode_query({queries})
-documents = model.encode_document({documents})
+def _encode_snippet(library: str, model: str, version: str = "") -> str:
+    """Code for the libraries whose models have the names of sentence-transformers."""
+    return f"""\
+from {library} import {model}{version and f"  # {version}"}
+
+model = {model}({{name}})
+queries = model.encode_query({{queries}})
+documents = model.encode_document({{documents}})
 print(model.similarity(queries, documents))
 """
 
-MULTI_VECTOR = """\
-from sentence_transformers import MultiVectorEncoder  # 6
 
-model = MultiVectorEncoder({name})
-queries = model.encode_query({queries})
-documents = model.encode_document({documents})
-print(model.similarity(queries, documents))
-"""
+SENTENCE_TRANSFORMER = _encode_snippet("sentence_transformers", "SentenceTransformer", "{versions}")
+MULTI_VECTOR = _encode_snippet("sentence_transformers", "MultiVectorEncoder", "6")
+QUIVER = _encode_snippet("quiver.retrieval", "{kind}")
 
 PYLATE = """\
 from pylate import models, scores
@@ -97,14 +96,6 @@ def encode(texts, prompt=""):
 queries = encode({queries}, {query_prompt})
 documents = encode({documents}, {document_prompt})
 print(queries @ documents.T)
-"""
-
-QUIVER = """\
-from quiver.retrieval import {kind}
-
-model = {kind}({name})
-queries = model.encode_query({queries})
-documents = model.encode_document({documents})
 """
 
 POOLING = {
