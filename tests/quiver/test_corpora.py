@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,14 +140,6 @@ def test_rows_take_over_the_fields_of_the_latest_rows(index_of: Callable[..., Pa
     for delimited in ("more tables", "more tables/a.csv"):
         assert options_like(root, str(root / delimited)) == replace(FIELDS, exclude=())
     assert options_like(root, str(root / "more files")) == SourceOptions(passages="tokens:20")
-
-
-def test_files_added_to_an_index_of_tables_take_nothing_over(index_of: Callable[..., Path]) -> None:
-    options = SourceOptions(text=("about",), passages="tokens:20")
-    root = index_of(tables=options)
-    shutil.rmtree(root / "tables")  # what a known source held is remembered
-    assert options_like(root, str(root / "files")) == SourceOptions()
-    assert options_like(root, str(root / "more tables")) == options
 
 
 def test_a_wrong_field_is_one_line_before_the_model_is_loaded(quiver: Callable[..., Any], tmp_path: Path) -> None:

@@ -75,14 +75,6 @@ def test_devices_give_what_one_process_gives(quiver: Callable[..., Any], model: 
     assert results[0][0]["measures"] == results[1][0]["measures"]
 
 
-def test_results_record_the_dtype(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = quiver("evaluate", "--model", model, "--data", data, "--out", out, "--dtype", "float16", "--no-bm25", "--no-cache")
-    assert done.code == 0, done.err
-    assert json.loads((out / "results.json").read_text())["system"]["dtype"] == "float16"
-    assert "float16" in (out / "report.md").read_text()
-
-
 def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
 ) -> None:

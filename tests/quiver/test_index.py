@@ -51,25 +51,6 @@ def search(quiver: Callable[..., Any], index: Path, *options: object) -> set[str
     return {hit["id"] for hit in json.loads(done.out)}
 
 
-def test_long_steps_have_a_bar(quiver: Callable[..., Any], index: Path, bars: dict[str, Any], tmp_path: Path) -> None:
-    more = tmp_path / "more.jsonl"
-    more.write_text('{"_id": "d4", "text": "more of the sea"}\n')
-    for arguments, shown in (
-        (("add", index, more, "--progress"), {"reading", "documents"}),
-        (("delete", index, "d4"), set()),
-        (("compact", index, "--progress"), {"merging"}),
-        (("check", index, "--progress"), {"checking"}),
-        (("repair", index, "--progress"), {"repairing"}),
-    ):
-        bars.clear()
-        done = quiver("index", *arguments)
-        assert done.code == 0, done.err
-        assert bars.keys() == shown, arguments[0]
-        for name, bar in bars.items():
-            assert name not in {"merging", "documents"} or sum(bar.steps) == bar.total
-            assert name in done.err
-
-
 def test_documents_are_added_replaced_and_deleted(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n" + json.dumps({"_id": "d1", "text": "a fish"}) + "\n")
@@ -292,12 +273,6 @@ def test_search_reports_the_effort_used(quiver: Callable[..., Any], lists: Path,
         done = quiver("search", lists, "the sea", *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert message in done.err
-
-
-def test_an_exact_index_is_described_as_exact(quiver: Callable[..., Any], index: Path) -> None:
-    shown = quiver("index", "info", index).out
-    assert "exhaustive" in shown
-    assert "not measured" not in shown
 
 
 def test_options_of_a_model_are_refused_for_an_index_of_words(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:

@@ -147,16 +147,6 @@ def test_rows_of_ids_come_with_their_texts(quiver: Callable[..., Any], model: Pa
     assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
 
 
-def test_negatives_of_pairs_are_mined_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path) -> None:
-    fields = ("--query-field", "question", "--positive-field", "pos", "--corpus", data, "--limit", 2, "--suspects", 0)
-    mined = quiver("mine", pairs, "-m", "bm25", "-o", tmp_path / "out", "-n", 4, "--margin", "none", *fields)
-    assert mined.code == 0, mined.err
-    rows = rows_of(tmp_path / "out")
-    assert [row["query"] for row in rows] == ["number 0", "number 1"]
-    assert [row["document_ids"][0] for row in rows] == ["d0", "d1"]
-    assert "suspected false negatives" in mined.out
-
-
 def test_the_dtype_of_a_cross_encoder_is_refused_before_another_teacher_is_loaded(
     quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

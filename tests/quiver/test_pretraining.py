@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.packing import pack_ids
-from quiver.eval.report.formats import render_markdown
-from quiver.eval.report.training import read_run, summary, training_report
+from quiver.eval.report.training import read_run, summary
 from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.training import dry_run
 
@@ -124,18 +123,6 @@ def test_a_dry_run_reads_a_part_of_a_large_corpus(quiver: Callable[..., Any], fo
     assert not found["exact"]
     assert 20 < found["documents"] + found["held_out"] < 60
     assert "more than" in quiver("pretrain", "recipe.json", "--dry-run").out
-
-
-def test_an_unfinished_run_has_a_report(quiver: Callable[..., Any], folder: Path) -> None:
-    assert quiver("pretrain", "recipe.json", "--out", "out").code == 0
-    (folder / "out" / "run.json").unlink()
-    run = read_run(folder / "out")
-    assert not run.finished
-    assert "**Not finished**" in render_markdown(training_report(run))
-    assert run.curves["loss"]
-    done = quiver("report", "training", "out")
-    assert done.code == 0, done.err
-    assert (folder / "out" / "report.md").read_text() == render_markdown(training_report(run))
 
 
 def test_a_prepared_corpus_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:

@@ -53,14 +53,6 @@ def test_the_paper_layout_has_the_rows_of_the_paper_and_of_the_results(quiver: C
     assert (done.code, "--layout paper" in done.err) == (2, True)
 
 
-def test_the_paper_layout_refuses_results_without_a_column(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    other = data.rename(tmp_path / "mine")
-    assert quiver("evaluate", "--model", model, "--data", other, "--out", tmp_path / "results").code == 0
-    done = quiver("report", tmp_path / "results", "--layout", "paper", "--out", tmp_path / "table.md")
-    assert (done.code, done.out, done.err.count("\n"), (tmp_path / "table.md").exists()) == (2, "", 1, False)
-    assert "no table of the paper has a column for mine.test" in done.err
-
-
 def test_a_comparison_is_printed_written_and_given_as_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     printed = quiver("report", "compare", results / "b", results / "a")
     assert printed.code == 0, printed.err
@@ -199,18 +191,6 @@ def test_the_recall_of_an_approximate_index_is_reported(quiver: Callable[..., An
         quiver("evaluate", "--model", model, "--data", data, "--engine", "faiss-dense:factory=IVF9999,Flat", "--out", tmp_path / "no").code
         == 2
     )
-
-
-def test_a_missing_collection_is_not_downloaded_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    done = quiver("evaluate", "--model", model, "--data", "beir/scifact", "--offline", "--out", tmp_path / "out")
-    assert done.code == 2
-    assert "quiver collections fetch beir/scifact" in done.err
-    assert len(done.err.strip().splitlines()) == 1
-
-
-def test_int8_is_refused_for_models_of_other_libraries(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    done = quiver("evaluate", "--model", model, "--library", "pylate", "--dtype", "int8", "--data", data, "--out", tmp_path / "out")
-    assert (done.code, "dtype, device and batch size are only available for library quiver" in done.err) == (2, True)
 
 
 def test_a_report_that_cannot_take_the_system_is_found_before_scoring(

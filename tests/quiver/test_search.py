@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.records import DenseEncoding, Document, Role
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
 from quiver.retrieval.search.retrievers import Explained
@@ -354,18 +353,6 @@ def test_text_that_is_not_utf_8_is_refused_in_one_line(
     done = quiver("search", built.dense, *arguments)
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert message in done.err
-
-
-def test_a_query_whose_vector_is_not_finite_is_told_in_one_line(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = BiEncoder.encode_texts
-
-    def broken(self: BiEncoder, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        encoding = encode(self, texts, role, progress=progress)
-        return replace(encoding, vectors=np.full_like(encoding.vectors, np.nan))
-
-    monkeypatch.setattr(BiEncoder, "encode_texts", broken)
-    done = quiver("search", built.dense, QUERY)
-    assert (done.code, done.err) == (2, "quiver: error: the vector of query 0 is not finite: it has NaN or infinity\n")
 
 
 def test_search_refuses_to_fuse_indexes_without_a_common_document(quiver: Quiver, built: Built, tmp_path: Path) -> None:

@@ -76,17 +76,6 @@ def test_a_sweep_trains_selects_and_resumes(quiver: Callable[..., Any], recipe: 
     assert changed == [record["runs"][1]["folder"]]
 
 
-@pytest.mark.slow
-def test_a_failed_run_is_reported_and_the_others_are_compared(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    settings = ("training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
-    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--no-progress", *settings)
-    assert done.code == 1
-    assert "1 of 2 runs failed, runs/train=lost.jsonl with: " in done.err
-    assert len(done.err.splitlines()) == 1
-    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert record["best"]["settings"] == {"data.train": ["train.jsonl"]}
-
-
 def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
@@ -101,14 +90,6 @@ def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
     assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
-
-
-@pytest.mark.slow
-def test_progress_is_shown_with_the_remaining_time(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--progress", "training.learning_rate=1e-4,1e-2", "training.max_steps=1")
-    assert done.code == 0, done.err
-    assert "run 1 of 2: learning_rate=1e-4\n" in done.err
-    assert "run 2 of 2: learning_rate=0.01 (about 1 min left)\n" in done.err
 
 
 @pytest.mark.slow
