@@ -1,7 +1,7 @@
 """The training loop: forward, backward, clip, step; then log, save, evaluate and stop, in this order.
 
 A `Task` gives batches, a loss and checkpoints; the trainer does the rest. The gradients are averaged over the processes once per step,
-while the last backward pass runs (`quiver.encoder.training.gradients`). The host waits for the device once per step.
+while the last backward pass runs (`quiver.encoder.training.sharding`). The host waits for the device once per step.
 
 A checkpoint is saved before the evaluation of the same step, which stops between two batches when a signal asks for it: a process that is
 killed while it evaluates loses nothing. A resumed run is the run that was not interrupted, on a CPU bit for bit.
@@ -26,11 +26,10 @@ from torch.optim import Optimizer
 from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.packing import PackedBatch, copy_to
 from quiver.encoder.progress import WorkStoppedError, interruptible
-from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import LOG, NONFINITE, RunLog, keep_batches
 from quiver.encoder.training.processes import Processes, StepMemory, StopRequest, peak_memory
 from quiver.encoder.training.run_folder import CHECKPOINTS, Checkpoints
-from quiver.encoder.training.sharding import whole_tensor
+from quiver.encoder.training.sharding import GradientReducer, whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.sharding import GradientReducer
 from tests.processes import imported_python
 
 WORKER = """
 import json, sys
 import torch
 from torch import distributed, nn
-from quiver.encoder.training.gradients import GradientReducer
+from quiver.encoder.training.sharding import GradientReducer
 from quiver.encoder.training.processes import Processes
 
 rank = int(sys.argv[1])
