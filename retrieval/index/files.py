@@ -154,7 +154,7 @@ class _Mapping:
     """A memory mapping that is released when the last array on it is deleted."""
 
     def __init__(self, path: Path, size: int) -> None:
-        map_pages, unmap_pages = _calls()
+        map_pages, unmap_pages = _load_mmap_calls()
         with path.open("rb", buffering=0) as file:
             address = map_pages(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
         if address == _FAILED:
@@ -166,7 +166,7 @@ class _Mapping:
 
 
 @lru_cache(maxsize=1)
-def _calls() -> tuple[Any, Any]:
+def _load_mmap_calls() -> tuple[Any, Any]:
     """``mmap`` and ``munmap`` of the C library."""
     library = ctypes.CDLL(None, use_errno=True)
     map_pages, unmap_pages = library.mmap, library.munmap

@@ -117,7 +117,7 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
     given: NDArray[Any] = np.asarray(queries)
     if given.ndim != 2 or given.shape[1] != dim:
         raise ValueError(f"queries must have the shape (Q, {dim}), got {given.shape}")
-    matrix = _single(given)
+    matrix = _to_float32(given)
     finite = np.isfinite(matrix)
     if not finite.all():
         raise InputError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite: it has NaN or infinity")
@@ -136,7 +136,7 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
         given: NDArray[Any] = np.asarray(query)
         if given.ndim != 2 or not len(given) or given.shape[1] != dim:
             raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {given.shape}")
-        matrix = _single(given)
+        matrix = _to_float32(given)
         if not np.isfinite(matrix).all():
             raise InputError(f"a vector of query {row} is not finite: it has NaN or infinity")
         checked.append(matrix)
@@ -150,7 +150,7 @@ def encoded_queries(encoding: DenseEncoding | TokenEncoding, card: ModelCard) ->
     return encoding.vectors if card.kind == "colbert" else encoding.token_ids or []
 
 
-def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
+def _to_float32(matrix: NDArray[Any]) -> NDArray[np.float32]:
     """Convert to contiguous float32, without a copy if possible."""
     if matrix.dtype == np.float32:
         return np.ascontiguousarray(matrix)
@@ -344,13 +344,13 @@ class IndexReader:
         return self.manifest.documents
 
     def __repr__(self) -> str:
-        return f"Index({'; '.join(f'{name}: {value}' for name, value in self._described())})"
+        return f"Index({'; '.join(f'{name}: {value}' for name, value in self._list_facts())})"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
-        return html_table(("Index", ""), self._described())
+        return html_table(("Index", ""), self._list_facts())
 
-    def _described(self) -> list[tuple[str, str]]:
+    def _list_facts(self) -> list[tuple[str, str]]:
         """Facts for people: name and value."""
         model, described = self.manifest.model, [("path", str(self.path)), ("documents", f"{len(self):,}")]
         vectors = "" if model.kind == "bm25" else f", {model.dim} dimensions, {model.similarity}"
@@ -446,13 +446,13 @@ class IndexReader:
         :meta private:
         """
         k = check_k(k)
-        vectors, effort = self._checked(queries), options.effort
+        vectors, effort = self._convert_queries(queries), options.effort
         if options.target_recall is not None:
             if effort is not None:
                 raise ValueError("give either effort or target_recall, not both")
             effort = self.search_params_for(options.target_recall, k)
         chosen = self.check_filter(options.filter)
-        return SearchRequest(vectors, k, self._params("balanced" if effort is None else effort, k), chosen)
+        return SearchRequest(vectors, k, self._parse_effort("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
         """Search the segments of this index. The request is not checked again; an index with more segments may have checked it.
@@ -534,7 +534,7 @@ class IndexReader:
             >>> index.search_params("fast", k=10)
             {}
         """
-        return asdict(self._params(effort, check_k(k)))
+        return asdict(self._parse_effort(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
         """Measured recall and latency of the presets by number of hits; empty without calibration.
@@ -585,9 +585,9 @@ class IndexReader:
             >>> index.scores(["wings"], ["1", "2"]).argmax().item()
             0
         """
-        vectors = self._checked([query])[0]
+        vectors = self._convert_queries([query])[0]
         scores = np.empty(len(ids), np.float32)
-        places = [self._place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
+        places = [self._require_place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
         for number, segment in enumerate(self.segments):
             mine = [which for which, place in enumerate(places) if place.segment == number]
             if mine:
@@ -607,7 +607,7 @@ class IndexReader:
             >>> index.document("owl")
             Document(id='owl', text='Owls have wings.', title='', metadata={'year': 2012})
         """
-        return self.documents.at(self._place(key, self.locate([key])[0]))
+        return self.documents.at(self._require_place(key, self.locate([key])[0]))
 
     def text_of(self, key: str) -> str:
         """The text of a document as the model encoded it, with its title if the index uses titles.
@@ -739,19 +739,19 @@ class IndexReader:
         """
         check_model(self.path, self.manifest, card)
 
-    def _place(self, key: str, place: Place | None) -> Place:
+    def _require_place(self, key: str, place: Place | None) -> Place:
         if place is None:
             raise InputError(f"{self.path}: the index has no document '{key}'")
         return place
 
-    def _checked(self, queries: Any) -> Any:
+    def _convert_queries(self, queries: Any) -> Any:
         """Check queries and convert them for the engine."""
         card = self.manifest.model
         if card.kind == "bm25":
             return WordQueries.of(queries, ((cast(WordSegment, segment.vectors), segment.alive) for segment in self.segments))
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
+    def _parse_effort(self, effort: str | Mapping[str, Setting], k: int) -> Any:
         """Convert a search effort to search parameters of the engine."""
         if not isinstance(effort, str):
             return parse_params(self.codec, effort)
@@ -801,7 +801,7 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
 def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True) -> IndexReader:
     """Open a generation whose manifest has been read, or of it the segments that a changed manifest has; see `open_index`."""
     codec = open_checked_codec(layout, manifest)
-    segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
+    segments = [_open_one_segment(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
     return IndexReader(layout.root, manifest, codec, segments, verified=verify)
 
 
@@ -837,7 +837,7 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         )
 
 
-def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
+def _open_one_segment(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
     folder = layout.segments / entry.name
     files = open_files(folder, entry.files, verify=verify)
     segment = open_segment(files, codec, entry.documents, manifest.policy, alive=read_alive(layout, entry))

@@ -82,7 +82,7 @@ def index_vectors(
         ValueError: The numbers of ids, lengths and vectors do not match.
     """
     rows = MatrixRows(np.ascontiguousarray(vectors, np.float32)) if isinstance(vectors, np.ndarray) else vectors
-    offsets = _offsets(ids, rows, lengths)
+    offsets = _check_offsets(ids, rows, lengths)
     spec = parse_engine(engine)
     name = engine_name(spec.name, card, len(ids))
     if rows.shape[1] != card.dim:
@@ -90,21 +90,23 @@ def index_vectors(
     if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= read_bytes:
         rows = MatrixRows(rows.span(0, rows.shape[0]))
     norm = largest_norm(rows)
-    if not np.isfinite(norm) and (bad := first_bad_row(rows)) is not None:
+    blocks = row_blocks(rows, ROWS) if not np.isfinite(norm) else ()
+    bad = next((start + int(np.isfinite(block).all(axis=1).argmin()) for start, block in blocks if not np.isfinite(block).all()), None)
+    if bad is not None:
         owner = ids[bad if lengths is None else int(np.searchsorted(offsets, bad, side="right")) - 1]
         what = "the vector" if lengths is None else "a token vector"
         raise InputError(f"{what} of document '{owner}' is not finite; check the model")
     with clustering_on(device):
-        codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
+        codec = _train_on_sample(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
     segment: AnySegment
     if name in (EXACT_DENSE, EXACT_TOKENS):
         segment = ExactSegment(rows, None if lengths is None else offsets, norm, all_exact=False)
     else:
         with clustering_on(device):
-            segment = _written(codec, rows, offsets, dense=lengths is None)
+            segment = _write_to_memory(codec, rows, offsets, dense=lengths is None)
     documents = DocumentTable(IdTable.of(ids), None, None, {})
     tokens = TokenCounts(len(ids), 0, 0, 0)
-    return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
+    return _make_reader(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
 
 def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> IndexReader:
@@ -124,8 +126,8 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     lengths = np.concatenate([encoded.lengths for _, encoded in parts])
     if not lengths.sum():
         raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
-    chosen = _chosen(engine(name, card).sample(int(lengths.sum())), lengths, options.seed)
-    sample = _sample([encoded for _, encoded in parts], chosen, card)
+    chosen = _choose_documents(engine(name, card).sample(int(lengths.sum())), lengths, options.seed)
+    sample = _take_sample([encoded for _, encoded in parts], chosen, card)
     vectors, device = int(lengths.sum()), device_of(model)
     with clustering_on(device):
         codec = train_codec(name, sample, card, documents=source.count, vectors=vectors, settings=options.settings, seed=options.seed)
@@ -138,15 +140,20 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
         del encoded
     contents = writer.close()
     segment = open_segment(Files.written(MEMORY, disk), codec, source.count, policy := options.policy)
-    return _in_memory(card, codec, segment, policy, contents.tokens).search_on(device)
+    return _make_reader(card, codec, segment, policy, contents.tokens).search_on(device)
 
 
-def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
+def _check_offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Check ids and lengths; return the first vector of each document, and T, (P + 1,)."""
+    count = rows.shape[0] if lengths is None else len(lengths)
+    if len(ids) != count:
+        raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
+    if not count:
+        raise InputError("an index needs at least one document, got none")
+    for _ in unique(lambda: ((None, Document(key, "")) for key in ids)):  # raises at the end
+        pass
     if lengths is None:
-        check_new_ids(ids, rows.shape[0])
-        return np.arange(rows.shape[0] + 1)
-    check_new_ids(ids, len(lengths))
+        return np.arange(count + 1)
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     if offsets[-1] != rows.shape[0] or np.min(lengths) < 0:
         raise ValueError(f"the lengths of the documents add up to {offsets[-1]} vectors, but the vectors have the shape {rows.shape}")
@@ -155,18 +162,19 @@ def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np
     return offsets
 
 
-def _trained(name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int) -> AnyCodec:
+def _train_on_sample(
+    name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int
+) -> AnyCodec:
     """Train the codec of an engine on documents chosen at random."""
     chosen_engine = engine(name, card)
     chosen_engine.check(spec.settings, card)
     lengths = np.diff(offsets)
-    chosen = _chosen(chosen_engine.sample(rows.shape[0]), lengths, seed)
+    chosen = _choose_documents(chosen_engine.sample(rows.shape[0]), lengths, seed)
     sample = Sample(rows.take(token_rows(offsets, chosen)), None if dense else lengths[chosen])
-    count, vectors = len(lengths), rows.shape[0]
-    return train_codec(name, sample, card, documents=count, vectors=vectors, settings=spec.settings, seed=seed)
+    return train_codec(name, sample, card, documents=len(lengths), vectors=rows.shape[0], settings=spec.settings, seed=seed)
 
 
-def _chosen(vectors: int, lengths: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def _choose_documents(vectors: int, lengths: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Choose documents at random with at least ``vectors`` vectors in total, or all documents; their numbers, ascending."""
     order = np.random.default_rng(seed).permutation(len(lengths))
     enough = int(np.searchsorted(np.cumsum(lengths[order]), vectors)) + 1 if vectors else 0
@@ -174,7 +182,7 @@ def _chosen(vectors: int, lengths: NDArray[np.int64], seed: int) -> NDArray[np.i
     return chosen
 
 
-def _sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard) -> Sample:
+def _take_sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard) -> Sample:
     """The vectors of chosen documents."""
     if not len(chosen):
         return Sample(np.zeros((0, card.dim), np.float32))
@@ -187,7 +195,7 @@ def _sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard
     return Sample(sample.vectors, None if card.kind == "dense" else sample.lengths, sample.token_ids)
 
 
-def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: bool) -> AnySegment:
+def _write_to_memory(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: bool) -> AnySegment:
     """Write a segment of a compressing engine to memory and open it."""
     disk = MemoryDisk()
     writer = codec.writer(MEMORY, disk)
@@ -200,32 +208,8 @@ def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: 
     return segment
 
 
-def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> IndexReader:
+def _make_reader(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> IndexReader:
     documents, vectors = len(segment.documents), int(segment.vectors.lengths.sum())
     entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {}, None)
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return IndexReader(MEMORY, manifest, codec, [segment])
-
-
-def first_bad_row(rows: Rows) -> int | None:
-    """Number of the first row with a NaN or infinity, or None."""
-    for start, block in row_blocks(rows, ROWS):
-        bad = ~np.isfinite(block).all(axis=1)
-        if bad.any():
-            return start + int(bad.argmax())
-    return None
-
-
-def check_new_ids(ids: Sequence[str], count: int) -> None:
-    """Check that ids are unique and that there are ``count`` of them.
-
-    Raises:
-        InputError: There are no documents, or an id is repeated.
-        ValueError: The number of ids is wrong.
-    """
-    if len(ids) != count:
-        raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
-    if not count:
-        raise InputError("an index needs at least one document, got none")
-    for _ in unique(lambda: ((None, Document(key, "")) for key in ids)):
-        pass

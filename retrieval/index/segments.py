@@ -84,11 +84,11 @@ def merged(found: Sequence[Sequence[PartHits]], k: int) -> Hits:
         >>> hits.ids, hits.scores[0].tolist()
         ([['b', 'd', 'c']], [2.0, 1.0, 1.0])
     """
-    best = [_merged(parts, k) for parts in found]
+    best = [_merge_parts(parts, k) for parts in found]
     return Hits([ids for ids, _ in best], [scores for _, scores in best])
 
 
-def _merged(parts: Sequence[PartHits], k: int) -> tuple[Sequence[str], NDArray[np.float32]]:
+def _merge_parts(parts: Sequence[PartHits], k: int) -> tuple[Sequence[str], NDArray[np.float32]]:
     if len(parts) == 1:
         return parts[0].names(None), parts[0].scores
     scores = np.concatenate([np.zeros(0, np.float32), *(part.scores for part in parts)])
