@@ -7,7 +7,7 @@
     FOLDER/.PART.unfinished  a folder that a process is writing, or was when it was killed; never read, removed by the next writer
 
 A name is taken by one rename, after everything under it was synced. All changes go through a `Disk`; errors of a full or read-only disk
-become one line. Training runs and checkpoints, mining, teacher scores, prepared rows, index builds, evaluations and downloads use this.
+become one line. Training runs, mining, teacher scores, prepared rows, stored vectors, index builds, evaluations and downloads use this.
 """
 
 from __future__ import annotations

@@ -336,10 +336,6 @@ def encode_here(
             yield taken.popleft(), encoding
 
 
-def _texts_of_chunk(chunk: Sequence[str]) -> Sequence[str]:
-    return chunk
-
-
 NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
 """Successive chunks that a worker encodes, and the number of the first."""
 
@@ -355,7 +351,7 @@ class _EncodeInWorker:
     def open(self, advance: Advance) -> Callable[[NumberedChunks], list[Encoding]]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
-        return lambda item: [encoding for _, encoding in encode_here(model, item[1], _texts_of_chunk, self.role, advance=advance)]
+        return lambda item: [encoding for _, encoding in encode_here(model, item[1], list, self.role, advance=advance)]
 
 
 _TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one
@@ -378,7 +374,7 @@ def encode_chunks(
         WorkerError: Workers died repeatedly.
     """
     if role == "query" or not executor.remote:
-        with closing(encode_here(model, chunks, _texts_of_chunk, role, advance=advance)) as encoded:
+        with closing(encode_here(model, chunks, list, role, advance=advance)) as encoded:
             yield from encoded
         return
     threads, source = executor.threads(torch.get_num_threads()), iter(chunks)

@@ -86,11 +86,11 @@ from quiver.retrieval.index.sources import (
     FILE,
     check_replaced,
     describe_source,
-    forget_sources,
     is_rereadable,
     options_like,
     read_sources,
     remember_source,
+    sources_file,
     tell_apart,
     write_sources,
 )
@@ -171,7 +171,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
                 index = IndexReader(out, draft, codec, [build.open_segment(*segment) for segment in segments])
                 draft = replace(draft, calibration=_measure_recall(index, begun, options.memory, options.seed, progress=progress))
-            forget_sources(out, disk)
+            if sources_file(out).exists():  # of an index that is replaced
+                disk.unlink(sources_file(out))
             entry = writer.add_codec(codec_folder.folder, name, codec.parameters, codec_folder.about["holds"])
             writer.commit(replace(draft, codec=entry, segments=tuple(_add_segments(writer, segments))))
             work.remove()

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.data.entries import checked_document, unique
-from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DocumentTable, FieldCheck, IdTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
@@ -109,10 +108,9 @@ def index_vectors(
     return _make_reader(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
 
-def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> IndexReader:
+def build_in_memory(corpus: Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> IndexReader:
     """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`."""
-    given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
-    documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
+    documents, disk, card = list(map(checked_document, corpus)), MemoryDisk(), model.card
     source = survey(documents, MEMORY / "spool", disk=disk, fields=FieldCheck(options.types, options.on_type_error))
     options = replace(options, types=options.field_types(source.types))
     name = engine_name(options.engine, card, source.count)

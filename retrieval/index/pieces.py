@@ -38,7 +38,6 @@ from quiver.encoder.work_folder import SealedFolder, SealedFolders
 from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.embedding_store import encode_here, stack_vectors
 from quiver.retrieval.data.entries import checked_document, unique
-from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import FieldCheck, keeps_field
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import REAL, Disk, map_array, write_array
@@ -202,7 +201,7 @@ class Reading:
 
 
 def survey(
-    corpus: str | Path | Iterable[Document],
+    corpus: Iterable[Document],
     spool: Path,
     *,
     disk: Disk,
@@ -214,8 +213,7 @@ def survey(
     """Read all documents once and check them.
 
     Args:
-        corpus: A source of `quiver.retrieval.data.source.open_corpus`, or documents. An iterator is written to ``spool``, because it can
-            be read only once.
+        corpus: The documents. An iterator is written to ``spool``, because it can be read only once.
         spool: Path of a file to create; it must exist as long as the source is used.
         disk: Writes the spool.
         fields: Checks the values of fields with known types; those of others are inferred.
@@ -227,12 +225,11 @@ def survey(
         InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, a document cannot be written as JSON, or
             a value does not fit the type of its field.
     """
-    given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
 
     def read_again(first: int) -> Iterator[Document]:
-        return map(checked_document, islice(given, first, None))
+        return map(checked_document, islice(corpus, first, None))
 
-    read_from = _write_spool(read_again(0), spool, disk) if spooled or isinstance(given, Iterator) else read_again
+    read_from = _write_spool(read_again(0), spool, disk) if spooled or isinstance(corpus, Iterator) else read_again
     digest, lengths = hashlib.sha256(), array("I")
     stream = (document for _, document in unique(lambda: ((None, document) for document in read_from(0))))
     with progress_bar("reading", None, enabled=progress) as advance:

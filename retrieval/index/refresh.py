@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1024  # documents that are compared at a time
 _SAFE = 0.5  # share of the documents that is deleted only if that is asked for
-_REFUSED = "without --dry-run this would be refused: %s"
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         if force or not dry_run:
             raise
         sources = _choose_sources(path, known.sources, source, options, force=True)
-        logger.warning(_REFUSED, error)
+        logger.warning("without --dry-run this would be refused: %s", error)
     chosen = [(_open_source(path, each, tokens_of(model)), each) for each in sources]
     # What takes the place of another may be a wrong one, from which all documents are gone.
     replaced = [each for each in known.sources if each.source not in [other.source for other in sources]]
@@ -135,7 +134,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         try:
             gone()
         except InputError as error:
-            logger.warning(_REFUSED, error)
+            logger.warning("without --dry-run this would be refused: %s", error)
     else:
         first = next(changes, None)
         if first is not None:
@@ -238,7 +237,9 @@ class _Comparison:
         self._before, self._new_before = [seen.copy() for seen in self._seen], frozenset(self._new)
         files_read = corpus.read if isinstance(corpus.read, FolderFiles) else None
         if files_read is not None:
-            corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(source, name, files.get(name) == digest)))
+            corpus = replace(
+                corpus, read=partial(files_read, lambda name, digest: files.get(name) == digest and self._skip_file(source, name))
+            )
         documents = iter(corpus)
         try:
             while chunk := list(islice(documents, _CHUNK)):
@@ -248,7 +249,7 @@ class _Comparison:
             if files_read is None:
                 raise  # of several tables, others may have documents; files raise it only if there is one, which has no text any more
         for name in files_read.unreachable if files_read else ():
-            self._skip(source, name, True)  # what the file holds now is unknown; its passages stay
+            self._skip_file(source, name)  # what the file holds now is unknown; its passages stay
         if self._shadowed and known.ids != "data":
             logger.warning(
                 "%s: %s documents are left out, because a source that was added later has their ids, such as '%s'; rename their folder",
@@ -259,15 +260,12 @@ class _Comparison:
         if not self.counts[source] and known.documents != 0:
             self.emptied.append(source)
 
-    def _skip(self, source: str, name: str, same: bool) -> bool:
-        """Whether a file is skipped; its documents count as seen."""
-        rows = self._rows.get(name)
-        if not same or rows is None:
-            return False
-        for segment, those in rows:
-            self._seen[segment][those] = True
-            self.counts[source] += len(those)
-        return True
+    def _skip_file(self, source: str, name: str) -> bool:
+        """Count the documents of a file as seen; whether there are any."""
+        for segment, rows in self._rows.get(name, ()):
+            self._seen[segment][rows] = True
+            self.counts[source] += len(rows)
+        return name in self._rows
 
     def _compare(self, documents: Sequence[Document]) -> Iterator[Document]:
         for document, place in zip(documents, self.index.locate([each.id for each in documents]), strict=True):

@@ -106,12 +106,6 @@ def is_rereadable(corpus: object) -> bool:
     return isinstance(corpus, Corpus) and corpus.source not in (STANDARD_INPUT, IN_MEMORY)
 
 
-def forget_sources(root: Path, disk: Disk) -> None:
-    """Remove the sources of an index that a build replaces."""
-    if sources_file(root).exists():
-        disk.unlink(sources_file(root))
-
-
 def write_sources(root: Path, generation: int, sources: Iterable[IndexSource], disk: Disk) -> None:
     """Write the sources of a committed generation. The index is complete without them, so a full disk is only a warning."""
     content: dict[str, Any] = asdict(IndexSources(generation, tuple(sources)))

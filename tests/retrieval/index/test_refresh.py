@@ -128,13 +128,6 @@ def test_after_another_change_of_the_index_every_document_is_compared(root: Path
     assert same_as_new(index, root, tmp_path)
 
 
-def test_documents_that_are_from_no_file_stay(root: Path, index: Path) -> None:
-    add_documents(index, [Document("mine", "my own document")], Counting())
-    (root / "e.py").unlink()
-    done = refresh_index(index, Counting())
-    assert (done.deleted, done.index.document("mine").text) == (1, "my own document")
-
-
 def test_a_file_that_cannot_be_opened_keeps_its_passages_and_a_folder_ends_the_refresh(
     root: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
