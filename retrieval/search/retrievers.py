@@ -30,7 +30,7 @@ from quiver.retrieval.index.index import IndexReader, encoded_queries, open_inde
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.encoding import join_encodings, maxsim_packed
-from quiver.retrieval.models.loading import load_index_model
+from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -633,8 +633,6 @@ class OpenIndexes:
             return Scorer(short_names([str(given.path if isinstance(given, IndexReader) else given)])[0], self._model_of(index), index)
         if str(given) == NAME and not Path(NAME).exists():
             raise InputError(f"{NAME}: {needed}; BM25 has no vectors and can be fused (--fuse, fuse=)")
-        from quiver.retrieval.models.loading import load_model
-
         model = load_model(str(given), device=self._device) if isinstance(given, str | Path) else given
         if not hasattr(model, "card"):
             raise InputError(f"{needed}, got a {type(given).__name__}")
