@@ -403,7 +403,9 @@ def _functions(tree: ast.Module) -> Iterator[tuple[_Function, str]]:
 def _pair(node: _Function, function: str, module: str, lines: Sequence[str]) -> Pair | None:
     """The pair of a function; None if a rule excludes it."""
     docstring = ast.get_docstring(node)
-    if docstring is None or _excluded_name(node.name) or all(isinstance(one, ast.Pass | ast.Raise) for one in node.body[1:]):
+    # CodeSearchNet also excludes names such as "latest", which contain the substring.
+    is_excluded = "test" in node.name.lower() or (node.name.startswith("__") and node.name.endswith("__"))
+    if docstring is None or is_excluded or all(isinstance(one, ast.Pass | ast.Raise) for one in node.body[1:]):
         return None
     query = summary(docstring)
     if query is None:
@@ -416,11 +418,6 @@ def _pair(node: _Function, function: str, module: str, lines: Sequence[str]) -> 
     if len(code) > MAX_CODE_CHARACTERS:
         code = code[:MAX_CODE_CHARACTERS].rpartition("\n")[0] or code[:MAX_CODE_CHARACTERS]
     return Pair(f"{module}.{function}:{node.lineno}", query, code, module, function, node.lineno)
-
-
-def _excluded_name(name: str) -> bool:
-    # CodeSearchNet also excludes names such as "latest", which contain the substring.
-    return "test" in name.lower() or (name.startswith("__") and name.endswith("__"))
 
 
 def _around_docstring(node: _Function, lines: Sequence[str]) -> tuple[list[str], list[str]]:

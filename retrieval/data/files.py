@@ -83,13 +83,6 @@ def type_of(path: Path) -> str | None:
     return _TYPES.get(path.suffix.lower()) or _NAMES.get(path.name.lower())
 
 
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UnreadableFileError(f"{path}: cannot be read ({error.strerror})") from error
-
-
 def to_passages(name: str, kind: str, file: FileText, rules: PassageRules, token_spans: TokenSpans) -> list[Document]:
     """Cut the text of a file, whose path has ``/`` and begins ids and titles, into passages."""
     base = title_of(name, (file.title,) if file.title else ())
@@ -211,15 +204,16 @@ class FolderFiles:
         for inner, path in self._files(skipped):
             kind, name = type_of(path) or "text", self._labelled(inner)
             try:
-                content = _bytes_of(path)
+                content = path.read_bytes()
                 digests[name] = hashlib.sha256(READERS + content).hexdigest()
                 file = None if unchanged(name, digests[name]) else read_file(path, content, kind)
-            except UnreadableFileError as error:
+            except (UnreadableFileError, OSError) as error:
+                message = f"{path}: cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
                 if self.root.is_file():
-                    raise
-                logger.info("%s", error)
+                    raise UnreadableFileError(message) from error
+                logger.info("%s", message)
                 skipped.add("unreadable", name)
-                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                     self.unreachable.append(name)
                 continue
             read += 1

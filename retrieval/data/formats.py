@@ -86,7 +86,11 @@ def read_file(path: Path, content: bytes, kind: str) -> FileText:
         InputError: The library that reads files of this type is not installed.
     """
     if kind not in _CONVERTED:
-        return _read_plain(path, content, kind)
+        text, encoding = _decode(path, content, kind)
+        if kind == "notebook":
+            return _read_notebook(path, text)
+        file = _by_lines(text)._replace(encoding=encoding)
+        return _with_front_matter(file) if kind == "markdown" else file
     name, libraries, read = _CONVERTED[kind]
     try:
         return read(path, content)
@@ -97,14 +101,6 @@ def read_file(path: Path, content: bytes, kind: str) -> FileText:
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableFileError(f"{path}: the {name} cannot be read ({reason})") from error
-
-
-def _read_plain(path: Path, content: bytes, kind: str) -> FileText:
-    text, encoding = _decode(path, content, kind)
-    if kind == "notebook":
-        return _read_notebook(path, text)
-    file = _by_lines(text)._replace(encoding=encoding)
-    return _with_front_matter(file) if kind == "markdown" else file
 
 
 def _decode(path: Path, content: bytes, kind: str) -> tuple[str, str]:

@@ -71,7 +71,9 @@ def convert_html(source: str, *, xml: bool = False, headers: bool = False) -> Co
     clean = _MARKS.sub("", source)
     if xml or _XML.match(clean):
         clean = _to_html(clean)
-    page, title = _parse(_mark_lines(clean))
+    # The line is added to the start tag of each block, as an attribute without a value; it cannot end a quoted value that looks like a tag.
+    starts = line_starts(clean)
+    page, title = _parse(_BLOCK_TAG.sub(lambda tag: f"{tag[0]} \ue002{bisect_right(starts, tag.start())}\ue001", clean))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a page looks like XML or like a file's name
         soup = BeautifulSoup(_flatten(page), "html.parser")
@@ -89,12 +91,6 @@ def _to_html(xhtml: str) -> str:
     """Write what only XML has as HTML: elements without content, which HTML would leave open, and character data."""
     plain = _CDATA.sub(lambda data: html.escape(data[1], quote=False), xhtml)
     return _CLOSED_TAG.sub(lambda tag: tag[0] if tag[1].lower() in _VOID else f"<{tag[1]}{tag[2]}></{tag[1]}>", plain)
-
-
-def _mark_lines(source: str) -> str:
-    """Add the line to the start tag of each block, as an attribute without a value; it cannot end a quoted value that looks like a tag."""
-    starts = line_starts(source)
-    return _BLOCK_TAG.sub(lambda tag: f"{tag[0]} \ue002{bisect_right(starts, tag.start())}\ue001", source)
 
 
 def _parse(source: str) -> tuple[str, str]:

@@ -196,7 +196,9 @@ def _markdown(text: str) -> list[Span]:
         if fence:
             continue
         if heading := _ATX.match(line):
-            found.append((start, len(heading[1]), _without_closing(line[heading.end() :].strip())))
+            title = line[heading.end() :].strip()
+            bare = title.rstrip("#")  # which may close a heading after a space
+            found.append((start, len(heading[1]), title if bare and bare[-1] not in " \t" else bare.rstrip()))
             before = (start, "")
         elif before[1] and (under := _SETEXT.match(line)):
             found.append((before[0], 1 if under[1][0] == "=" else 2, before[1].strip()))
@@ -204,12 +206,6 @@ def _markdown(text: str) -> list[Span]:
         else:
             before = (start, "" if _NO_PARAGRAPH.match(line) else line)
     return _from_starts(text, _paths(found))
-
-
-def _without_closing(heading: str) -> str:
-    """The text of a heading without the ``#`` that may close it after a space."""
-    text = heading.rstrip("#")
-    return text.rstrip() if not text or text[-1] in " \t" else heading
 
 
 _ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*$")
@@ -268,18 +264,14 @@ def _definitions(
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*path, node.name)
-            found.append((_first_line(node, text, starts), inner))
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
+            found.append((_with_comments(text, starts, first), inner))
             if isinstance(node, ast.ClassDef):
                 _definitions(node.body, text, starts, inner, found)
             free = True
         elif free:
             found.append((_with_comments(text, starts, node.lineno - 1), path))
             free = False
-
-
-def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, text: str, starts: Sequence[int]) -> int:
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
-    return _with_comments(text, starts, first)
 
 
 def _with_comments(text: str, starts: Sequence[int], line: int) -> int:

@@ -252,7 +252,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
-            hidden = files.skipped() or _describe_patterns(options)
+            hidden = files.skipped() or ("change or remove --include and --exclude" if options.include or options.exclude else "")
             raise EmptyInputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
                 + (f"; {hidden}" if hidden else "")
@@ -267,10 +267,6 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             f"{path}: unsupported type; documents are read from tables ({_SUFFIXES}), and from files of text and code such as .md or .pdf"
         )
     return [path]
-
-
-def _describe_patterns(options: SourceOptions) -> str:
-    return "change or remove --include and --exclude" if options.include or options.exclude else ""
 
 
 _NOT_TABLES = "--id, --title, --text, --list and --columns name fields of tables, and these are files of text or code; remove them"

@@ -100,6 +100,10 @@ def test_headings_are_those_of_commonmark(line: str, path: tuple[str, ...]) -> N
     assert [found for _, found in paths(f"{line}\nwords\n", "markdown")] == [path]
 
 
+def test_a_heading_with_a_million_spaces_is_read_at_once() -> None:
+    assert paths("# a" + " " * 1_000_000 + "b\n", "markdown")[0][1][0].startswith("a  ")
+
+
 def test_restructuredtext_levels_follow_the_order_of_styles() -> None:
     text = "====\nTop\n====\na\n\nPart\n----\nb\n\nSub\n~~~\nc\n\nNext\n----\nd\n"
     assert [path for _, path in paths(text, "rst")] == [("Top",), ("Top", "Part"), ("Top", "Part", "Sub"), ("Top", "Next")]
