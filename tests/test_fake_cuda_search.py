@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quiver.retrieval.index.on_device import DeviceScorer, Resident
+from quiver.retrieval.index.on_device import DeviceScorer, DeviceVectors
 from quiver.retrieval.index.ranking import FirstPass, SearchLimits
+from quiver.retrieval.records import MatrixRows
 from tests.test_fake_cuda import Trace, trace
 
 __all__ = ["trace"]
@@ -47,7 +48,8 @@ def test_an_exact_search_waits_only_for_its_results_and_holds_no_similarities(tr
     documents = VECTORS // 3 if tokens else VECTORS
     watched = Watched()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        vectors = Resident(torch.empty(VECTORS, WIDTH, device="cuda"))
+        resident = torch.empty(VECTORS, WIDTH, device="cuda")
+        vectors = DeviceVectors(MatrixRows(np.zeros((0, WIDTH))), resident.device, resident)
         scorer = DeviceScorer(vectors, queries, offsets, documents=documents, largest_norm=1.0, limits=limits)
         with trace, watched:
             scores, rows = scorer.candidates(HITS)

@@ -19,7 +19,7 @@ import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.retrieval.index.engines import Setting, one_thread
+from quiver.retrieval.index.engines import Setting, named_params, one_thread
 from quiver.retrieval.index.index import IndexReader, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.index.segments import OpenSegment
@@ -197,10 +197,10 @@ class _Course:
         self._index = index
         self._ks = ks
         codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)
-        grids = {k: [asdict(point) for point in codec.param_grid(k, documents=documents)] for k in ks}
+        grids = {k: [named_params(point) for point in codec.param_grid(k, documents=documents)] for k in ks}
         self._points = {k: [_Point(k, search_params) for search_params in grids[k][:-1]] for k in ks}
         # Minimum number of grid points that are measured for k hits.
-        self._always = {k: grids[k].index(asdict(codec.preset_params("balanced", k=k))) + 1 + _BEYOND for k in ks}
+        self._always = {k: grids[k].index(named_params(codec.preset_params("balanced", k=k))) + 1 + _BEYOND for k in ks}
         # The reference for recall. Exhaustive search takes the same time for any k, so it runs once per query, with the largest k.
         self._exact = _Point(ks[-1], grids[ks[-1]][-1])
         self._exact_params = {k: grids[k][-1] for k in ks}

@@ -63,8 +63,7 @@ ParamsType = TypeVar("ParamsType", covariant=True)
 """Type of the engine's search parameters."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Hits of one segment for one query."""
 
     rows: NDArray[np.int64]  # rows of the segment, best first, (n,) with n <= k
@@ -333,12 +332,17 @@ def parse_params(codec: Codec[Any, ParamsType], search_params: Mapping[str, Sett
     params: Any = codec.preset_params("balanced", k=10)
     factory = codec.parameters.get("factory")
     subject = f"this {codec.name} index" if factory is None else f"this {codec.name} ({factory}) index"
-    known = {name: value for name, value in vars(params).items() if value != 0 or isinstance(value, bool)}
+    known = named_params(params)
     unchangeable = [name for name, value in search_params.items() if value != 0 or name not in vars(params)]
     check_names(subject, "search parameter", unchangeable, list(known))
     wanted = {name: value for name, value in search_params.items() if name in known}
     changed: ParamsType = replace(params, **parse_fields(type(params), wanted, source=subject)) if wanted else params
     return changed
+
+
+def named_params(params: Any) -> dict[str, Setting]:
+    """Search parameters by name, without those that are 0 because the index does not have them."""
+    return {name: value for name, value in vars(params).items() if value != 0 or isinstance(value, bool)}
 
 
 def resize_params(search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
@@ -652,10 +656,8 @@ class Lazy(Generic[Made]):
         return self._made[0]
 
 
-def in_order(
-    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Order rows by score and then by document id, both descending; return the first k rows and their scores.
+def in_order(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]) -> Found:
+    """The k best rows by score and then by document id, both descending.
 
     Args:
         rows: Rows of the index.
@@ -663,24 +665,15 @@ def in_order(
         k: Maximum number of rows to return.
         ids: Document ids of all rows of the index, or their ranks.
     """
+    if len(rows) > k:  # a tie at the cut stays complete
+        kept = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+        rows, scores = rows[kept], scores[kept]
     order = np.argsort(-scores, kind="stable")
-    if len(order) > k:  # sort a tie at the cut completely, but nothing below it
-        order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
     rows, scores = rows[order], scores[order]
     if (scores[:-1] == scores[1:]).any():
         named: list[tuple[float, Any, int]] = sorted(zip(scores.tolist(), ids[rows].tolist(), rows.tolist(), strict=True), reverse=True)
         rows = np.array([row for _, _, row in named], np.int64)
-    return rows[:k], scores[:k]
-
-
-def best_rows(
-    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """`in_order` of many rows, of which those below the k best are left out first."""
-    if len(rows) > k:
-        kept = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
-        rows, scores = rows[kept], scores[kept]
-    return in_order(rows, scores, k, ids=ids)
+    return Found(rows[:k], scores[:k])
 
 
 def check_k(k: SupportsIndex) -> int:

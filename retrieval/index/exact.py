@@ -1,8 +1,7 @@
 """Exact search, and the exact engines: uncompressed float32 vectors, all of which are compared with every query.
 
-On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Dense vectors
-are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors; token vectors are scored by MaxSim. A
-document without token vectors keeps its row and id and is never found.
+On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Documents are
+scored by inner products or MaxSim. A document without token vectors keeps its row and id and is never found.
 
 Close scores are computed again in float64 (`quiver.retrieval.index.ranking`), on a GPU after a search in half precision
 (`quiver.retrieval.index.on_device`); a ranking depends neither on the device nor on its threads.
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import faiss
 import numpy as np
@@ -44,14 +43,13 @@ from quiver.retrieval.index.engines import (
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
 from quiver.retrieval.index.ranking import (
     LIMITS,
-    InParts,
-    Ranked,
+    Block,
+    HostScorer,
     SearchLimits,
     document_blocks,
     float32_error,
-    nearest_by_scores,
+    picked_offsets,
     rank,
-    token_pieces,
     token_rows,
 )
 from quiver.retrieval.models.encoding import maxsim_packed
@@ -60,10 +58,20 @@ from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, Picked
 if TYPE_CHECKING:
     import torch
 
-    from quiver.retrieval.index.on_device import Resident, Streamed
+    from quiver.retrieval.index.on_device import DeviceVectors
+
+_faiss: Any = faiss  # the type stubs lack the functions that FAISS's Python layer adds
+
+Queries: TypeAlias = DenseVectors | Sequence[TokenVectors]
+"""(Q, d), or Q arrays of (n_i >= 1, d) float32; finite."""
 
 ROWS = 8192
-"""Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
+"""Rows of a matrix that are read in one step, so that a check never copies the complete matrix."""
+
+# If a filter allows fewer rows than this share, they are gathered before scoring; otherwise all rows are scored and the others masked.
+_FEW = 0.25
+# For fewer queries, FAISS's inner products take half the time of a matrix product; for more, three times as long.
+_FEW_QUERIES = 8
 
 
 def largest_norm(rows: Rows) -> float:
@@ -75,14 +83,10 @@ def largest_norm(rows: Rows) -> float:
     return float(largest)
 
 
-# If a filter allows fewer rows than this share, they are gathered before scoring; otherwise all rows are scored and the others masked.
-_FEW = 0.25
-
-
 def search_exact(  # noqa: PLR0913 - one option for each choice
     rows: Rows,
     offsets: NDArray[np.int64] | None,
-    queries: DenseVectors | Sequence[TokenVectors],
+    queries: Queries,
     k: int,
     *,
     largest_norm: float,
@@ -90,14 +94,14 @@ def search_exact(  # noqa: PLR0913 - one option for each choice
     allowed: Bitmap | None = None,
     all_exact: bool = False,
     limits: SearchLimits = LIMITS,
-    placed: Resident | Streamed | None = None,
-) -> list[Ranked]:
+    placed: DeviceVectors | None = None,
+) -> list[Found]:
     """The k best documents of each query by exact inner product or MaxSim; ties go to the greater id.
 
     Args:
         rows: (P, d), or the token vectors of all documents, (T, d); finite.
         offsets: First token vector of each document, and T, (P + 1,); None for one vector per document.
-        queries: (Q, d), or Q arrays of (n_i >= 1, d) float32; finite.
+        queries: Vectors for the first, token vectors for the second.
         k: Hits per query, at least 1.
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
@@ -112,82 +116,85 @@ def search_exact(  # noqa: PLR0913 - one option for each choice
     filled = None if offsets is None else np.diff(offsets) > 0
     findable = filled if allowed is None else allowed if filled is None else filled & allowed
     count = len(ids) if findable is None else int(np.count_nonzero(findable))
-    if allowed is not None and findable is not None and count < _FEW * len(allowed) and (placed is None or placed.streamed):
+    if allowed is not None and findable is not None and count < _FEW * len(allowed) and (placed is None or placed.resident is None):
         picked = np.flatnonzero(findable)
         some, ends = PickedRows(rows, picked), None
         if offsets is not None:
-            some, ends = PickedRows(rows, token_rows(offsets, picked)), np.append(0, np.cumsum(offsets[picked + 1] - offsets[picked]))
-        onto = None if placed is None else _stream(some, placed.device)
+            some, ends = PickedRows(rows, token_rows(offsets, picked)), picked_offsets(offsets, picked)
+        onto = None if placed is None else placed.of(some)
         found = search_exact(
             some, ends, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits, placed=onto
         )
-        return [(picked[places], scores) for places, scores in found]
-    ranked: list[Ranked] = []
-    size, group = limits.dense_queries if offsets is None else limits.token_queries, limits.queries_rescored
-    for start in range(0, len(queries), size):
-        some_queries = queries[start : start + size]
-        if placed is not None:
-            from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
-
-            scorer = DeviceScorer(
-                placed, some_queries, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits
+        return [Found(picked[places], scores) for places, scores in found]
+    ranked: list[Found] = []
+    for start in range(0, len(queries), limits.queries):
+        some_queries = queries[start : start + limits.queries]
+        if placed is None:
+            host = HostScorer(
+                len(some_queries),
+                partial(_blocks, rows, offsets, some_queries, allowed, limits),
+                partial(_rescored, rows, offsets, some_queries, limits),
+                limits.scores_held,
             )
-            exact, margin = all_exact or scorer.all_exact, scorer.margin(k)
-            ranked += rank(scorer, k, findable=count, errors=scorer.errors, ids=ids, margin=margin, all_exact=exact, group=group)
+            errors = _bound_errors(some_queries, largest_norm, tokens=offsets is not None)
+            ranked += rank(host, k, findable=count, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
             continue
-        errors = _bound_errors(some_queries, largest_norm, tokens=offsets is not None)
-        walk = InParts(_Blocks(rows, offsets, some_queries, allowed, limits), group)
-        ranked += rank(walk, k, findable=count, errors=errors, ids=ids, all_exact=all_exact, group=group)
+        from quiver.retrieval.index.on_device import DeviceScorer  # imports PyTorch, which a search on the CPU does not need
+
+        scorer = DeviceScorer(placed, some_queries, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
+        exact, margin = all_exact or scorer.all_exact, scorer.margin(k)
+        group = limits.queries_rescored
+        ranked += rank(scorer, k, findable=count, errors=scorer.errors, ids=ids, margin=margin, all_exact=exact, group=group)
     return ranked
 
 
-def _stream(rows: Rows, device: torch.device) -> Streamed:
-    from quiver.retrieval.index.on_device import Streamed  # imports PyTorch, which a search on the CPU does not need
-
-    return Streamed(rows, device)
-
-
-def _bound_errors(queries: DenseVectors | Sequence[TokenVectors], largest_norm: float, *, tokens: bool) -> NDArray[np.float64]:
+def _bound_errors(queries: Queries, largest_norm: float, *, tokens: bool) -> NDArray[np.float64]:
+    """Bound on the error of a float32 score of each query, (Q,)."""
     with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
         lengths = [np.linalg.norm(query, axis=1).sum() for query in queries] if tokens else np.linalg.norm(np.asarray(queries), axis=1)
     terms = [query.shape[-1] + (len(query) if tokens else 0) for query in queries]
     return np.array([float32_error(count, float(length) * largest_norm) for count, length in zip(terms, lengths, strict=True)])
 
 
-class _Block:
-    """Some documents and the queries, both in memory; implements `quiver.retrieval.index.ranking.Part`."""
+def _blocks(
+    rows: Rows, offsets: NDArray[np.int64] | None, queries: Queries, allowed: Bitmap | None, limits: SearchLimits
+) -> Iterator[Block]:
+    """The documents in blocks of whole documents."""
+    size, few = limits.block_rows(rows.shape[1]), allowed is None and len(queries) < _FEW_QUERIES
+    if offsets is None:
+        matrix = np.asarray(queries)
+        for start, vectors in row_blocks(rows, size):
+            hidden = None if allowed is None else ~allowed[start : start + len(vectors)]
+            nearest = partial(_faiss.knn, matrix, vectors, metric=_faiss.METRIC_INNER_PRODUCT) if few else None
+            yield Block(start, len(vectors), partial(_score_dense, matrix, vectors, hidden), nearest)
+        return
+    for begin, end in document_blocks(offsets, size):
+        first, last = int(offsets[begin]), int(offsets[end])
+        hidden = None if allowed is None else ~allowed[begin:end]
+        scores = partial(_score_tokens, queries, rows.span(first, last), offsets[begin : end + 1] - first, hidden)
+        yield Block(begin, end - begin, scores)
 
-    def __init__(
-        self,
-        queries: DenseVectors | Sequence[TokenVectors],
-        vectors: NDArray[np.float32],
-        offsets: NDArray[np.int64] | None,
-        hidden: Bitmap | None,
-        limits: SearchLimits,
-    ) -> None:
-        self._queries, self._vectors, self._offsets, self._limits = queries, vectors, offsets, limits
-        self._hidden = hidden  # (n,) documents that must not be found
 
-    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        count = len(self._vectors) if self._offsets is None else len(self._offsets) - 1
-        if self._offsets is not None or self._hidden is not None:
-            return nearest_by_scores(self, len(self._queries), count, k, held=self._limits.scores_held)
-        scores, places = faiss.knn(np.asarray(self._queries), self._vectors, min(k, count), metric=faiss.METRIC_INNER_PRODUCT)
-        return scores, places
+def _score_dense(queries: DenseVectors, vectors: DenseVectors, hidden: Bitmap | None, some: Sequence[int]) -> NDArray[np.float32]:
+    scores: NDArray[np.float32] = queries[some] @ vectors.T  # (Q', n)
+    if hidden is not None:
+        scores[:, hidden] = -np.inf
+    return scores
 
-    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32]  # (Q', n)
-        if self._offsets is None:
-            scores = np.asarray(self._queries)[queries] @ self._vectors.T
-        else:
-            scores = maxsim_packed([self._queries[query] for query in queries], self._vectors, self._offsets)
-        if self._hidden is not None:
-            scores[:, self._hidden] = -np.inf
-        return scores
 
-    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        rows, size = MatrixRows(self._vectors), self._limits.tokens_rescored
-        return exact_scores(rows, self._offsets, self._queries[query], places, size=size)
+def _score_tokens(
+    queries: Queries, vectors: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, some: Sequence[int]
+) -> NDArray[np.float32]:
+    scores = maxsim_packed([queries[query] for query in some], vectors, offsets)  # (Q', n)
+    if hidden is not None:
+        scores[:, hidden] = -np.inf
+    return scores
+
+
+def _rescored(
+    rows: Rows, offsets: NDArray[np.int64] | None, queries: Queries, limits: SearchLimits, query: int, places: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    return exact_scores(rows, offsets, queries[query], places, size=limits.tokens_rescored)
 
 
 def exact_scores(
@@ -198,65 +205,17 @@ def exact_scores(
     *,
     size: int = LIMITS.tokens_rescored,
 ) -> NDArray[np.float64]:
-    """Scores of given documents in float64, (len(places),).
-
-    Args:
-        rows: (P, d), or the token vectors of all documents, (T, d).
-        offsets: First token vector of each document, and T, (P + 1,); None for one vector per document.
-        query: (d,) for inner products, (n_i, d) for MaxSim.
-        places: Numbers of the documents; each must have a vector.
-        size: Maximum number of token vectors that are gathered at a time.
-    """
+    """Scores of given documents, which have a vector each, in float64, (len(places),); ``size`` token vectors are gathered at a time."""
     vectors, scores = query.astype(np.float64), np.empty(len(places), np.float64)
     if offsets is None:
         for start in range(0, len(places), ROWS):
             scores[start : start + ROWS] = rows.take(places[start : start + ROWS]).astype(np.float64) @ vectors
         return scores
-    for first, last in token_pieces(offsets, places, size):
-        piece = places[first:last]
-        lengths = offsets[piece + 1] - offsets[piece]
-        similarities = vectors @ rows.take(token_rows(offsets, piece)).astype(np.float64).T  # (n_i, tokens)
-        scores[first:last] = np.maximum.reduceat(similarities, np.cumsum(lengths) - lengths, axis=1).sum(axis=0)
+    ends = picked_offsets(offsets, places)
+    for first, last in document_blocks(ends, size):
+        similarities = vectors @ rows.take(token_rows(offsets, places[first:last])).astype(np.float64).T  # (n_i, tokens)
+        scores[first:last] = np.maximum.reduceat(similarities, ends[first:last] - ends[first], axis=1).sum(axis=0)
     return scores
-
-
-class _Blocks:
-    """The documents in blocks of whole documents; implements `quiver.retrieval.index.ranking.Walk`."""
-
-    def __init__(
-        self,
-        rows: Rows,
-        offsets: NDArray[np.int64] | None,
-        queries: DenseVectors | Sequence[TokenVectors],
-        allowed: Bitmap | None,
-        limits: SearchLimits,
-    ) -> None:
-        self._rows, self._offsets, self._queries, self._allowed, self._limits = rows, offsets, queries, allowed, limits
-
-    def parts(self) -> Iterator[tuple[int, _Block]]:
-        size, offsets = self._limits.block_rows(self._rows.shape[1]), self._offsets
-        if offsets is None:
-            for start, block in row_blocks(self._rows, size):
-                yield start, self._block(block, None, slice(start, start + len(block)))
-            return
-        for begin, end in document_blocks(offsets, size):
-            first, last = int(offsets[begin]), int(offsets[end])
-            yield begin, self._block(self._rows.span(first, last), offsets[begin : end + 1] - first, slice(begin, end))
-
-    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _Block]]:
-        if self._offsets is None:
-            for start in range(0, len(rows), ROWS):
-                picked = rows[start : start + ROWS]
-                yield len(picked), self._block(self._rows.take(picked), None, None)
-            return
-        for first, last in token_pieces(self._offsets, rows, self._limits.tokens_rescored):
-            picked = rows[first:last]
-            offsets = np.append(0, np.cumsum(self._offsets[picked + 1] - self._offsets[picked]))
-            yield len(picked), self._block(self._rows.take(token_rows(self._offsets, picked)), offsets, None)
-
-    def _block(self, vectors: NDArray[np.float32], offsets: NDArray[np.int64] | None, documents: slice | None) -> _Block:
-        hidden = None if self._allowed is None or documents is None else ~self._allowed[documents]
-        return _Block(self._queries, vectors, offsets, hidden, self._limits)
 
 
 _CODEC = "codec.json"
@@ -265,15 +224,6 @@ _LENGTHS = "lengths.u32"
 _FACTS = "vectors.json"
 # Memory of a writer in bytes for the buffers of its files, in addition to the document lengths.
 _BUFFERS = 4 << 20
-
-
-def _placement(rows: Rows, device: torch.device | None) -> Callable[[], Resident | Streamed | None]:
-    """Function that copies the vectors of a segment to a device when it is first called. On the CPU, FAISS and NumPy search: None."""
-    if device is None or device.type == "cpu":
-        return lambda: None
-    from quiver.retrieval.index.on_device import place  # imports PyTorch, which a search on the CPU does not need
-
-    return partial(Lazy["Resident | Streamed"]().get, partial(place, rows, device))
 
 
 class ExactSegment:
@@ -297,8 +247,8 @@ class ExactSegment:
         all_exact: bool = True,
     ) -> None:
         self._rows, self._offsets, self._largest_norm, self._damaged, self._all_exact = rows, offsets, largest_norm, damaged, all_exact
-        self._device: torch.device | None = None
-        self._placed = _placement(rows, None)
+        self._device: torch.device | None = None  # where the vectors are searched; None for the CPU
+        self._placed: Lazy[DeviceVectors] = Lazy()
 
     def __len__(self) -> int:
         return self._rows.shape[0] if self._offsets is None else len(self._offsets) - 1
@@ -306,7 +256,7 @@ class ExactSegment:
     def search_on(self, device: torch.device) -> None:
         """Search on a device from now on; the vectors are copied at the first search."""
         if device != self._device:
-            self._device, self._placed = device, _placement(self._rows, device)
+            self._device, self._placed = None if device.type == "cpu" else device, Lazy()
 
     @property
     def size(self) -> Size:
@@ -320,7 +270,7 @@ class ExactSegment:
 
     def search(
         self,
-        queries: DenseVectors | Sequence[TokenVectors],
+        queries: Queries,
         k: int,
         *,
         params: NoParams,
@@ -329,18 +279,19 @@ class ExactSegment:
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
         del params
-        norm, all_exact, placed = self._largest_norm, self._all_exact, self._placed()
-        found = search_exact(
-            self._rows, self._offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed
+        placed, norm, exact = None, self._largest_norm, self._all_exact
+        if self._device is not None:
+            from quiver.retrieval.index.on_device import place  # imports PyTorch, which a search on the CPU does not need
+
+            placed = self._placed.get(partial(place, self._rows, self._device))
+        return search_exact(
+            self._rows, self._offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=exact, placed=placed
         )
-        return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `quiver.retrieval.index.engines.Segment`."""
-        if self._offsets is None:
-            return exact_scores(self._rows, None, query, rows).astype(np.float32)
         scores = np.full(len(rows), -np.inf, np.float32)
-        filled = np.flatnonzero(self._offsets[rows + 1] > self._offsets[rows])
+        filled = np.arange(len(rows)) if self._offsets is None else np.flatnonzero(self._offsets[rows + 1] > self._offsets[rows])
         scores[filled] = exact_scores(self._rows, self._offsets, query, rows[filled])
         return scores
 

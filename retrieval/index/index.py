@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -37,6 +37,7 @@ from quiver.retrieval.index.engines import (
     check_preset,
     did_you_mean,
     find_engine,
+    named_params,
     open_codec,
     parse_params,
     resize_params,
@@ -494,7 +495,7 @@ class IndexReader:
         k = check_k(k)
         param_grid = self.codec.param_grid(k, documents=1)
         if len(param_grid) == 1:
-            return asdict(param_grid[0])
+            return named_params(param_grid[0])
         if self.calibration is None:
             raise InputError(f"{self.path}: recall was not measured; run quiver index calibrate")
         wanted = max(1, min(k, len(self)))
@@ -534,7 +535,7 @@ class IndexReader:
             >>> index.search_params("fast", k=10)
             {}
         """
-        return asdict(self._parse_effort(effort, check_k(k)))
+        return named_params(self._parse_effort(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
         """Measured recall and latency of the presets by number of hits; empty without calibration.
@@ -763,7 +764,7 @@ class IndexReader:
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
         """Search parameters of a preset; see `presets`."""
-        usual = asdict(self.codec.preset_params(name, k=k))
+        usual: dict[str, Any] = named_params(self.codec.preset_params(name, k=k))
         if self._measured is None or name == "exact":
             return usual
         table = self._measured.table(max(1, min(k, len(self))))

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.retrieval.index.engines import Bitmap
-from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, token_pieces, token_rows
+from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, picked_offsets, token_rows
 from quiver.retrieval.models.batches import available_memory
 from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.records import DenseModel, DenseVectors, Rows, TokenModel, TokenVectors
@@ -81,67 +81,34 @@ def clustering_device() -> torch.device | None:
     return None if device.type == "cpu" else device
 
 
-class DeviceVectors(Protocol):
-    """Vectors of documents, (T, d) float32, for searches on a device."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device."""
-
-    def blocks(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """Yield ranges of rows, each valid until the next is requested."""
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """Rows by number, in the order given."""
-
-
-class Resident:
-    """Vectors in the memory of a device, (T, d) float32."""
-
-    streamed = False
-
-    def __init__(self, vectors: Tensor) -> None:
-        self._vectors = vectors
-
-    @property
-    def device(self) -> torch.device:
-        """See `DeviceVectors`."""
-        return self._vectors.device
-
-    def blocks(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """See `DeviceVectors`."""
-        return (self._vectors[first:last] for first, last in ranges)
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """See `DeviceVectors`."""
-        return self._vectors.index_select(0, _on(rows, self.device))
-
-
-class Streamed:
-    """Vectors on the host that are copied to a device whenever they are needed.
+class DeviceVectors:
+    """Vectors of documents, (T, d) float32, for searches on a device.
 
     Args:
-        rows: The vectors, (T, d).
+        rows: The vectors on the host.
         device: The device.
+        resident: The vectors in its memory; None to copy them whenever they are needed.
     """
 
-    streamed = True
+    def __init__(self, rows: Rows, device: torch.device, resident: Tensor | None = None) -> None:
+        self.rows, self.device, self.resident = rows, device, resident
 
-    def __init__(self, rows: Rows, device: torch.device) -> None:
-        self.rows, self.device = rows, device
+    def of(self, rows: Rows) -> DeviceVectors:
+        """Other vectors for searches on the same device, copied whenever they are needed."""
+        return DeviceVectors(rows, self.device)
 
     def blocks(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """See `DeviceVectors`; while a range is used, the next is copied."""
-        if not ranges:
-            return iter(())
+        """Yield ranges of rows, each valid until the next is requested; while a copied range is used, the next is copied."""
+        if self.resident is not None or not ranges:
+            return (self.resident[first:last] for first, last in ranges) if self.resident is not None else iter(())
         shape = (max(last - first for first, last in ranges), self.rows.shape[1])
         return self._copied(ranges, shape) if self.device.type == "cuda" else self._read(ranges, torch.empty(shape))
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """See `DeviceVectors`."""
-        taken = torch.empty((len(rows), self.rows.shape[1]))
-        taken.numpy()[:] = self.rows.take(rows)
-        return taken.to(self.device)
+        """Rows by number, in the order given."""
+        if self.resident is not None:
+            return self.resident.index_select(0, _on(rows, self.device))
+        return torch.from_numpy(np.array(self.rows.take(rows), np.float32)).to(self.device)
 
     def _read(self, ranges: Sequence[tuple[int, int]], buffer: Tensor) -> Iterator[Tensor]:
         for first, last in ranges:
@@ -176,7 +143,7 @@ class Streamed:
             products.wait_stream(copies)  # what reuses the buffers comes later
 
 
-def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Resident | Streamed:
+def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> DeviceVectors:
     """Copy vectors to a device if they fit into its memory; otherwise every search copies them block by block.
 
     Args:
@@ -184,7 +151,7 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
         device: The device.
         limits: Its ``device_bytes`` decides; by default, 0.7 of the free memory of a GPU, and nothing on a CPU.
     """
-    streamed, size = Streamed(rows, device), 4 * rows.shape[0] * rows.shape[1]
+    streamed, size = DeviceVectors(rows, device), 4 * rows.shape[0] * rows.shape[1]
     budget = limits.device_bytes
     if budget is None:
         budget = int(_SHARE * available_memory(device)) if device.type == "cuda" else -1
@@ -200,7 +167,7 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
     ranges = _ranges(rows.shape[0], limits.block_rows(rows.shape[1]))
     for (first, last), block in zip(ranges, streamed.blocks(ranges), strict=True):
         vectors[first:last].copy_(block)
-    return Resident(vectors)
+    return DeviceVectors(rows, device, vectors)
 
 
 class _Group(NamedTuple):
@@ -292,10 +259,10 @@ class DeviceScorer:
         exact = {query: np.empty(len(rows), np.float64) for query, rows in wanted.items()}
         chosen = np.unique(np.concatenate([np.zeros(0, np.int64), *wanted.values()]))
         targets, found = list[tuple[int, NDArray[np.bool_]]](), list[Tensor]()
-        for first, last in token_pieces(self._offsets, chosen, self._limits.block_rows(self._queries.shape[1])):
-            piece = chosen[first:last]
+        ends = picked_offsets(self._offsets, chosen)
+        for first, last in document_blocks(ends, self._limits.block_rows(self._queries.shape[1])):
+            piece, offsets = chosen[first:last], ends[first : last + 1] - ends[first]
             vectors = self._vectors.take(token_rows(self._offsets, piece))
-            offsets = np.append(0, np.cumsum(self._offsets[piece + 1] - self._offsets[piece]))
             for query, rows in wanted.items():
                 places = np.searchsorted(chosen, rows) - first
                 here = (places >= 0) & (places < len(piece))
@@ -350,7 +317,7 @@ class DeviceScorer:
             if len(some) == len(self.errors):
                 groups.append(_Group(some, self._fast, _pinned(self._heads, device)))
                 continue
-            heads = np.append(0, np.cumsum(self._heads[some + 1] - self._heads[some]))
+            heads = picked_offsets(self._heads, some)
             vectors = self._fast.index_select(0, _on(token_rows(self._heads, some), device))
             groups.append(_Group(some, vectors, _pinned(heads, device)))
         return groups
@@ -377,7 +344,7 @@ class DeviceScorer:
     def _exact(self, query: int, vectors: Tensor, offsets: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
         """Scores of a query with some of the documents in ``vectors`` in float64, (len(places),)."""
         own, found = self._queries[int(self._heads[query]) : int(self._heads[query + 1])].double(), []
-        for first, last in token_pieces(offsets, places, self._limits.tokens_rescored):
+        for first, last in document_blocks(picked_offsets(offsets, places), self._limits.tokens_rescored):
             piece = places[first:last]
             rows = _on(token_rows(offsets, piece), self._vectors.device)
             similarities = vectors.index_select(0, rows).double() @ own.T  # (t, n_i)

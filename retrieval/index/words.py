@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.columns import StringColumn, open_columns, write_columns
-from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, NoParams, Preset, Sample, Setting, Size, best_rows, check_names
+from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, NoParams, Preset, Sample, Setting, Size, check_names, in_order
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, write_array, write_file
 from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
 from quiver.retrieval.records import ModelCard
@@ -378,7 +378,7 @@ class WordSegment:
         for totals in self._totals(queries):
             scores = totals if allowed is None else np.where(allowed, totals, np.float32(0))
             rows = np.flatnonzero(scores)
-            found.append(Found(*best_rows(rows, scores[rows], k, ids=ranks)))
+            found.append(in_order(rows, scores[rows], k, ids=ranks))
         return found
 
     def exact_scores(self, query: WordQueries, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from quiver.encoder.schema import RECORD, Positive, with_config
 from quiver.retrieval.index.dense.refine import (
     BLOCK,
-    Bits,
     DenseSegment,
     RefineStore,
     ScalarCoding,
@@ -46,14 +45,12 @@ from quiver.retrieval.index.dense.refine import (
     write_codes,
 )
 from quiver.retrieval.index.dense.settings import (
-    ListParams,
+    Bits,
+    DenseParams,
     ListSettings,
-    ScanParams,
+    Presets,
     ScanSettings,
     coordinates,
-    k_factor,
-    param_grid,
-    probes,
     sample_size,
     sizes,
 )
@@ -180,12 +177,6 @@ _COPIES = 8
 # Size of the file buffers of a segment writer, in bytes.
 _BUFFERS = 4 << 20
 
-ListsParams: TypeAlias = ScanParams | ListParams
-"""Search parameters of either engine."""
-
-ListsSegment: TypeAlias = DenseSegment[ListsParams]
-"""A segment of either engine."""
-
 
 class _ListFinder:
     """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`."""
@@ -202,9 +193,9 @@ class _ListFinder:
         lists = FastScanLists.nbytes(count, codebooks=len(coding.products), lists=len(coding.centroids))
         return Size(lists, self._records.nbytes)
 
-    def find(self, queries: NDArray[np.float32], count: int, *, params: ListsParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+    def find(self, queries: NDArray[np.float32], count: int, *, params: DenseParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         codes = self._lists.get(self._make_lists)
-        matrix, nprobe = self._coding.fill(queries), min(widened(params.nprobe, allowed), len(self._coding.centroids))
+        matrix, nprobe = self._coding.fill(queries), min(widened(params.nprobe, allowed) or 1, len(self._coding.centroids))
         lists, closeness = np.zeros((len(matrix), nprobe), np.int64), np.zeros((len(matrix), nprobe), np.float32)
         if len(self._coding.centroids) > 1:  # with one list, the inner product shifts all scores equally
             for number, query in enumerate(matrix):  # one at a time, so that results do not depend on the other queries
@@ -270,6 +261,7 @@ class _ListCodec:
         self.name = name
         self._coarse = coarse
         self._scalar = scalar
+        self._presets = Presets(() if name == PQ_DENSE else ("nprobe",), len(coarse.centroids), coarse.dsub)
 
     @property
     def dim(self) -> int:
@@ -301,24 +293,20 @@ class _ListCodec:
     def writer(self, folder: Path, disk: Disk) -> _ListWriter:
         return _ListWriter(self._coarse, self._scalar, folder, disk)
 
-    def open(self, files: Files, rows: int) -> ListsSegment:
+    def open(self, files: Files, rows: int) -> DenseSegment:
         return DenseSegment(RefineStore(self._scalar, files, rows), _ListFinder(self._coarse, files, rows))
 
-    def merge(self, parts: Sequence[tuple[ListsSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+    def merge(self, parts: Sequence[tuple[DenseSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         files = RecordFiles(folder, disk, _holds(self._scalar))
         for segment, keep in parts:
             segment.copy(files, keep)
         return files.close()
 
-    def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
-        factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
-        if self.name == PQ_DENSE:
-            return ScanParams(factor, exhaustive)
-        return ListParams(probes(len(self._coarse.centroids), preset), factor, exhaustive)
+    def preset_params(self, preset: Preset, *, k: int) -> DenseParams:
+        return self._presets.params(preset, k)
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[ListsParams]:
-        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return param_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[DenseParams]:
+        return self._presets.grid(k, documents=documents)
 
 
 def _train(

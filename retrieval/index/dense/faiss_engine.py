@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -39,7 +39,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Positive, with_config
 from quiver.retrieval.index.dense.refine import (
     BLOCK,
-    Bits,
     DenseSegment,
     RefineStore,
     ScalarCoding,
@@ -49,13 +48,7 @@ from quiver.retrieval.index.dense.refine import (
     widened,
     write_codes,
 )
-from quiver.retrieval.index.dense.settings import (
-    FactorySettings,
-    FaissParams,
-    faiss_params,
-    param_grid,
-    sample_size,
-)
+from quiver.retrieval.index.dense.settings import Bits, DenseParams, FactorySettings, Presets, sample_size
 from quiver.retrieval.index.engines import (
     FAISS_DENSE,
     Bitmap,
@@ -277,9 +270,6 @@ _BUFFERS = 4 << 20
 # Vectors of the sample that an index is tried with before the documents are encoded.
 _TRIED = 64
 
-FaissSegment: TypeAlias = DenseSegment[FaissParams]
-"""A segment of the engine."""
-
 
 class _FaissFinder:
     """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`."""
@@ -295,7 +285,7 @@ class _FaissFinder:
     def size(self) -> Size:
         return Size(len(self._content), len(self._content))
 
-    def find(self, queries: NDArray[np.float32], count: int, *, params: FaissParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+    def find(self, queries: NDArray[np.float32], count: int, *, params: DenseParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         total, fetched = len(self), count
         read = self._read.get(self._read_index)
         selected = allowed if read.takes_selectors else None
@@ -392,7 +382,7 @@ class _FaissWriter:
             write_codes(self._files, self._codec.scalar, np.asarray(vectors[start : start + BLOCK], np.float32))
         self._count += len(vectors)
 
-    def copy(self, segment: FaissSegment, keep: Bitmap) -> None:
+    def copy(self, segment: DenseSegment, keep: Bitmap) -> None:
         """Append the rows of a segment that are kept, (P,)."""
         segment.copy(self._files, keep)
         self._count += int(np.count_nonzero(keep))
@@ -423,6 +413,7 @@ class _FaissCodec:
         self.factory = factory
         self.scalar = scalar
         self._trained = trained
+        self._presets = Presets(search_settings(trained), lists_of(trained))
 
     @property
     def dim(self) -> int:
@@ -447,22 +438,21 @@ class _FaissCodec:
     def writer(self, folder: Path, disk: Disk) -> _FaissWriter:
         return _FaissWriter(self, folder, disk)
 
-    def open(self, files: Files, rows: int) -> FaissSegment:
+    def open(self, files: Files, rows: int) -> DenseSegment:
         store = RefineStore(self.scalar, files, rows)
         return DenseSegment(store, _FaissFinder(files, store))
 
-    def merge(self, parts: Sequence[tuple[FaissSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+    def merge(self, parts: Sequence[tuple[DenseSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         writer = self.writer(folder, disk)
         for segment, keep in parts:
             writer.copy(segment, keep)
         return writer.close()
 
-    def preset_params(self, preset: Preset, *, k: int) -> FaissParams:
-        return faiss_params(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
+    def preset_params(self, preset: Preset, *, k: int) -> DenseParams:
+        return self._presets.params(preset, k)
 
-    def param_grid(self, k: int, *, documents: int) -> Sequence[FaissParams]:
-        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return param_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[DenseParams]:
+        return self._presets.grid(k, documents=documents)
 
     def index_of(self, store: RefineStore) -> Any:
         """The index of the vectors of a refine store."""

@@ -15,21 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import kernels
+from quiver.retrieval.index.dense.settings import Bits, DenseParams
 from quiver.retrieval.index.engines import Bitmap, Found, Size
 from quiver.retrieval.index.files import Disk, Files, RecordFiles, map_array, write_array
-from quiver.retrieval.index.ranking import InParts, float32_error, nearest_by_scores, rank
-
-Bits: TypeAlias = Literal[8, 16]
-"""Bits of a code."""
+from quiver.retrieval.index.ranking import Block, HostScorer, float32_error, rank
 
 Codes: TypeAlias = NDArray[np.signedinteger[Any]]
 """Codes of either size."""
@@ -123,25 +121,6 @@ def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray
     return mean, squares / len(vectors)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Queries prepared for scoring codes."""
-
-    weights: NDArray[np.float64]  # the query times the spread, (Q, d)
-    offsets: NDArray[np.float64]  # the query's inner product with the centre, (Q,)
-
-    @classmethod
-    def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:
-        """Prepare queries (Q, d) for the codes of a coding."""
-        weighed = [coding.weigh(query) for query in queries]
-        weights = np.array([weights for weights, _ in weighed], np.float64).reshape(len(queries), coding.dim)
-        return cls(weights, np.array([offset for _, offset in weighed], np.float64))
-
-    def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Inner products of one query with the coded vectors of given rows, (len(rows),)."""
-        return kernels.inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
-
-
 def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:
     """Write a coding into the folder of its codec; return what each file holds, by name."""
     write_array(folder / _CENTRE, coding.centre, disk)
@@ -210,16 +189,33 @@ class RefineStore:
         Raises:
             ValueError: A query has scores that overflow float32.
         """
-        prepared = Prepared.of(queries, self.coding)
+        weighed = [self.coding.weigh(query) for query in queries]
+        weights = np.array([each for each, _ in weighed], np.float64).reshape(len(queries), self.coding.dim)
+        offsets = np.array([offset for _, offset in weighed], np.float64)
         picked = None if allowed is None else np.flatnonzero(allowed)
         findable = len(self) if picked is None else len(picked)
         # Upper bound on the length of a code. It is looser than the longest code, but needs no pass over the codes.
         longest = float(self._largest_scale) * self.coding.largest * self.coding.dim**0.5
-        magnitudes = np.sqrt((prepared.weights**2).sum(axis=1)) * longest + np.abs(prepared.offsets)
+        magnitudes = np.sqrt((weights**2).sum(axis=1)) * longest + np.abs(offsets)
         errors = np.array([float32_error(self.coding.dim + _ROUNDINGS, float(magnitude)) for magnitude in magnitudes])
-        walk, ids = InParts(_Walk(self, prepared, picked)), ranks if picked is None else ranks[picked]
-        found = rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=True)
-        return [Found(places if picked is None else picked[places], scores) for places, scores in found]
+
+        def score_block(codes: NDArray[np.float32], scales: NDArray[np.float32], some: Sequence[int]) -> NDArray[np.float32]:
+            products: NDArray[np.float32] = weights[some].astype(np.float32) @ codes.T  # (Q', n)
+            return products * scales + offsets[some].astype(np.float32)[:, None]
+
+        def blocks() -> Iterator[Block]:
+            for start in range(0, findable, _SEARCHED):
+                part = slice(start, start + _SEARCHED) if picked is None else picked[start : start + _SEARCHED]
+                scales = self.scales[part]
+                yield Block(start, len(scales), partial(score_block, self.codes[part].astype(np.float32), scales))
+
+        def exact(query: int, places: NDArray[np.int64]) -> NDArray[np.float64]:
+            rows = places if picked is None else picked[places]
+            return kernels.inner_products(self.codes.rows(rows), self.scales.rows(rows), rows, *weighed[query])
+
+        scorer = HostScorer(len(queries), blocks, exact)
+        found = rank(scorer, k, findable=findable, errors=errors, ids=ranks if picked is None else ranks[picked], all_exact=True)
+        return found if picked is None else [Found(picked[places], scores) for places, scores in found]
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """Append the kept rows, (P,), to the files of another segment, byte for byte."""
@@ -257,52 +253,6 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
     files.write(SCALES, scales)
 
 
-class _Part:
-    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.ranking.Part`."""
-
-    def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
-        self._prepared = prepared
-        self._codes = codes
-        self._scales = scales
-
-    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return nearest_by_scores(self, len(self._prepared.offsets), len(self._scales), k)
-
-    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
-        weights = self._prepared.weights[queries].astype(np.float32)
-        products: NDArray[np.float32] = weights @ self._floats.T  # (Q', n)
-        return products * self._scales + self._prepared.offsets[queries].astype(np.float32)[:, None]
-
-    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        return self._prepared.score(query, self._codes, self._scales, places)
-
-    @cached_property
-    def _floats(self) -> NDArray[np.float32]:
-        return self._codes.astype(np.float32)
-
-
-class _Walk:
-    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.ranking.Walk`."""
-
-    def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
-        self._store = store
-        self._prepared = prepared
-        self._picked = picked
-
-    def parts(self) -> Iterator[tuple[int, _Part]]:
-        for start in range(0, len(self._store if self._picked is None else self._picked), _SEARCHED):
-            part = slice(start, start + _SEARCHED)
-            yield start, self._part(part if self._picked is None else self._picked[part])
-
-    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _Part]]:
-        for start in range(0, len(rows), _SEARCHED):
-            part = rows[start : start + _SEARCHED]
-            yield len(part), self._part(part if self._picked is None else self._picked[part])
-
-    def _part(self, rows: NDArray[np.int64] | slice) -> _Part:
-        return _Part(self._prepared, self._store.codes[rows], self._store.scales[rows])
-
-
 # If a filter leaves this few documents, all of them are scored, which is no slower than finding candidates: up to a multiple of the
 # candidates, or up to a share of all documents within a limit. Scoring a document takes as long as scanning about twenty codes.
 _FEW = 8
@@ -310,18 +260,6 @@ _SHARE = 24
 _MANY = 20_000
 # Maximum factor by which a filter increases search parameters.
 _WIDER = 4.0
-
-
-class DenseParams(Protocol):
-    """Search parameters that all compressed dense engines have."""
-
-    @property
-    def k_factor(self) -> float:
-        """Candidates per requested hit whose final scores are computed."""
-
-    @property
-    def exhaustive(self) -> bool:
-        """Whether the final scores of all documents are computed."""
 
 
 def widened(parameter: int, allowed: Bitmap | None) -> int:
@@ -343,18 +281,14 @@ def widened(parameter: int, allowed: Bitmap | None) -> int:
     return round(parameter * min(_WIDER, math.sqrt(sparser)))
 
 
-SearchParams = TypeVar("SearchParams", bound=DenseParams, contravariant=True)
-"""Search parameters of one engine."""
-
-
-class Finder(Protocol[SearchParams]):
+class Finder(Protocol):
     """Finds candidates in one segment. Several threads may search at once."""
 
     @property
     def size(self) -> Size:
         """Size in memory, whether or not it is loaded yet, and on disk."""
 
-    def find(self, queries: NDArray[np.float32], count: int, *, params: SearchParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+    def find(self, queries: NDArray[np.float32], count: int, *, params: DenseParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """Find documents that may be among the best of each query.
 
         Args:
@@ -374,7 +308,7 @@ class Finder(Protocol[SearchParams]):
         """Rows lost with a damaged file, (P,)."""
 
 
-class DenseSegment(Generic[SearchParams]):
+class DenseSegment:
     """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
@@ -382,7 +316,7 @@ class DenseSegment(Generic[SearchParams]):
         finder: Finds candidates.
     """
 
-    def __init__(self, store: RefineStore, finder: Finder[SearchParams]) -> None:
+    def __init__(self, store: RefineStore, finder: Finder) -> None:
         self.store = store
         self._finder = finder
 
@@ -405,7 +339,7 @@ class DenseSegment(Generic[SearchParams]):
         queries: NDArray[np.float32],
         k: int,
         *,
-        params: SearchParams,
+        params: DenseParams,
         ranks: NDArray[np.uint32],
         allowed: Bitmap | None = None,
     ) -> list[Found]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index import kernels
-from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, best_rows, one_thread
+from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, in_order, one_thread
 from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.kernels.packing import lanes
 from quiver.retrieval.index.quantization import FastScanLists
@@ -214,7 +214,7 @@ class TokenSegment:
         wanted = max(k, params.candidates)
         if params.exhaustive or count <= k:
             everything = self._rows(may)
-            return [Found(*best_rows(everything, self.exact_scores(query, everything), k, ids=ranks)) for query in queries]
+            return [in_order(everything, self.exact_scores(query, everything), k, ids=ranks) for query in queries]
         nprobe = params.nprobe if may is None else round(params.nprobe * min(_WIDER, len(may) / count))
         all_rows = self._rows(may) if count <= (wanted if may is None else _FEW * wanted) else None
         found = []
@@ -224,7 +224,7 @@ class TokenSegment:
             rows = self._met(query, lists, closeness, wanted, params.tokens_k, may) if all_rows is None else all_rows
             if len(rows) < k:  # the lists met fewer documents than are wanted: all are looked at
                 rows = self._rows(may)
-            found.append(Found(*best_rows(*self._likely(query, rows, k, similarities, params.slack), k, ids=ranks)))
+            found.append(in_order(*self._likely(query, rows, k, similarities, params.slack), k, ids=ranks))
         return found
 
     def _rows(self, allowed: Bitmap | None) -> NDArray[np.int64]:

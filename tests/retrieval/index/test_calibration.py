@@ -33,7 +33,7 @@ from quiver.retrieval.index import (
     open_index,
 )
 from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
-from quiver.retrieval.index.engines import Sample, parse_params, train_codec
+from quiver.retrieval.index.engines import Sample, named_params, parse_params, train_codec
 from quiver.retrieval.index.recall_table import GridPoint, RecallTable, interval
 from quiver.retrieval.index.store.reading import Layout, read_manifest
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
@@ -139,7 +139,7 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, IndexRe
     assert (table.k, table.queries) == (k, 40)
     assert recalls[0] < 0.98  # otherwise nothing would have been tested
     assert table.points[-1].recall == 1
-    formula = [asdict(index.codec.preset_params(name, k=k)) for name in ("exact", "balanced", "fast")]
+    formula = [named_params(index.codec.preset_params(name, k=k)) for name in ("exact", "balanced", "fast")]
     assert all(search_params in [dict(point.search_params) for point in table.points] for search_params in formula)
     assert len({json.dumps(point.search_params) for point in table.points}) == len(table.points)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.refine import Prepared, ScalarCoding
+from quiver.retrieval.index import kernels
+from quiver.retrieval.index.dense.refine import ScalarCoding
 
 MATRICES = hnp.arrays(
     np.float32,
@@ -54,8 +55,8 @@ def test_by_hand() -> None:
     assert codes.tolist() == [[127, 64], [0, 0]]
     assert scales.tolist() == [1.0, 0.0]
     assert coding.decode(codes, scales).tolist() == [[128.0, 128.0], [1.0, 0.0]]
-    prepared = Prepared.of(np.array([[1, 0.5]], np.float32), coding)
-    assert prepared.score(0, codes, scales, np.array([1, 0])).tolist() == [1, 128 + 64]
+    weights, offset = coding.weigh(np.array([1, 0.5], np.float32))
+    assert kernels.inner_products(codes, scales, np.array([1, 0]), weights, offset).tolist() == [1, 128 + 64]
     assert (coding.nbytes, ScalarCoding(coding.centre, coding.spread, 16).nbytes) == (6, 8)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.settings import ListParams, ScanParams, coordinates, probes, sample_size, sizes
+from quiver.retrieval.index.dense.settings import DenseParams, coordinates, probes, sample_size, sizes
 from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, parse_params, train_codec
 from quiver.retrieval.records import ModelCard
 
@@ -126,8 +126,8 @@ def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
         assert exact.exhaustive
         assert not balanced.exhaustive
         assert fast.k_factor < balanced.k_factor
-    assert parse_params(segments["pq"][0], {"k_factor": 4}) == ScanParams(4.0)
-    assert parse_params(segments["ivf"][0], {"nprobe": 3.0, "exhaustive": True}) == ListParams(3, 15.0, True)
+    assert parse_params(segments["pq"][0], {"k_factor": 4}) == DenseParams(0, 0, 0, 4.0)
+    assert parse_params(segments["ivf"][0], {"nprobe": 3.0, "exhaustive": True}) == DenseParams(3, 0, 0, 15.0, True)
     graph = parse_params(segments["faiss-graph"][0], {"efSearch": 40})
     assert (graph.nprobe, graph.efSearch) == (0, 40)
 

@@ -72,7 +72,7 @@ def test_copies_tie_at_any_position_and_across_the_cut() -> None:
         best = expected(ids, documents, query)[:50]
         assert list(found) == [key for _, key in best]
         assert len(set(scores.tolist())) < 50
-    limits = SearchLimits(tokens_rescored=100, token_queries=2)
+    limits = SearchLimits(tokens_rescored=100, queries=2)
     assert searched(ids, documents, queries, 50, limits).ids == whole.ids
 
 

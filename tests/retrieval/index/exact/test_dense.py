@@ -126,7 +126,7 @@ def test_many_queries_are_searched_in_groups() -> None:
     vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
     index = exact_index(ids, vectors)
     whole = index.search(queries, 5)
-    assert searched(ids, vectors, queries, 5, SearchLimits(dense_queries=4)).ids == whole.ids
+    assert searched(ids, vectors, queries, 5, SearchLimits(queries=4)).ids == whole.ids
     assert len(index.search(queries[:0], 5)) == 0
 
 
