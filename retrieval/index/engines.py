@@ -304,17 +304,7 @@ def format_settings(settings: Mapping[str, Setting]) -> str:
 
 
 def check_names(subject: str, what: str, given: Collection[str], known: Sequence[str]) -> None:
-    """Check names of settings or search parameters; the error suggests the closest valid name.
-
-    Args:
-        subject: Owner of the names, such as an engine.
-        what: Type of the names: ``setting`` or ``search parameter``.
-        given: Names to check.
-        known: All valid names.
-
-    Raises:
-        InputError: A name is unknown.
-    """
+    """Check names of settings or search parameters; the error suggests the closest valid name."""
     for name in given:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
@@ -530,13 +520,7 @@ def parse_engine(text: str) -> EngineSpec:
 
 
 def engine_name(name: str, card: ModelCard, documents: int) -> str:
-    """Resolve ``auto`` and ``exact`` to an engine of the table.
-
-    Args:
-        name: ``auto`` chooses by size, ``exact`` by the model's kind of vectors; other names are returned unchanged.
-        card: Card of the model.
-        documents: Number of documents that the index will have.
-    """
+    """Resolve ``auto`` and ``exact`` to an engine of the table."""
     if card.kind == "bm25":
         return WORDS if name in (AUTO, EXACT) else name
     if name == AUTO:

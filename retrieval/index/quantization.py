@@ -256,13 +256,7 @@ def _split(centroids: NDArray[np.float32], sizes: NDArray[np.float32], count: in
 
 
 def nearest_centroids(vectors: NDArray[np.float32], centroids: NDArray[np.float32], device: torch.device) -> NDArray[np.int64]:
-    """Number of the nearest centroid of each vector, (n,), computed in float64 on a device.
-
-    Args:
-        vectors: (n, d).
-        centroids: (K, d).
-        device: The device.
-    """
+    """Number of the nearest centroid of each vector, (n,), computed in float64 on a device."""
     held, step = torch.from_numpy(np.array(centroids)).to(device), 1 << 16
     parts = [torch.from_numpy(np.array(vectors[start : start + step])).to(device) for start in range(0, len(vectors), step)]
     found: NDArray[np.int64] = torch.cat([_nearest_on(part, held) for part in parts]).cpu().numpy()
@@ -439,12 +433,7 @@ def _probing(nprobe: int) -> Any:
 
 
 def train_codebooks(residuals: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-    """Train the codebooks of a product quantizer with 4-bit codes, (D / width, 16, width).
-
-    Args:
-        residuals: Vectors to code, (n, D) with n >= 1.
-        width: Coordinates per code.
-    """
+    """Train the codebooks of a product quantizer with 4-bit codes, (D / width, 16, width)."""
     dim = residuals.shape[1]
     quantizer = _faiss.ProductQuantizer(dim, dim // width, 4)
     quantizer.cp.min_points_per_centroid = 1  # avoids FAISS's warning
@@ -455,12 +444,7 @@ def train_codebooks(residuals: NDArray[np.float32], width: int) -> NDArray[np.fl
 
 
 def train_codebook(points: NDArray[np.float32], *, bits: int) -> NDArray[np.float32]:
-    """Compute the codewords of one codebook by k-means, (2^bits, D).
-
-    Args:
-        points: (n, D), more than codewords.
-        bits: Bits per code.
-    """
+    """Compute the codewords of one codebook by k-means, (2^bits, D)."""
     quantizer = _faiss.ProductQuantizer(points.shape[1], 1, bits)
     quantizer.train(np.ascontiguousarray(points))
     found: NDArray[np.float32] = _faiss.vector_to_array(quantizer.centroids).reshape(1 << bits, points.shape[1])

@@ -172,11 +172,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, content: Any) -> Calibration:
-        """Read the output of ``to_json``.
-
-        Raises:
-            InputError: The content is malformed.
-        """
+        """Read the output of ``to_json``."""
         try:
             calibration = parse_record(cls, content, source="")
             problems = _impossible(calibration)
@@ -192,11 +188,7 @@ def _latency(point: GridPoint) -> float:
 
 
 def check_target(target_recall: float) -> None:
-    """Check that a target recall is possible.
-
-    Raises:
-        ValueError: The target is not in (0, 1].
-    """
+    """Check that a target recall is possible."""
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, got {target_recall}")
 

@@ -114,12 +114,7 @@ def _count(words: NDArray[np.int64], lengths: NDArray[np.int64], vocabulary: int
 
 
 def total_statistics(blocks: Iterable[tuple[Postings, NDArray[np.bool_] | None]], words: int) -> Statistics:
-    """Sum the statistics of blocks.
-
-    Args:
-        blocks: Postings, each with a mask of the documents that count, (D,), or None for all.
-        words: Size V of the vocabulary.
-    """
+    """Sum the statistics of blocks."""
     documents = length = 0
     frequencies = np.zeros(words, np.int64)
     for postings, alive in blocks:
@@ -180,23 +175,13 @@ class WordTable:
 
     @classmethod
     def count(cls, words: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]], vocabulary: Mapping[str, int]) -> WordTable:
-        """Count the words of documents.
-
-        Args:
-            words: Numbers of the words, document after document, (n,).
-            lengths: Number of words of each document, (D,).
-            vocabulary: Word -> number.
-        """
+        """Count the words of documents."""
         ordered = sorted(vocabulary)
         return cls._in_memory(ordered, _count(_ranks(ordered, vocabulary)[words], lengths.astype(np.int64), len(ordered)))
 
     @classmethod
     def merge(cls, parts: Sequence[tuple[WordTable, Bitmap]]) -> WordTable:
-        """Merge tables, keeping chosen documents in order. The result is that of counting the words of these documents.
-
-        Args:
-            parts: Tables, each with the documents to keep, (D,).
-        """
+        """Merge tables, keeping chosen documents in order. The result is that of counting the words of these documents."""
         number: dict[str, int] = {}
         found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]] = []
         size = 0
@@ -310,12 +295,7 @@ class WordQueries:
 
     @classmethod
     def of(cls, queries: Iterable[Sequence[str]], segments: Iterable[tuple[WordSegment, Bitmap | None]]) -> WordQueries:
-        """Number the words of queries and sum their statistics over segments.
-
-        Args:
-            queries: The words of each query.
-            segments: Segments, each with a mask of the documents that count, (D,), or None for all.
-        """
+        """Number the words of queries and sum their statistics over segments."""
         number: dict[str, int] = {}
         words = [[number.setdefault(str(word), len(number)) for word in query] for query in queries]
         documents = length = 0
@@ -482,11 +462,7 @@ def train_words(sample: Sample, card: ModelCard, *, documents: int, vectors: int
 
 
 def open_words(folder: Path) -> WordCodec:
-    """Open a codec folder written by ``WordCodec.save``.
-
-    Raises:
-        InputError: The index was built with other parameters or other rules for words.
-    """
+    """Open a codec folder written by ``WordCodec.save``."""
     if read_json(folder / _CODEC) != json.loads(_content()):
         raise InputError(f"{folder.parent.parent}: another version of Quiver split the words of this BM25 index; build the index again")
     return WordCodec()

@@ -106,12 +106,7 @@ def index_bytes(index: Any) -> int:
 
 
 def read_index(content: NDArray[np.uint8], path: Path) -> Any:
-    """Read a FAISS index whose checksum has been verified.
-
-    Args:
-        content: The file, mapped.
-        path: Path of the file, for errors.
-    """
+    """Read a FAISS index whose checksum has been verified."""
     stream = _Stream(content)
     try:
         with _limits(max(len(content), _TABLES)):
@@ -157,11 +152,7 @@ _TRAINING = 65_536
 
 
 def make_index(factory: str, dim: int) -> Any:
-    """Create an empty index that ranks by inner product.
-
-    Raises:
-        InputError: FAISS does not know the factory string, or cannot rank by inner product with it.
-    """
+    """Create an empty index that ranks by inner product."""
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -175,11 +166,7 @@ def make_index(factory: str, dim: int) -> Any:
 
 
 def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
-    """Train an index on a sample of the vectors, reproducibly; an index that needs no training is unchanged.
-
-    Raises:
-        InputError: FAISS has too few vectors to train it.
-    """
+    """Train an index on a sample of the vectors, reproducibly; an index that needs no training is unchanged."""
     if index.is_trained:
         return
     size = min(rows.shape[0], max(_TRAINING, _TRAINING_A_CENTROID * lists_of(index)))
@@ -196,11 +183,7 @@ def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
 
 
 def add_vectors(index: Any, vectors: NDArray[np.float32], factory: str) -> None:
-    """Append vectors, (n, d), to a trained index.
-
-    Raises:
-        InputError: FAISS cannot add vectors to such an index.
-    """
+    """Append vectors, (n, d), to a trained index."""
     try:
         index.add(np.ascontiguousarray(vectors))
     except RuntimeError as error:

@@ -147,13 +147,7 @@ _ROUNDINGS = 4
 
 
 class RefineStore:
-    """The codes of one segment, memory-mapped.
-
-    Args:
-        coding: Coding of the codec.
-        files: Files of the segment.
-        rows: Expected number of documents P.
-    """
+    """The codes of one segment, memory-mapped."""
 
     def __init__(self, coding: ScalarCoding, files: Files, rows: int) -> None:
         self.coding = coding
@@ -243,11 +237,7 @@ def holds(coding: ScalarCoding) -> dict[str, str]:
 
 
 def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.float32]) -> None:
-    """Append vectors, (n, d), to the files of a segment.
-
-    Raises:
-        InputError: The norm of a vector is too large.
-    """
+    """Append vectors, (n, d), to the files of a segment."""
     codes, scales = coding.encode(vectors)
     files.write(fine(coding), codes)
     files.write(SCALES, scales)
@@ -309,12 +299,7 @@ class Finder(Protocol):
 
 
 class DenseSegment:
-    """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
-
-    Args:
-        store: Computes the scores.
-        finder: Finds candidates.
-    """
+    """The documents of one segment; see `quiver.retrieval.index.engines.Segment`."""
 
     def __init__(self, store: RefineStore, finder: Finder) -> None:
         self.store = store

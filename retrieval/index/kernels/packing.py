@@ -68,11 +68,7 @@ def width_of(pairs: NDArray[np.float32]) -> int:
 
 
 def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The nearest codeword to the centre of each cell of the plane, (`CELLS`, `CELLS`).
-
-    Args:
-        pairs: Codebook of pairs, (2^width, 2).
-    """
+    """The nearest codeword to the centre of each cell of the plane, (`CELLS`, `CELLS`)."""
     middles = ((np.arange(CELLS) + 0.5) * (2 * SPAN / CELLS) - SPAN).astype(np.float32)
     points = np.stack(np.meshgrid(middles, middles, indexing="ij"), axis=2).reshape(-1, 2)
     nearest: NDArray[np.uint8] = (points @ pairs.T - (pairs**2).sum(axis=1) / 2).argmax(axis=1).astype(np.uint8)

@@ -163,20 +163,7 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> _TokenCodec:
-    """Train the codec of a token index.
-
-    Args:
-        sample: Vectors of documents chosen at random, with lengths, and with token ids if the model provides them.
-        card: Card of the model that made them.
-        documents: Expected number of documents; not used.
-        vectors: Expected number of vectors.
-        settings: See `TokenSettings`.
-        seed: Random seed; equal input and seed give equal codecs.
-
-    Raises:
-        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or their norms are too large for
-            half precision.
-    """
+    """Train the codec of a token index."""
     del documents
     check_settings(settings, card)
     chosen = TokenSettings.parse(settings)
@@ -201,12 +188,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
 
 
 def open_tokens(folder: Path) -> _TokenCodec:
-    """Open a codec folder written by ``TokenCodec.save``.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        InputError: The files are inconsistent.
-    """
+    """Open a codec folder written by ``TokenCodec.save``."""
     described = read_description(_Description, folder / _JSON)
     dim, bits, present = described.dim, described.bits, set(described.arrays)
     if dim % multiple(bits):

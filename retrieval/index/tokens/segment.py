@@ -56,14 +56,7 @@ _COPIES = 8
 
 
 class TokenWriter:
-    """Encodes vectors as they are added; see `quiver.retrieval.index.engines.SegmentWriter`.
-
-    Args:
-        coding: Coding of the codec.
-        pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
-        folder: An existing folder.
-        disk: Performs all writes.
-    """
+    """Encodes vectors as they are added; see `quiver.retrieval.index.engines.SegmentWriter`."""
 
     def __init__(self, coding: Coding, *, pool_factor: int, folder: Path, disk: Disk) -> None:
         self._coding = coding
@@ -73,16 +66,7 @@ class TokenWriter:
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
     ) -> None:
-        """Append documents.
-
-        Args:
-            vectors: (n, d) float32, document after document.
-            lengths: Number of vectors of each of the m documents, (m,).
-            token_ids: Vocabulary id of each vector's token, (n,), if known.
-
-        Raises:
-            ValueError: The width is not that of the codec, or the lengths or token ids do not fit the vectors.
-        """
+        """Append documents."""
         if lengths is None:
             raise ValueError("token vectors need the number of vectors of each document")
         if vectors.ndim != 2 or vectors.shape[1] != self._coding.dim or int(lengths.sum()) != len(vectors):
@@ -117,16 +101,7 @@ def memory(coding: Coding, *, pool_factor: int) -> int:
 
 
 def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-    """Merge segments by copying the kept documents byte for byte.
-
-    Args:
-        parts: Segments of one codec, each with the rows to keep, (P,).
-        folder: An existing folder.
-        disk: Performs all writes.
-
-    Returns:
-        What each file holds, by name.
-    """
+    """Merge segments by copying the kept documents byte for byte."""
     files = RecordFiles(folder, disk, _HOLDS)
     for segment, keep in parts:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8)))
@@ -157,13 +132,7 @@ _NEXT = 32
 
 
 class TokenSegment:
-    """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
-
-    Args:
-        coding: Coding of the codec.
-        files: Files of the segment.
-        rows: Expected number of documents.
-    """
+    """The documents of one segment; see `quiver.retrieval.index.engines.Segment`."""
 
     def __init__(self, coding: Coding, files: Files, rows: int) -> None:
         self._coding = coding

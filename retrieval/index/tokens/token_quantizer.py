@@ -62,13 +62,7 @@ def multiple(bits: Bits) -> int:
 
 
 def learn_pairs(residuals: NDArray[np.float32], bits: Bits, *, seed: int) -> NDArray[np.float32]:
-    """Train the codebook of coordinate pairs, (4^bits, 2).
-
-    Args:
-        residuals: Training residuals, (n, d). If there are too few, samples of the normal distribution are added.
-        bits: Bits per coordinate.
-        seed: Random seed; equal input and seed give equal codebooks.
-    """
+    """Train the codebook of coordinate pairs, (4^bits, 2)."""
     rng = np.random.default_rng(seed)
     sizes = np.sqrt(np.square(residuals, dtype=np.float64).mean(axis=1, keepdims=True))
     seen = sizes[:, 0] > 0
