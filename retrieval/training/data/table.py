@@ -48,17 +48,17 @@ class ArrowWriter:
         self._schema = schema
         self._file = path.open("xb")
         self._writer = pa.ipc.new_file(self._file, schema)
-        self._pending: list[tuple[object, ...]] = []
+        self._pending: list[Any] = []
         self._bytes = 0
         self._written = 0
 
     def __len__(self) -> int:
         return self._written + len(self._pending)
 
-    def add(self, *values: object, size: int = 0) -> int:
-        """Append a row and return its number; a text is given in UTF-8, with its size in bytes."""
+    def add(self, row: bytes | tuple[object, ...], size: int = 0) -> int:
+        """Append a row, a text in UTF-8 or the values of several columns, and return its number; ``size`` is that of a text in bytes."""
         pending = self._pending
-        pending.append(values)
+        pending.append(row)
         self._bytes += size
         count = len(pending)
         number = self._written + count - 1
@@ -75,7 +75,8 @@ class ArrowWriter:
 
     def _write_batch(self) -> None:
         if self._pending:
-            columns = [pa.array(values, field.type) for values, field in zip(zip(*self._pending, strict=True), self._schema, strict=True)]
+            values = [self._pending] if len(self._schema) == 1 else zip(*self._pending, strict=True)
+            columns = [pa.array(column, field.type) for column, field in zip(values, self._schema, strict=True)]
             self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._written += len(self._pending)
         self._pending, self._bytes = [], 0
@@ -165,11 +166,11 @@ class TableWriter:
     def add_text(self, text: bytes) -> int:
         """Append a text in UTF-8 and return its number."""
         self._digests.write(sha256(text).digest())
-        return self.texts.add(text, size=len(text))
+        return self.texts.add(text, len(text))
 
     def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
         """Append a row with text numbers of its query and documents, and a score for each document or none."""
-        self._rows.add(query, documents, scores)
+        self._rows.add((query, documents, scores))
 
     def digests(self, texts: NDArray[np.int64] | Sequence[int]) -> list[bytes]:
         """Return the sha256 of texts by their numbers."""
