@@ -102,22 +102,10 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
 
 
 def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
-    """Write a checkpoint's weights and config.json with more positions; heads and all other tensors are copied unchanged.
+    """Write a checkpoint's weights and config.json with ``factor`` times as many positions; heads and other tensors stay unchanged.
 
-    A LoRA adapter is added to the weights, and its files are deleted from ``out``. If ``out`` has a tokenizer_config.json, its
-    ``model_max_length`` becomes the new limit.
-
-    Args:
-        source: Folder with config.json and weights (`quiver.encoder.checkpoints.folder`).
-        out: Folder to write, not ``source``.
-        factor: k.
-
-    Returns:
-        The new architecture.
-
-    Raises:
-        InputError: As `extended_config`; or a file is missing or malformed, or holds no position embeddings of the size that
-            config.json gives.
+    A LoRA adapter is added to the weights, and its files are deleted from ``out``, which is not ``source``. If ``out`` has a
+    tokenizer_config.json, its ``model_max_length`` becomes the new limit. Returns the new architecture.
     """
     hf = read_json(base_folder(source) / "config.json")
     config = _config(hf, source)

@@ -82,14 +82,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Run a recipe; under torchrun, as one of its processes.
 
-    Args:
-        recipe: Model, corpus and phases.
-        out: Run folder.
-        resume: Resume the unfinished run there from its last checkpoint, or from the beginning if it has none.
-        progress: Show a progress bar on standard error.
-        command: Command line to record.
-        callbacks: Receive events of the training loop.
-        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
+    ``resume`` resumes the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none. ``device`` is ``cpu``,
+    ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
 
     Returns:
         Content of ``run.json``.

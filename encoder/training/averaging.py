@@ -16,18 +16,9 @@ from quiver.encoder.training.sharding import like_weight, whole_tensor
 
 
 def average_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean of the tensors of several models, summed in float64 and rounded once.
+    """Mean of the tensors of several models, at least one, with equal names and shapes, summed in float64 and rounded once.
 
-    Args:
-        models: At least one; tensors by name, with equal names and shapes. Consumed one by one, so a generator that loads models keeps one
-            of them in memory beside the sum.
-
-    Returns:
-        Means of the floating-point tensors in the dtype of the first model; other tensors of the first model as they are.
-
-    Example:
-        >>> average_weights([{"scale": torch.tensor([1.0])}, {"scale": torch.tensor([2.0])}])
-        {'scale': tensor([1.5000])}
+    A generator that loads models keeps one of them in memory beside the sum. Tensors without a fraction are those of the first model.
     """
     iterator = iter(models)
     first = next(iterator)

@@ -139,21 +139,11 @@ def load_sections(
     kinds: Collection[str] | None = None,
     overrides: Overrides = (),
 ) -> Section:
-    """Read and check a recipe.
+    """Read and check a recipe: a YAML file, a shipped recipe by name and ``kinds``, its sections as a mapping, or a recipe.
 
-    Args:
-        recipe: A YAML file, the name of a shipped recipe, the sections as a mapping, or a recipe that was loaded before.
-        kind: The dataclass of the whole recipe.
-        rules: Relations between its fields.
-        kinds: Kinds of the shipped recipes that a name may select; None for any.
-        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` set None; a value in
-            quotes is text without the quotes; ``[1, 2]`` is a list; items of a list are addressed by number, from 0. Or a mapping from
-            dotted paths, or nested, to values.
-
-    Raises:
-        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
-            or at odds with another; names all of them.
-        InputError: There is no such recipe, or it cannot be read.
+    ``overrides`` are applied in order before anything is checked: ``section.setting=value``, where ``key=`` and ``key=null`` set None, a
+    value in quotes is text without the quotes, ``[1, 2]`` is a list, and items of a list are addressed by number, from 0. Or a mapping
+    from dotted paths, or nested, to values.
     """
     source, document, problems = _read_recipe(recipe, kinds)
     original, given = copy.deepcopy(document), set[str]()
