@@ -129,6 +129,19 @@ class _Adapter:
         alpha = self._by_pattern("alpha_pattern", module, "lora_alpha")
         return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
 
+    def check_target(self, module: str) -> None:
+        """Refuse an update that PEFT would not read, because target_modules does not name its module."""
+
+        def names(modules: Any) -> bool:  # a list by the end of a name, a text as a regular expression
+            if not isinstance(modules, (str, list)):
+                raise InputError(f"{self.path}: target_modules and exclude_modules must be a list or a regular expression, got {modules!r}")
+            matches = [modules] if isinstance(modules, str) else [rf"(?:.*\.)?{re.escape(str(each))}" for each in modules]
+            return any(self._match(each, module) for each in matches)
+
+        targets, excluded = self.settings.get("target_modules"), self.settings.get("exclude_modules")
+        if not (targets in (None, "all-linear") or names(targets)) or (excluded and names(excluded)):
+            raise InputError(f"{self.path}: the adapter's weights have an update of {module}, which target_modules does not name")
+
     def _by_pattern(self, patterns: str, module: str, default: str) -> float:
         """Value of the first pattern that the end of a module's name matches, otherwise of the setting for all modules."""
         values = self.settings.get(patterns) or {}
@@ -164,6 +177,7 @@ def _merge_adapter(state: dict[str, Tensor], adapter: _Adapter, family: TensorNa
             _check_shape(adapter, name, tensor, state[key])
             result[key] = tensor
     for module, parts in adapter.updates.items():
+        adapter.check_target(module)
         key = found(f"{module}.weight")
         if key is None:
             continue

@@ -147,6 +147,8 @@ def test_trained_biases_norms_and_embeddings_take_the_place_of_the_bases(base: P
         ({"lora_alpha": "8"}, "lora_alpha must be a number > 0, got '8'"),
         ({"rank_pattern": {"query": -4}}, "rank_pattern must be a number > 0, got -4"),
         ({"alpha_pattern": {"(": 4}}, "is not a regular expression"),
+        ({"target_modules": ["key"]}, "an update of encoder.layer.0.attention.self.query, which target_modules does not name"),
+        ({"target_modules": 3}, "must be a list or a regular expression, got 3"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must name the model that the adapter belongs to, got None"),
         ({"base_model_name_or_path": "/no/such/folder"}, "the base of this LoRA adapter cannot be loaded: /no/such/folder: neither"),
         ({"base_model_name_or_path": "/"}, "the base of this LoRA adapter, /, has no config.json"),
