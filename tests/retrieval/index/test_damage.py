@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,3 +384,16 @@ try:
 except ValueError as error:
     print(error)
 """
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount that only one process sees")
+def test_an_index_on_a_read_only_disk_is_searched(exact: Path) -> None:
+    mount = f"mount --bind {exact} {exact} && mount -o remount,ro,bind {exact} && exec {sys.executable} -c '{READ_ONLY}' {exact}"
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("mounts are not allowed here")
+    done = subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found, refused = done.stdout.splitlines()
+    assert found == "5 d0000 0"
+    assert "cannot be written" in refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from quiver.retrieval.index.files import Disk
 from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest, tombstones_bytes
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
+from tests.processes import imported_python
 
 OLD = [Document(f"old{number}", f"word{number} text", "Title", {"n": number}) for number in range(5)]
 NEW = [Document(f"new{number}", f"other{number}") for number in range(7)]
@@ -194,6 +196,15 @@ def test_one_writer_at_a_time(built: Path, word_sum: Any) -> None:
                 attempt()
         assert len(open_index(built)) == 5  # readers take no lock
     assert len(add_documents(built, NEW, word_sum)) == 12
+
+
+def test_the_lock_of_a_killed_process_is_free(built: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from quiver.retrieval.index.store.writing import writing\n"
+        "with writing(Path(sys.argv[1])): os._exit(9)"
+    )
+    assert subprocess.run([imported_python(), "-c", script, str(built)], check=False).returncode == 9
+    assert len(delete_documents(built, ["old1"])) == 4
 
 
 def test_two_generations_stay_and_names_are_never_used_twice(built: Path, word_sum: Any) -> None:
