@@ -2,7 +2,6 @@
 
 python faults.py kill FOLDER ENGINE:OPERATION:STRIDE...   prints a line for each child: the call, its exit status, the state then and later
 python faults.py ahead FOLDER ENGINE STRIDE               kills an addition at every STRIDE-th call and makes another one before it resumes
-python faults.py soak FOLDER SECONDS                      kills a writer at random moments while four readers search
 python faults.py flip FOLDER FLIPS                        opens and searches files that nobody has compared with their checksums
 python faults.py make FOLDER                              builds an index of every engine
 """
@@ -13,12 +12,9 @@ import hashlib
 import io
 import os
 import random
-import select
 import shutil
 import signal
 import sys
-import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -467,88 +463,6 @@ def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
     add_documents(path, LATER, model, pieces=SMALL_PIECES, disk=disk)
 
 
-def soak(folder: Path, seconds: float) -> None:
-    """Kill a writer at random moments, again and again, while four readers search; say what was acknowledged and what is there."""
-    warm = folder.with_name("warm")  # compiled code is loaded here once, and not by every child
-    prepared(warm, open_index(folder).kind)
-    state(warm)
-    stop, stopping = os.pipe()
-    readers = [fork(lambda: read(folder, stop)) for _ in range(4)]
-    rng, begun, seed, first = random.Random(1), time.monotonic(), 0, open_index(folder).manifest.generation
-    generation = first
-    while time.monotonic() - begun < seconds or generation < first + 3:
-        seed += 1
-        writer = fork(lambda number=seed: write(folder, number))
-        time.sleep(rng.random() * 2)
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
-        index = open_index(folder)
-        generation = index.manifest.generation
-        say("found", *index.ids)
-    os.write(stopping, b"x")
-    say("readers", *(os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) for reader in readers))
-
-
-def fork(action: Callable[[], None]) -> int:
-    """Run something in a child; its exit status is 1 if it raises."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        action()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    os._exit(code)
-
-
-def write(folder: Path, seed: int) -> None:
-    """Add, delete and compact at random for ever; what the index has acknowledged is printed, and only that."""
-    rng = random.Random(seed)
-    index = open_index(folder, verify=False)
-    alive, model = set(index.ids), ENGINES[index.kind].model
-    number = seed * 100_000
-    while True:
-        chosen = rng.random()
-        if chosen < 0.6 or not alive:
-            keys = [f"k{number + offset}" for offset in range(rng.randrange(1, 4))]
-            number += len(keys)
-            say("adding", *keys)
-            add_documents(folder, [Document(key, f"{key} word{len(key)} text") for key in keys], model, disk=FAST)
-            alive |= set(keys)
-            say("added", *keys)
-        elif chosen < 0.85:
-            keys = rng.sample(sorted(alive), min(len(alive), rng.randrange(1, 3)))
-            say("deleting", *keys)
-            delete_documents(folder, keys, disk=FAST)
-            alive -= set(keys)
-            say("deleted", *keys)
-        else:
-            compact_index(folder, disk=FAST)
-
-
-def read(folder: Path, stop: int) -> None:
-    """Open and search until something comes through the pipe; any error ends it."""
-    rounds = 0
-    while not select.select([stop], [], [], 0.01)[0]:
-        index = open_index(folder)
-        ids = list(index.ids)
-        kind = ENGINES[index.kind]
-        query = encoded(kind.model, ["word3 text"])
-        found = index.search(query, 5, effort="exact").ids[0]
-        near = index.search(query, 1, effort=kind.narrow).ids[0]
-        if not {*found, *near} <= set(ids) or len(found) != min(5, len(ids)) or len(near) != min(1, len(ids)):
-            raise AssertionError(f"found {found} and {near} of {len(ids)} documents")
-        for key in found:
-            if index.document(key).id != key:
-                raise AssertionError(f"{key} has the text of another document")
-        if index.search(query, 5, effort="exact").ids[0] != found:
-            raise AssertionError("a snapshot has changed")
-        rounds += 1
-    say("rounds", rounds)
-
-
 def search_unverified(folder: Path, flips: int) -> None:
     """Flip bits in files that are not hashed when an index is opened with ``verify=False``, and use it all the same; say what came of it.
 
@@ -609,7 +523,5 @@ if __name__ == "__main__":
         search_unverified(Path(where), int(rest[0]))
     elif command == "ahead":
         go_ahead(Path(where), rest[0], int(rest[1]))
-    elif command == "make":
-        make(Path(where))
     else:
-        soak(Path(where), float(rest[0]))
+        make(Path(where))

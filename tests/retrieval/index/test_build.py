@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import time
-import tracemalloc
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +21,6 @@ from quiver.retrieval.index import (
     IndexReader,
     add_documents,
     build_index,
-    compact_index,
     delete_documents,
     exact,
     open_index,
@@ -150,49 +148,6 @@ def test_the_bytes_do_not_depend_on_chunks_and_pieces(tmp_path: Path, word_sum: 
         assert other.manifest.codec == whole.manifest.codec
 
 
-def test_a_small_budget_makes_several_segments_that_are_searched_as_one(tmp_path: Path, word_sum: DenseModel) -> None:
-    queries = word_sum.encode_texts(["word3 text3", "text1", "x"], "query").vectors
-    whole = build_index(MANY, word_sum, tmp_path / "whole").search(queries, 50)
-    index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1, pieces=PieceSizes(chunk_documents=4)))
-    assert len(index.manifest.segments) == 10
-    found = index.search(queries, 50)
-    assert found.ids == whole.ids
-    np.testing.assert_array_equal(np.array(found.scores), np.array(whole.scores))
-    assert list(index.ids) == [document.id for document in MANY]
-    assert [index.ids[number] for number in (0, 4, 39, -1)] == ["d00", "d04", "d39", "d39"]
-    assert list(index.documents) == MANY
-
-
-def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
-
-    def encode_to_zeros(texts: Any, role: str) -> DenseEncoding:
-        ones = np.ones(len(texts), np.int32)
-        return DenseEncoding(np.zeros((len(texts), word_sum.card.dim), np.float32), TextTokens(ones, ones > 1, ones > 1))
-
-    monkeypatch.setattr(word_sum, "encode_texts", encode_to_zeros)
-    urls, memory, sizes = [f"https://example.org/{number:09d}/" for number in range(6000)], 16 << 20, PieceSizes(documents=1000)
-    fields = [{"url": url * 8, "tags": [f"tag {(7 * number + each) % 900}" for each in range(12)]} for number, url in enumerate(urls)]
-    documents = [Document(f"{url}index.html", "x", "", field) for url, field in zip(urls, fields, strict=True)]
-    build_index(documents[:3000], word_sum, tmp_path / "i", options=BuildOptions(memory=memory, store_text=False, pieces=sizes))
-    add_documents(tmp_path / "i", documents[3000:], word_sum, memory=memory, pieces=sizes)
-    tracemalloc.start()
-    try:
-        index = compact_index(tmp_path / "i", memory=memory)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert 1 < len(index.segments) <= 6
-    assert peak < memory
-    assert len(index) == 6000
-
-
-def test_a_memory_limit_that_reduces_the_sample_is_logged(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
-    documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
-    build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
-    assert "training uses 30 vectors instead of 100" in caplog.text
-
-
 def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
@@ -309,24 +264,6 @@ def interrupted_addition(folder: Path, model: Any, documents: list[Document], mo
     stopping(model, 5, monkeypatch)
     with pytest.raises(StopError):
         add_documents(folder, documents, model, pieces=SMALL.pieces)
-
-
-def test_other_changes_go_ahead_of_an_interrupted_addition_which_then_resumes(
-    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_index(DOCUMENTS, word_sum, tmp_path / "i")
-    interrupted_addition(tmp_path / "i", word_sum, MANY, monkeypatch)
-    again = stopping(word_sum, 100, monkeypatch)
-    add_documents(tmp_path / "i", [Document("new", "unrelated")], word_sum)
-    add_documents(tmp_path / "i", [Document("a", "replaced")], word_sum, replace_existing=True)
-    delete_documents(tmp_path / "i", ["b", "new"])
-    compact_index(tmp_path / "i")
-    again.clear()
-    index = add_documents(tmp_path / "i", MANY, word_sum)
-    assert again == [document.text for document in MANY[16:]]
-    assert list(index.ids) == ["c", "é", "a", *(document.id for document in MANY)]
-    assert list(index.documents)[3:] == MANY
-    assert not any((tmp_path / "i" / "tmp").iterdir())
 
 
 def test_an_interrupted_addition_is_checked_against_the_index_as_it_is_when_it_resumes(
@@ -482,12 +419,6 @@ def test_a_corpus_that_changes_between_two_readings_is_noticed(tmp_path: Path, w
 
     with pytest.raises(InputError, match="4 documents at the first reading, 3 at a later one"):
         build_index(Shrinking(), word_sum, tmp_path / "i")
-
-
-def test_an_index_of_words_grows_by_name_as_it_was_built(tmp_path: Path) -> None:
-    build_index([Document("owl", "owls have wings")], "bm25", tmp_path / "words")
-    grown = add_documents(tmp_path / "words", [Document("trout", "trout have fins")], "bm25")
-    assert [hit.id for hit in grown.search("fins", k=10)] == ["trout"]
 
 
 def test_a_build_without_a_word_leaves_no_folder(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
-from quiver.cli.main import app
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
@@ -32,10 +30,10 @@ from quiver.retrieval.index import (
     delete_documents,
     open_index,
 )
-from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
-from quiver.retrieval.index.engines import Sample, named_params, parse_params, train_codec
+from quiver.retrieval.index.calibration import LEAST_HITS, pseudo_queries
+from quiver.retrieval.index.engines import named_params
 from quiver.retrieval.index.recall_table import GridPoint, RecallTable, interval
-from quiver.retrieval.index.store.reading import Layout, read_manifest
+from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 16
@@ -207,29 +205,6 @@ def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
             measured_before.choose(target, 10)
 
 
-@pytest.mark.slow
-def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tmp_path: Path) -> None:
-    """Of such an index the preset that its size alone suggests finds about a half."""
-    model = Noise()
-    options = BuildOptions("ivf-tokens", {"centroids": 512})
-    index = build_index(corpus(last=3000), model, tmp_path / "i", options=options)
-    queries = model.encode_texts([f"q{number}" for number in range(40)], "query").vectors
-    wanted = index.search(queries, 10, effort="exact").ids
-
-    def recall(effort: Any) -> float:
-        found = index.search(queries, 10, effort=effort).ids
-        return float(np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, wanted, strict=True)]))
-
-    assert recall(asdict(index.codec.preset_params("balanced", k=10))) < 0.7  # as it was
-    assert recall("balanced") > 0.9
-    assert recall("fast") > 0.8
-    assert index.calibration is not None
-    between = [point for point in index.calibration.tables[0].points[:-1] if point.recall > 0.6]
-    assert len(between) >= 2
-    described = CliRunner().invoke(app, ["index", "info", str(tmp_path / "i"), "--json"])
-    assert json.loads(described.stdout)["preset_recall"]["10"]["balanced"]["recall"] >= 0.95
-
-
 def test_a_balanced_preset_with_low_recall_is_reported() -> None:
     def point(name: int, recall: float, p50: float) -> GridPoint:
         return GridPoint({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
@@ -301,17 +276,6 @@ def test_recall_is_not_measured_if_that_needs_more_memory_than_allowed(tmp_path:
     options = replace(ENGINES["pq"], memory=1024)
     index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=options)
     assert index.calibration is None
-
-
-def test_the_manifest_keeps_the_table(small: Path) -> None:
-    index = open_index(small)
-    assert index.calibration is not None
-    assert (index.manifest.generation, index.manifest.operation) == (1, "build")
-    assert Calibration.from_json(json.loads(json.dumps(index.calibration.to_json()))) == index.calibration
-    assert read_manifest(Layout(small).manifest(1)).calibration == json.loads(json.dumps(index.calibration.to_json()))
-    assert [table.k for table in index.calibration.tables] == [10, 100]
-    assert (index.calibration.documents, index.calibration.largest, index.calibration.origin) == (90, 90, "index")
-    assert index.calibration.tables[0].queries >= 10
 
 
 def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -425,28 +389,6 @@ def test_calibrating_commits_the_same_documents_with_a_new_table(small: Path) ->
     assert open_index(small).manifest.generation == 2
 
 
-def test_time_is_limited(built: dict[str, IndexReader]) -> None:
-    assert calibrate(built["pq"], ks=[10], seconds=0).tables[0].queries == 10
-    assert (allowed_seconds(1), allowed_seconds(1000)) == (0.1, 50)
-
-
-class Noise:
-    """A model of token vectors that lie almost anywhere."""
-
-    card = ModelCard("noise", "colbert", 64 * "a", 32, "maxsim", 99, 99)
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
-        count = 40 if role == "document" else 24
-        rngs = [np.random.default_rng([ord(letter) for letter in text]) for text in texts]
-        return TokenEncoding([unit(rng.standard_normal((count, 32))) for rng in rngs], counts)
-
-
-def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
-    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return scaled
-
-
 class StoppedError(Exception):
     """Stands for a kill."""
 
@@ -476,19 +418,3 @@ def test_a_build_killed_during_calibration_resumes(tmp_path: Path, monkeypatch: 
     assert len(model.documents) == encoded  # nothing is encoded again
     assert index.calibration is not None
     assert check_index(path).problems == ()
-
-
-def test_a_ladder_climbs_and_has_the_presets() -> None:
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((600, WIDTH)).astype(np.float32)
-    card = ModelCard("m", "dense", "0" * 64, WIDTH, "dot", 9, 9)
-    for engine, settings in (("pq-dense", {}), ("ivf-dense", {"nlist": 64}), ("faiss-dense", {"factory": "IVF16_HNSW8,Flat"})):
-        codec = train_codec(engine, Sample(vectors), card, documents=600, vectors=600, settings=settings, seed=0)
-        for k in (1, 10, 100):
-            param_grid = [asdict(effort) for effort in codec.param_grid(k, documents=600)]
-            assert [step["exhaustive"] for step in param_grid] == [False] * (len(param_grid) - 1) + [True]
-            assert all(codec.preset_params(name, k=k) in codec.param_grid(k, documents=600) for name in ("exact", "balanced", "fast"))
-            for name in param_grid[0]:
-                search_params = [step[name] for step in param_grid[:-1]]
-                assert search_params == sorted(search_params), (engine, k, name)
-            assert all(asdict(parse_params(codec, step)) == step for step in param_grid)

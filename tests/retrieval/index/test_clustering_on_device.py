@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.retrieval.index import BuildOptions, build_index, index_vectors
-from quiver.retrieval.index.on_device import clustering_on
-from quiver.retrieval.index.quantization import Clustering, cluster, kmeans, nearest_centroids
+from quiver.retrieval.index.quantization import Clustering, kmeans, nearest_centroids
 from quiver.retrieval.records import Document, ModelCard
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -55,35 +54,11 @@ def test_an_empty_cluster_becomes_half_of_another(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_equal_input_and_seed_give_equal_centroids(device: torch.device) -> None:
-    vectors = points(5000, 24)
-    first, second, other = (kmeans(vectors, 60, vectors_a_centroid=32, seed=seed, device=device) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(first, second)
-    assert (first != other).any()
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_each_vector_goes_to_its_nearest_centroid_and_the_first_of_equal_ones(device: torch.device) -> None:
     vectors, centroids = points(70_000, 5), points(30, 5)
     centroids[20] = centroids[3]
     distances = ((vectors[:, None].astype(np.float64) - centroids[None]) ** 2).sum(axis=2)
     np.testing.assert_array_equal(nearest_centroids(vectors, centroids, device), distances.argmin(axis=1))
-
-
-def test_a_device_is_used_where_there_is_enough_to_compute() -> None:
-    """``meta`` stands for a GPU that is not there: what is computed on it has no values."""
-    few, many = points(2000, 16), points(40_000, 64)
-    expected = cluster(few, None, count=20, grouping="flat", seed=0)
-    with clustering_on(META):
-        np.testing.assert_array_equal(cluster(few, None, count=20, grouping="flat", seed=0).centroids, expected.centroids)
-        np.testing.assert_array_equal(expected.assign(few, None), expected.assign(few, None))
-        with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-            cluster(many, None, count=600, grouping="flat", seed=0)
-        with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-            Clustering(many[:200], np.array([0, 200])).assign(many, None)
-    with clustering_on(CPU):
-        found = cluster(many, None, count=600, grouping="flat", seed=0)
-    np.testing.assert_array_equal(found.centroids, cluster(many, None, count=600, grouping="flat", seed=0).centroids)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

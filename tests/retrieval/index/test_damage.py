@@ -20,7 +20,6 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
     DamagedIndexError,
-    Filter,
     IndexReader,
     add_documents,
     build_index,
@@ -117,15 +116,6 @@ def test_search_answers_and_filters_where_only_a_text_is_damaged(built: Path) ->
     assert index.document("d0799") == DOCUMENTS[799]
 
 
-def test_search_answers_where_only_the_metadata_is_damaged(built: Path) -> None:
-    right = scores_of(open_index(built))
-    flip(only(built, "fields.arrow"), 100)
-    index = open_index(built)
-    assert scores_of(index) == right
-    with pytest.raises(DamagedIndexError, match=r"fields\.arrow"):
-        index.matching(Filter.parse(["year>=1900"]))
-
-
 def test_repair_encodes_the_documents_of_damaged_blocks_again(pristine: Path, tmp_path: Path, word_model: Callable[[str], Any]) -> None:
     whole = open_index(pristine)
     right, model = scores_of(whole), word_model(whole.kind)
@@ -190,14 +180,6 @@ def test_documents_of_unknown_ids_are_not_guessed_where_the_source_has_more_new_
     wipe(only(from_file / "segments" / "s-000000000001-0000", "ids.arrow"), 1000, 1)
     report = repair_index(from_file, model=word_sum)
     assert (report.lost_unnamed, [*open_index(from_file).ids]) == (COUNT - 1, ["more"])
-
-
-def test_a_source_that_is_gone_leaves_the_documents_lost(from_file: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
-    (from_file.parent / "corpus.jsonl").unlink()
-    wipe(only(from_file, "vectors.f32"), 1000, 1)
-    report = repair_index(from_file, model=word_sum)
-    assert (report.encoded, len(report.lost), report.documents) == ((), 16, COUNT - 16)
-    assert "no documents of this source can be encoded again" in caplog.text
 
 
 def test_repair_refuses_a_model_that_is_missing_or_not_that_of_the_index(exact: Path, word_by_word: Any) -> None:
@@ -270,28 +252,6 @@ def test_a_missing_newest_manifest_is_an_error_and_deleted_documents_do_not_retu
     report = repair_index(exact)  # from the copy in the head
     assert (report.restored, report.documents) == (3, COUNT - 2)
     assert open_index(exact).locate(["d0000", "d0001"]) == [None, None]
-
-
-def test_an_unreadable_newest_manifest_names_its_generation(exact: Path) -> None:
-    delete_documents(exact, ["d0000"])
-    flip(exact / "manifests" / "m-000000000002.json", 400)
-    with pytest.raises(
-        DamagedIndexError, match=r"generation 2 is the newest, but .*--generation 1 .generation=1 in Python. opens that older state"
-    ):
-        open_index(exact)
-    assert len(open_index(exact, generation=1)) == COUNT
-    repair_index(exact)
-    assert len(open_index(exact)) == COUNT - 1
-
-
-def test_an_index_opened_without_verification_reports_it(exact: Path) -> None:
-    assert open_index(exact).verified
-    flip(only(exact, "vectors.f32"), 1000)
-    index = open_index(exact, verify=False)
-    assert not index.verified
-    assert len(index.search(np.ones((1, 256), np.float32), 3).ids[0]) == 3  # whatever it finds, it is not known to be right
-    with pytest.raises(DamagedIndexError, match=r"vectors\.f32: bytes 0 to 16383 have changed"):
-        open_index(exact).search(np.ones((1, 256), np.float32), 3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

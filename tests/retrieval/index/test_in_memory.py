@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
-from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors
+from quiver.retrieval.index import BuildOptions, build_index, index_vectors
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding, TokenModel
 
 DOCUMENTS = [
@@ -128,45 +128,3 @@ def test_stored_vectors_make_the_same_index(
     np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="3 ids for the vectors of 4"):
         index_vectors(["a", "b", "c"], stored.rows, model.card, lengths=stored.lengths)
-
-
-def test_an_engine_is_checked_before_anything_is_encoded(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel) -> None:
-    for engine in ("exact", "auto", "pq-dense", "faiss-dense:factory=IVF1024,PQ16x4fs"):
-        check_engine(engine, word_sum.card)
-    check_engine("exact", word_by_word.card)
-    stored = EmbeddingStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
-    index = index_vectors(["x", "y"], stored.rows, word_sum.card, engine="faiss-dense:factory=Flat")
-    assert index.kind == "faiss-dense"
-    assert index.search(word_sum.encode_texts(["b"], "query").vectors, 1).ids == [["x"]]
-    for card, engine, message in (
-        (word_sum.card, "exacty", "unknown index engine 'exacty' (did you mean 'exact'?)"),
-        (word_sum.card, "faiss-dense:factory=Flat,nprobe=3", "faiss-dense has no setting 'nprobe'; it has factory, bits"),
-        (word_sum.card, "faiss-dense:factory=Nonsense", "index 'Nonsense': FAISS cannot create it for width 256"),
-        (word_by_word.card, "faiss-dense:factory=Flat", "index engine 'faiss-dense' does not exist for a colbert model"),
-    ):
-        for call in (
-            lambda engine=engine, card=card: check_engine(engine, card),
-            lambda card=card, engine=engine: index_vectors(["x", "y"], stored.rows, card, engine=engine),
-        ):
-            with pytest.raises(InputError) as caught:
-                call()
-            assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize("factory", ["Flat", "IVF64,Flat", "IVF16,PQ8x4fs", "HNSW8,Flat", "IVF16_HNSW8,SQ8", "RR32,IVF16,PQ16np"])
-def test_no_row_below_zero_leaves_an_index_of_faiss(factory: str) -> None:
-    """FAISS fills up with row -1 where the probed lists hold fewer than k vectors; numpy would read it as the last document."""
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((1000, 32)).astype(np.float32)
-    ids = [f"d{number}" for number in rng.permutation(1000)]
-    card = ModelCard("vectors", "dense", "", 32, "dot", 0, 0)
-    index = index_vectors(ids, vectors, card, engine=f"faiss-dense:factory={factory}")
-    exact = index_vectors(ids, vectors, card).search(vectors[:20], 10)
-    for effort in ("fast", "balanced", "exact"):
-        for k in (10, 5000):
-            hits = index.search(vectors[:20], k, effort=effort)
-            for found, scores, best in zip(hits.ids, hits.scores, exact.ids, strict=True):
-                assert len(found) == len(set(found)) == len(scores) == min(k, 1000)
-                assert np.isfinite(scores).all()
-                assert (np.diff(scores) <= 0).all()
-                assert "PQ" in factory or found[0] == best[0]

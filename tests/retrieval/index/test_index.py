@@ -158,61 +158,6 @@ def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: An
     assert list(build_index(documents, word_sum, tmp_path / "i", options=BuildOptions(fields=["a"])).fields) == ["a"]
 
 
-@pytest.mark.parametrize("k", [1, 5, 17, 1000])
-def test_segments_are_searched_as_one(changed: tuple[IndexReader, list[Document]], model: Any, k: int) -> None:
-    index, alive = changed
-    assert len(index.segments) == 3
-    assert (len(index), list(index.ids)) == (len(alive), [document.id for document in alive])
-    same(index.search(model.encode_texts(QUERIES, "query").vectors, k), brute_force(model, alive, k))
-    assert list(index.documents) == alive
-    assert [index.documents[number] for number in (0, 29, -1)] == [alive[0], alive[29], alive[-1]]
-    with pytest.raises(IndexError):
-        index.ids[len(alive)]
-    with pytest.raises(InputError, match="has no document 'd010'"):
-        index.text_of("d010")
-
-
-@pytest.mark.parametrize(
-    ("conditions", "ids"),
-    [
-        (["year>=2005"], None),
-        (["year=2003", "part<30"], None),
-        (["part IN (1, 2, 3, 40, 41)"], None),
-        (["year!=2003"], None),
-        ([], ["d002", "d010", "d045", "unknown"]),
-        (["year>2004"], ["d002", "d045", "d046"]),
-        (["year>3000"], None),
-        ([], []),
-        (["part>=0"], None),
-    ],
-)
-def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
-    changed: tuple[IndexReader, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
-) -> None:
-    index, alive = changed
-    filter = Filter.parse(conditions, ids=ids)
-    predicates = {
-        "year>=2005": lambda year, part: year >= 2005,
-        "year=2003": lambda year, part: year == 2003,
-        "part<30": lambda year, part: part < 30,
-        "part IN (1, 2, 3, 40, 41)": lambda year, part: part in (1, 2, 3, 40, 41),
-        "year!=2003": lambda year, part: year != 2003,
-        "year>2004": lambda year, part: year > 2004,
-        "year>3000": lambda year, part: year > 3000,
-        "part>=0": lambda year, part: part >= 0,
-    }
-    allowed = [
-        document
-        for document in alive
-        if all(predicates[text](**(document.metadata or {})) for text in conditions) and (ids is None or document.id in ids)
-    ]
-    for k in (1, 7, 1000):
-        for effort in ("exact", "balanced", "fast"):
-            same(
-                index.search(model.encode_texts(QUERIES, "query").vectors, k, filter=filter, effort=effort), brute_force(model, allowed, k)
-            )
-
-
 def test_an_unknown_field_or_knob_is_refused(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, _ = changed
     queries = model.encode_texts(QUERIES, "query").vectors
@@ -250,26 +195,6 @@ def test_scores_of_chosen_documents(changed: tuple[IndexReader, list[Document]],
         index.scores(queries[0], ["d010"])
 
 
-def test_a_compacted_index_equals_a_new_build(changed: tuple[IndexReader, list[Document]], model: Any, tmp_path: Path) -> None:
-    index, alive = changed
-    before = index.search(model.encode_texts(QUERIES, "query").vectors, 20)
-    size = index.manifest.bytes
-    compacted = compact_index(tmp_path / "i")
-    built = build_index(alive, model, tmp_path / "new")
-    assert [segment.files for segment in compacted.manifest.segments] == [segment.files for segment in built.manifest.segments]
-    assert compacted.manifest.tokens == built.manifest.tokens
-    assert (compacted.manifest.vectors, compacted.manifest.deleted) == (built.manifest.vectors, 0)
-    assert compacted.manifest.bytes < size
-    same(compacted.search(model.encode_texts(QUERIES, "query").vectors, 20), before)
-    assert compact_index(tmp_path / "i").manifest.generation == compacted.manifest.generation  # nothing to do, nothing committed
-    # What a reader has open it keeps, although its files are gone.
-    delete_documents(tmp_path / "i", [alive[0].id])
-    delete_documents(tmp_path / "i", [alive[1].id])
-    assert len(list((tmp_path / "i" / "manifests").iterdir())) == 2
-    same(index.search(model.encode_texts(QUERIES, "query").vectors, 20), before)
-    assert list(index.documents) == alive
-
-
 def test_compaction_with_a_small_memory_limit_keeps_several_segments(changed: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     _, alive = changed
     compacted = compact_index(tmp_path / "i", memory=1)
@@ -305,17 +230,6 @@ def test_single_additions_are_merged_and_the_large_segment_is_not_written_again(
     assert check_index(tmp_path / "i").problems == ()
 
 
-def test_an_addition_that_merges_drops_deleted_documents(tmp_path: Path, model: Any) -> None:
-    build_index(DOCUMENTS[:20], model, tmp_path / "i")
-    for place in (20, 30):
-        add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
-    index = delete_documents(tmp_path / "i", ["d003", "d025"])
-    assert (len(index.manifest.segments), index.manifest.deleted) == (3, 2)
-    index = add_documents(tmp_path / "i", DOCUMENTS[38:50], model, replace_existing=True)
-    assert (len(index.manifest.segments), index.manifest.deleted) == (1, 0)
-    assert list(index.documents) == [each for each in DOCUMENTS[:38] if each.id not in ("d003", "d025")] + DOCUMENTS[38:50]
-
-
 def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model: Any) -> None:
     build_index(DOCUMENTS[:20], model, tmp_path / "i")
     for place in (20, 30):
@@ -330,19 +244,6 @@ def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model:
     assert list(open_index(tmp_path / "i").documents) == DOCUMENTS[:50]
 
 
-def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:
-    build_index(DOCUMENTS[:3], model, tmp_path / "i")
-    empty = delete_documents(tmp_path / "i", [document.id for document in DOCUMENTS[:3]])
-    for index in (empty, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
-        assert (len(index), list(index.ids)) == (0, [])
-        assert index.search(model.encode_texts(QUERIES, "query").vectors, 5).ids == [[]] * 4
-        assert index.search(model.encode_texts(QUERIES, "query").vectors, 5, filter=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
-    assert open_index(tmp_path / "i").manifest.segments == ()
-    with pytest.raises(InputError, match="document 'd000' is not in this index"):
-        delete_documents(tmp_path / "i", ["d000"])
-    assert list(add_documents(tmp_path / "i", DOCUMENTS[:2], model).documents) == DOCUMENTS[:2]
-
-
 def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any) -> None:
     build_index([*DOCUMENTS[:4], DOCUMENTS[4]._replace(id="notes.md#1")], model, tmp_path / "i")
     with pytest.raises(InputError, match=r"nothing was deleted; its passages are notes\.md#1 and so on, and quiver index refresh drops"):
@@ -354,16 +255,6 @@ def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any
     assert len(delete_documents(tmp_path / "i", ["d001", "d001"])) == 4
     assert len(delete_documents(tmp_path / "i", ["d002"])) == 3  # tombstones on tombstones
     assert check_index(tmp_path / "i").problems == ()
-
-
-def test_ties_across_segments_go_to_the_greater_id(tmp_path: Path, word_sum: Any) -> None:
-    ids = [f"t{number:02d}" for number in np.random.default_rng(0).permutation(40)]
-    build_index([Document(key, "same") for key in ids[:13]], word_sum, tmp_path / "i")
-    add_documents(tmp_path / "i", [Document(key, "same") for key in ids[13:14]], word_sum)
-    index = add_documents(tmp_path / "i", [Document(key, "same") for key in ids[14:]], word_sum)
-    query = word_sum.encode_texts(["same"], "query").vectors
-    for k in (1, 3, 39, 40, 41):
-        assert index.search(query, k).ids == [sorted(ids, reverse=True)[:k]]
 
 
 def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[IndexReader, list[Document]], model: Any) -> None:

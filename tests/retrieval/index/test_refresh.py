@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -273,29 +272,9 @@ def test_a_source_that_lost_most_of_its_files_is_refused(root: Path, index: Path
     assert refresh_index(index, Counting(), force=True).deleted == 30
 
 
-def test_a_build_from_documents_forgets_the_sources(index: Path) -> None:
-    build_index([Document("a", "x")], Counting(), index, overwrite=True)
-    with pytest.raises(InputError, match="the sources of this index are not known; pass the source: quiver index refresh"):
-        refresh_index(index, Counting())
-
-
 def test_a_damaged_file_of_sources_is_told_and_the_source_can_be_given(root: Path, index: Path, caplog: pytest.LogCaptureFixture) -> None:
     (index / "sources.json").write_text("{")
     with pytest.raises(InputError, match="the sources of this index are not known"):
         refresh_index(index, Counting())
     assert "sources.json: not JSON" in caplog.text
     assert refresh_index(index, Counting(), root).unchanged == 41
-
-
-def test_the_command_reports_what_it_did(quiver: Callable[..., Any], minilm: Path, root: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    assert quiver("index", "build", root, "--model", minilm, "--out", index, "--exclude", "e.py").code == 0
-    write(root, {"d/3.md": "# A\nother words\n"})
-    done = quiver("index", "refresh", index, "--dry-run", "--json")
-    assert json.loads(done.out) | {"folder": ""} == {
-        "folder": "", "generation": 1, "dry_run": True, "added": 0, "changed": 1, "deleted": 1, "unchanged": 38,
-    }  # fmt: skip
-    done = quiver("index", "refresh", index)
-    assert (done.code, "0 added, 1 changed, 1 deleted, 38 unchanged passages (generation 2)" in done.out) == (0, True)
-    done = quiver("index", "refresh", index, "--include", "*.md")
-    assert (done.code, done.err.count("\n")) == (2, 1)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +23,8 @@ from quiver.encoder.work_folder import WorkFolder
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, IndexReader, build_index, open_index
 from quiver.retrieval.index.build import plan_pieces
-from quiver.retrieval.index.documents import FieldCheck
 from quiver.retrieval.index.engines import Sample, train_codec
-from quiver.retrieval.index.files import REAL
-from quiver.retrieval.index.pieces import PieceSizes, Reading, survey
+from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -116,18 +114,6 @@ def test_chunks_are_those_of_one_reading_whatever_the_pieces() -> None:
         assert (len(pieces) == len(ends), len(pieces) == 1) == (documents == 1, documents == 40)
 
 
-def test_a_spool_gives_any_documents(tmp_path: Path) -> None:
-    given = [Document(f"d{number}", "x" * (number % 5), "é\u2028", {"n": number} if number % 2 else None) for number in range(700)]
-    source = survey(given, tmp_path / "spool", disk=REAL, fields=FieldCheck(), spooled=True)
-    reading = Reading(source.read_from, source.count)
-    for first, stop in ((0, 3), (3, 9), (600, 700), (255, 258), (512, 513), (1, 2)):
-        assert reading.span(first, stop) == given[first:stop]
-    assert source.lengths.tolist() == [len(each.text) for each in given]
-    (tmp_path / "spool").unlink()
-    with pytest.raises(InputError, match="all workers need the folder of the index"):
-        Reading(source.read_from, source.count).span(0, 1)
-
-
 @pytest.mark.parametrize(
     ("kind", "engine", "workers"), [("dense", "exact", 2), pytest.param("colbert", "ivf-tokens", 2, marks=pytest.mark.slow)]
 )
@@ -141,15 +127,6 @@ def test_processes_build_the_same_bytes(tmp_path: Path, kind: str, engine: str, 
     assert left().folders.total() == 13
     assert list(built.documents) == given
     assert not any((tmp_path / "built" / "tmp").iterdir())
-
-
-def test_the_bar_moves_while_a_worker_makes_a_piece(tmp_path: Path, bars: Mapping[str, Any]) -> None:
-    model, given = load_model(make_model(tmp_path / "model", "dense")), documents(100)
-    options = BuildOptions(calibrate=False, pieces=PieceSizes(chunk_documents=5))
-    build_index(iter(given), model, tmp_path / "built", options=options, executor=LocalProcesses(1), progress=True)
-    assert bars["documents"].total == sum(bars["documents"].steps) == 100
-    assert len(bars["documents"].steps) >= 20  # one piece
-    assert sum(bars["reading"].steps) == 100
 
 
 DRIVER = """

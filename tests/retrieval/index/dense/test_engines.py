@@ -75,19 +75,6 @@ def test_a_query_finds_the_same_alone_and_among_others(documents: Any, segments:
     assert segment.search(queries[:0], 5, params=effort, ranks=documents.ranks) == []
 
 
-def test_fewer_than_k_are_all_that_there_are(documents: Any, segments: Any, kind: str) -> None:
-    codec, segment = segments[kind]
-    queries = documents.queries(3)
-    for preset in ("exact", "balanced", "fast"):
-        for found in segment.search(queries, 10_000, params=codec.preset_params(preset, k=10_000), ranks=documents.ranks):
-            assert sorted(found.rows.tolist()) == list(range(len(segment)))
-    allowed = np.zeros(len(segment), bool)
-    allowed[[3, 1400]] = True
-    for preset in ("exact", "balanced", "fast"):
-        for found in segment.search(queries, 10, params=codec.preset_params(preset, k=10), ranks=documents.ranks, allowed=allowed):
-            assert sorted(found.rows.tolist()) == [3, 1400]
-
-
 def test_zero_vectors_are_documents_and_queries_like_others(dense: Any, documents: Any, tmp_path: Path, kind: str) -> None:
     vectors = documents.vectors.copy()
     vectors[::7] = 0
@@ -249,22 +236,6 @@ def test_writing_stays_within_the_declared_memory(dense: Any, tmp_path: Path, ki
     else:
         index = (tmp_path / "s" / "index.faiss").stat().st_size
         assert index < codec.memory(12_000, 12_000) < 2 * index + (16 << 20)
-
-
-def test_looking_at_everything_copies_nothing_as_long_as_the_segment(dense: Any, tmp_path: Path) -> None:
-    """Neither the numbers of all rows nor their ranks, which are mapped: every query would pay for them."""
-    documents = dense.collection(200_000, width=2)
-    codec = documents.codec("pq")
-    segment = dense.write(codec, tmp_path / "s", documents.vectors)
-    effort, ranks = codec.preset_params("exact", k=3), np.arange(200_000, dtype=np.uint32)
-    segment.search(documents.queries(1), 3, params=effort, ranks=ranks)
-    tracemalloc.start()
-    try:
-        segment.search(documents.queries(1)[:1], 3, params=effort, ranks=ranks)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * 200_000
 
 
 def test_training_takes_at_most_the_size_of_the_sample_again(dense: Any) -> None:

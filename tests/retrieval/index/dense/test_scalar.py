@@ -60,19 +60,6 @@ def test_by_hand() -> None:
     assert (coding.nbytes, ScalarCoding(coding.centre, coding.spread, 16).nbytes) == (6, 8)
 
 
-def test_coordinates_of_another_size_cost_the_others_nothing() -> None:
-    vectors = np.random.default_rng(0).standard_normal((500, 32)).astype(np.float32)
-    plain = ScalarCoding.learn(vectors)
-    error = np.abs(plain.decode(*plain.encode(vectors)) - vectors)[:, 1:].mean()
-    vectors[:, 0] = 300 + 50 * vectors[:, 0]
-    coding = ScalarCoding.learn(vectors)
-    assert np.abs(coding.decode(*coding.encode(vectors)) - vectors)[:, 1:].mean() == pytest.approx(error, rel=0.05)
-    constant = np.concatenate([vectors, np.full((500, 1), 7, np.float32)], axis=1)
-    coding = ScalarCoding.learn(constant)
-    assert coding.spread[-1] > 0
-    assert np.abs(coding.decode(*coding.encode(constant)) - constant)[:, -1].max() < 0.1
-
-
 def test_vectors_that_float32_cannot_hold_are_refused() -> None:
     coding = ScalarCoding.learn(np.eye(3, dtype=np.float32))
     with pytest.raises(InputError, match="too large for quantized codes"):

@@ -128,19 +128,6 @@ def test_merged_documents_are_byte_for_byte_those_that_a_writer_writes(tmp_path:
     assert set(holds) == set(merged)
 
 
-def test_texts_of_many_batches_are_merged_as_they_are_written(tmp_path: Path) -> None:
-    """Batches end after 4,096 rows or 8 MB, wherever the chunks do."""
-    sizes = random.Random(0).choices([0, 30, 3 << 20], [90, 10, 0.1], k=9000)
-    documents = [Document(str(number), "x" * size) for number, size in enumerate(sizes)]
-    table = write(tmp_path / "a", documents, {}, chunk=512)
-    assert table.texts is not None
-    assert [len(table.texts[row].text) for row in range(9000)] == sizes
-    (tmp_path / "b").mkdir()
-    merge_documents([(table, np.ones(9000, bool))], tmp_path / "b", REAL)
-    assert all((tmp_path / "b" / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "a").iterdir())
-    assert pa.ipc.open_file(str(tmp_path / "a" / "texts.arrow")).num_record_batches > 3
-
-
 def some_columns(seed: int) -> dict[str, pa.Array]:
     draw, rows = random.Random(seed), 500
     columns = {}
@@ -263,15 +250,6 @@ def test_types_are_inferred_declared_and_kept_by_additions(tmp_path: Path) -> No
     for each in (index, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
         assert [each.count(f) for f in ("n >= 2", "at < '2022-01-01'", "array_contains(tags, 'x')", "new", "n IS NULL")] == [2, 1, 2, 1, 0]
         assert each.document("a").metadata == {"n": 1, "at": "2021-06-01", "tags": "x"}
-
-
-def test_integers_become_numbers_where_an_addition_has_others(tmp_path: Path) -> None:
-    build_index(ROWS, "bm25", tmp_path / "i")
-    index = add_documents(tmp_path / "i", [{"id": "c", "text": "kiwi", "n": 2.5}], "bm25")
-    assert index.fields["n"] == "number"
-    for each in (index, compact_index(tmp_path / "i")):
-        assert [each.count(f"n > {least}") for least in (0.5, 1, 2, 2.25)] == [3, 2, 1, 1]
-        assert [value for value, _ in each.facets(["n"])["n"].values] == [1, 2, 2.5]
 
 
 @pytest.mark.parametrize(

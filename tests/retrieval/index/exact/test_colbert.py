@@ -76,26 +76,6 @@ def test_copies_tie_at_any_position_and_across_the_cut() -> None:
     assert searched(ids, documents, queries, 50, limits).ids == whole.ids
 
 
-@pytest.mark.parametrize("block", [1, 30, 100, 100_000])
-@pytest.mark.parametrize("k", [1, 10, 60, 1000])
-def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
-    """Blocks smaller than a document too, documents without tokens at their borders, copies everywhere, and scores in small groups."""
-    rng = np.random.default_rng(block + k)
-    documents = texts(0, rng.integers(0, 40, size=150).tolist())
-    for row in range(0, 150, 2):
-        documents[row] = documents[8]
-    for row in (0, 1, 149):
-        documents[row] = documents[row][:0]
-    ids = [f"d{number}" for number in rng.permutation(150)]
-    queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
-    limits = SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50, scores_held=300, queries_rescored=3)
-    hits = searched(ids, documents, queries, k, limits)
-    for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
-        best = expected(ids, documents, query)[:k]
-        assert list(found) == [key for _, key in best]
-        np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
     documents = texts(0, LENGTHS)
@@ -143,20 +123,3 @@ def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block:
             best = expected(ids[kept].tolist(), [documents[row] for row in kept], query)[:k]
             assert ids[places].tolist() == [key for _, key in best]
             np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
-
-
-def test_the_vectors_are_not_copied() -> None:
-    documents, queries = texts(0, LENGTHS), texts(1, [4, 9])
-    matrix = np.concatenate(documents)
-    card = ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0)
-    index = index_vectors(IDS, matrix, card, lengths=LENGTHS)
-    before = index.search(queries, 5).scores
-    matrix *= 2
-    np.testing.assert_allclose(index.search(queries, 5).scores, 2 * np.array(before), rtol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [[1, 2], [2, 2], [4, -1], [3]])
-def test_lengths_that_do_not_fit(lengths: list[int]) -> None:
-    card = ModelCard("vectors", "colbert", "", 8, "maxsim", 0, 0)
-    with pytest.raises(ValueError, match=r"lengths of the documents|ids for the vectors"):
-        index_vectors(["a", "b"], np.ones((3 if lengths != [1, 2] else 4, 8), np.float32), card, lengths=lengths)

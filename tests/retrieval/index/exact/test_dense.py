@@ -9,21 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import IndexReader, exact, index_vectors, ranking
+from quiver.retrieval.index import IndexReader, exact, index_vectors
 from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 
 def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> IndexReader:
     return index_vectors(ids, vectors, ModelCard("vectors", "dense", "", vectors.shape[1], "dot", 0, 0))
-
-
-def searched(ids: Sequence[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int, limits: SearchLimits) -> Hits:
-    """Search as `exact_index` does, in parts of given sizes."""
-    names = np.array(ids, object)
-    rows = MatrixRows(vectors)
-    found = exact.search_exact(rows, None, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
-    return Hits([names[places].tolist() for places, _ in found], [scores for _, scores in found])
 
 
 def unit(seed: int, rows: int, width: int) -> NDArray[np.float32]:
@@ -88,46 +80,6 @@ def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> Non
     assert len(tied) == equal
     assert list(hits.ids[0])[:equal] == tied[:k]
     assert list(hits.ids[1]) == sorted(ids, reverse=True)[:k]
-
-
-@pytest.mark.parametrize("block", [1, 7, 64, 99, 1000])
-@pytest.mark.parametrize("k", [1, 10, 70, 500])
-def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
-    """Few distinct vectors, of integers and of fractions, in many copies all over the blocks: ties within, across and at the cut."""
-    rng = np.random.default_rng(block * 1000 + k)
-    for distinct, width in ((3, 8), (40, 8), (300, 64)):
-        kinds = rng.integers(-2, 3, (distinct, width)).astype(np.float32) if width == 8 else unit(block, distinct, width)
-        vectors = kinds[rng.integers(0, distinct, 400)]
-        ids = [f"d{number}" for number in rng.permutation(400)]
-        queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
-        limits = SearchLimits(block_bytes=block * 4 * width, queries_rescored=4)
-        check(searched(ids, vectors, queries, k, limits), ids, vectors, queries, min(k, 400))
-
-
-def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All documents tie: the second walk must not collect them all."""
-    ids = [f"d{number:05d}" for number in range(2000)]
-    seen: list[int] = []
-    in_order = ranking.in_order
-
-    def watched(rows: NDArray[np.int64], *arguments: object, **options: object) -> object:
-        seen.append(len(rows))
-        return in_order(rows, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ranking, "in_order", watched)
-    hits = searched(ids, np.ones((2000, 4), np.float32), unit(0, 3, 4), 20, SearchLimits(block_bytes=50 * 4 * 4))
-    assert [list(found) for found in hits.ids] == [ids[:-21:-1]] * 3
-    assert max(seen) <= 70
-    assert len(seen) == 3 * 40
-
-
-def test_many_queries_are_searched_in_groups() -> None:
-    ids = [f"d{number}" for number in range(50)]
-    vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
-    index = exact_index(ids, vectors)
-    whole = index.search(queries, 5)
-    assert searched(ids, vectors, queries, 5, SearchLimits(queries=4)).ids == whole.ids
-    assert len(index.search(queries[:0], 5)) == 0
 
 
 def test_invalid_vectors_and_queries_are_refused() -> None:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample, open_codec, parse_params, train_codec
-from quiver.retrieval.index.exact import largest_norm
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
-from quiver.retrieval.records import MatrixRows, ModelCard
+from quiver.retrieval.records import ModelCard
 
 DIM = 12
 NAMES = {"dense": "exact-dense", "colbert": "exact-tokens"}
@@ -128,10 +127,3 @@ def test_an_exact_engine_refuses_settings_and_search_parameters() -> None:
         train_codec("exact-tokens", sample, card, documents=1, vectors=1, settings={}, seed=0)
     with pytest.raises(InputError, match="made by the index engine 'other'"):
         open_codec("other", Path())
-
-
-def test_the_longest_vector_does_not_depend_on_how_it_came() -> None:
-    """Merging looks at other blocks than writing; the number is in the files, whose bytes must be the same."""
-    vectors = np.random.default_rng(0).standard_normal((1000, 129)).astype(np.float32)
-    norms = [max(largest_norm(MatrixRows(vectors[start : start + size])) for start in range(0, 1000, size)) for size in (1, 3, 100, 1000)]
-    assert len(set(norms)) == 1

@@ -163,15 +163,6 @@ def test_the_first_scores_are_within_their_bound(device: torch.device, first_pas
         assert max(shares) > 0.02
 
 
-def test_unit_vectors_need_no_second_pass() -> None:
-    """The candidates of the first pass in float16 include all documents that may be among the k best."""
-    data = dense(4000, 384)
-    scorer = data.scorer(SearchLimits(first_pass="float16"))
-    for k in (10, 100, 1000):
-        scores, _ = scorer.nearest(k + scorer.margin(k))
-        assert (scores[:-1, k - 1] - scores[:-1, -1] > 2 * scorer.errors[:-1]).all()  # the last query is zero
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["dense", "tokens"])
@@ -203,25 +194,6 @@ def test_vectors_that_fit_stay_on_the_gpu_until_the_index_is_gone() -> None:
     assert torch.cuda.memory_allocated() - before < 8 << 20
 
 
-def test_vectors_that_fit_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[int] = []
-
-    class Counted(MatrixRows):
-        def span(self, start: int, stop: int) -> NDArray[np.float32]:
-            reads.append(stop - start)
-            return super().span(start, stop)
-
-    data, limits = dense(), SearchLimits(device_bytes=IN_MEMORY)
-    rows = Counted(data.vectors)
-    for budget in (IN_MEMORY, 0):
-        reads.clear()
-        placed = place(rows, CPU, replace(limits, device_bytes=budget))
-        assert (placed.resident is None) == (budget == 0)
-        for _ in range(3):
-            exact.search_exact(rows, None, data.queries[:20], 5, largest_norm=1.01, ids=np.arange(700), limits=limits, placed=placed)
-        assert sum(reads) == (700 if budget else 2100)
-
-
 def test_an_index_searches_on_the_device_that_it_is_given(caplog: pytest.LogCaptureFixture) -> None:
     """``meta`` stands for a GPU that is not there: what is searched on it fails, and FAISS searches where it did."""
     caplog.set_level("INFO", logger="quiver.retrieval.index.index")
@@ -238,11 +210,3 @@ def test_an_index_searches_on_the_device_that_it_is_given(caplog: pytest.LogCapt
     lists = index_vectors(ids, data.vectors, card, engine="ivf-dense").search_on(torch.device("meta"))
     assert caplog.messages[-1].endswith("the engine ivf-dense searches on cpu")
     assert len(lists.search(data.queries, 5)) == len(data.queries)
-
-
-@pytest.mark.parametrize("budget", [0, IN_MEMORY])
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_segment_without_vectors_has_no_blocks(device: torch.device, budget: int) -> None:
-    placed = place(MatrixRows(np.zeros((0, 8), np.float32)), device, SearchLimits(device_bytes=budget))
-    assert list(placed.blocks([])) == []
-    assert placed.take(np.zeros(0, np.int64)).shape == (0, 8)

@@ -56,13 +56,6 @@ def test_the_nearest_centroid_of_a_range() -> None:
         np.testing.assert_array_equal(module.nearest(vectors, first, last, lanes(centroids), halves), expected)
 
 
-def test_of_equal_centroids_the_first_is_taken() -> None:
-    centroids = np.repeat(normal(1, 16), 40, axis=0)
-    for module in (compiled, reference):
-        found = module.nearest(centroids[:3], np.full(3, 5), np.full(3, 40), lanes(centroids), (centroids**2).sum(axis=1) / 2)
-        assert found.tolist() == [5, 5, 5]
-
-
 @pytest.mark.parametrize(("tokens", "centroids", "count"), [(1, 1, 1), (7, 40, 40), (13, 200, 16), (32, 1000, 1)])
 def test_the_centroids_to_probe(tokens: int, centroids: int, count: int) -> None:
     query, table = normal(tokens, 24), normal(centroids, 24, seed=1)
@@ -115,20 +108,6 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
     np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *asked), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_score_does_not_depend_on_the_documents_beside_it() -> None:
-    coarse, fine = coded(4, 2)
-    shared = normal(50, 32), normal(8, 16, 4, seed=1), normal(256, 2, seed=2)
-    bounds = np.sort(np.random.default_rng(0).choice(500, 30, replace=False))
-    query = normal(20, 32, seed=3)
-    asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
-    together = compiled.score(coarse, fine, bounds[:-1], bounds[1:], *asked)
-    alone = [compiled.score(coarse, fine, bounds[row : row + 1], bounds[row + 1 : row + 2], *asked)[0] for row in range(29)]
-    np.testing.assert_array_equal(together, alone)
-    copied = coarse[np.r_[0:3, bounds[4] : bounds[5]]], fine[np.r_[0:3, bounds[4] : bounds[5]]]  # the same tokens in another place
-    elsewhere = compiled.score(*copied, np.array([3]), np.array([len(copied[0])]), *asked)
-    assert elsewhere[0] == together[4]
-
-
 @pytest.mark.parametrize("width", [8, 24, 64, 136])
 @pytest.mark.parametrize("tokens", [1, 16, 37])
 def test_estimates_are_scores_of_the_coarse_parts(width: int, tokens: int) -> None:
@@ -146,13 +125,6 @@ def test_estimates_are_scores_of_the_coarse_parts(width: int, tokens: int) -> No
     assert np.abs(estimates[exact > -np.inf] - exact[exact > -np.inf]).max() <= tokens * (1 + width / 4) / 2 * step
     assert estimates[2] == -np.inf
     assert np.ptp(exact[exact > -np.inf]) > 100 * tokens * step  # it says something
-
-
-def test_estimates_of_a_query_of_zeros() -> None:
-    coarse, _ = coded(4, 2)
-    shared = normal(50, 32), normal(8, 16, 4, seed=1)
-    for module in (compiled, reference):
-        assert module.estimate(coarse, np.array([0]), np.array([9]), *tables(np.zeros((3, 32), np.float32), *shared)).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("length", [1e-37, 1e30, np.inf])
@@ -253,12 +225,6 @@ def test_the_nearest_have_the_scores_that_they_have_alone(bits: int, width: int)
         assert least == pytest.approx(scores[-2])
         empty = module.nearest_of(codes, scales, rows[:0], weights, 0.25, ranks, 10)
         assert (len(empty[0]), len(empty[1]), empty[2]) == (0, 0, np.inf)
-
-
-def test_nothing_met_is_no_document() -> None:
-    for module in (compiled, reference):
-        found, scores = module.aggregate(np.zeros((2, 3), np.float32), np.full((2, 3), -1), 0.1)
-        assert len(found) == len(scores) == 0
 
 
 @pytest.mark.parametrize("points", [1, 2, 9, 60])

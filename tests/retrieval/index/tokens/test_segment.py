@@ -81,13 +81,6 @@ def test_looking_at_everything_is_brute_force_over_the_decoded_vectors(segment: 
             np.testing.assert_allclose(found.scores, scores[found.rows], rtol=1e-5, atol=1e-6)
 
 
-def test_the_scores_are_close_to_those_of_the_vectors_given(segment: TokenSegment, tokens: Any) -> None:
-    for query in tokens.queries(5):
-        exact = tokens.scores(query)
-        filled = np.flatnonzero(tokens.lengths)
-        np.testing.assert_allclose(segment.exact_scores(query, filled) / len(query), exact[filled] / len(query), atol=0.02)
-
-
 @pytest.mark.parametrize("bits", [2, 3, 3.5, 4])
 @pytest.mark.parametrize("clustering", ["flat", "tokens", "two-level"])
 def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path, bits: float, clustering: str) -> None:
@@ -103,31 +96,6 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
         assert each.scores.tolist() == sorted(each.scores.tolist(), reverse=True)
         np.testing.assert_array_equal(each.scores, segment.exact_scores(query, each.rows))
     assert np.mean(shares) > {2: 0.80, 3: 0.88, 3.5: 0.90, 4: 0.92}[bits]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5])
-def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: AnyCodec, tokens: Any, share: float) -> None:
-    allowed = np.random.default_rng(2).random(500) < share
-    queries = tokens.queries(10)
-    for effort in (codec.preset_params("exact", k=10), WIDE, TokenParams(nprobe=4, tokens_k=50, candidates=5)):
-        found = segment.search(queries, 10, params=effort, ranks=tokens.ranks, allowed=allowed)
-        for query, each in zip(queries, found, strict=True):
-            assert allowed[each.rows].all()
-            assert tokens.lengths[each.rows].all()
-            if effort.exhaustive or effort is WIDE:
-                scores = np.where(allowed, decoded(segment, query), -np.inf)
-                expected = np.sort(scores[np.isfinite(scores)])[::-1][:10]
-                np.testing.assert_allclose(each.scores, expected, rtol=1e-5)
-
-
-def test_documents_without_vectors_alone_are_not_found(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
-    nothing = type(tokens)(tokens.vectors[:0], np.zeros(3, np.int64), tokens.token_ids[:0])
-    segment = write(codec, tmp_path / "s", nothing)
-    found = segment.search(tokens.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=nothing.ranks)[0]
-    assert len(segment) == 3
-    assert len(found.rows) == len(found.scores) == 0
-    assert segment.exact_scores(tokens.queries(1)[0], np.array([1])).tolist() == [-np.inf]
-    assert segment.vectors(np.arange(3))[0].shape == (0, 32)
 
 
 @pytest.mark.parametrize("pool_factor", [1, 2])

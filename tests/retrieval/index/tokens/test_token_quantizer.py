@@ -53,21 +53,3 @@ def test_bytes_do_not_depend_on_the_vectors_beside(tokens: Any, clustering: Clus
     for row in range(0, 500, 50):
         single = coding.encode(tokens.vectors[row : row + 1], tokens.token_ids[row : row + 1])
         assert single[0][0].tobytes() + single[1][0].tobytes() == coarse[row].tobytes() + fine[row].tobytes()
-
-
-def test_many_centroids_take_wider_numbers() -> None:
-    rng = np.random.default_rng(0)
-    centroids = rng.standard_normal((70_000, 8)).astype(np.float16).astype(np.float32)
-    coding = Coding(Clustering(centroids, np.array([0, 70_000])), np.zeros((2, 16, 4), np.float32), learn_pairs(centroids[:9], 4, seed=0))
-    assert coding.coarse_width == 1 + 4
-    coarse, fine = coding.encode(centroids[[0, 65_535, 65_536, 69_999]], None)
-    assert coding.numbers(coarse).tolist() == [0, 65_535, 65_536, 69_999]
-    np.testing.assert_array_equal(coding.decode(coarse, fine), centroids[[0, 65_535, 65_536, 69_999]])  # nothing was left to code
-
-
-def test_no_vectors_are_no_bytes(tokens: Any, clustering: Clustering) -> None:
-    coding = coding_of(tokens, clustering, 3)
-    coarse, fine = coding.encode(np.empty((0, 64), np.float32), np.empty(0, np.uint32))
-    assert coarse.shape == (0, coding.coarse_width)
-    assert fine.shape == (0, coding.fine_width)
-    assert coding.decode(coarse, fine).shape == (0, 64)
