@@ -6,11 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
+from quiver.encoder import Tokenizer
+from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 512
 LENGTH = 8
@@ -50,6 +53,24 @@ class BagOfWords:
         return DenseEncoding(vectors, TextTokens(np.minimum(lengths, LENGTH), lengths > LENGTH, lengths == 0))
 
 
+class WordByWord:
+    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
+
+    def __init__(self, model: BagOfWords) -> None:
+        self.dense = model
+        self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        vectors = [self.dense.encode_texts(text.split(), role).vectors for text in texts]
+        lengths = np.array([len(matrix) for matrix in vectors], np.int32)
+        return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
+
+
+@pytest.fixture
+def token_model(model: BagOfWords) -> WordByWord:
+    return WordByWord(model)
+
+
 @pytest.fixture
 def model() -> BagOfWords:
     return BagOfWords()
@@ -77,3 +98,22 @@ def make_collection(tmp_path: Path) -> MakeCollection:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT with a small vocabulary, as transformers writes it."""
+    transformers: Any = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    texts = ["a bird has two wings, and flies!", "granite is a hard stone", "the sea is deep and salt", "Fish find: passage: ?"]
+    Tokenizer.train(texts * 2, vocab_size=384, max_length=64).save(folder)
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64
+    )
+    model = transformers.BertModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return folder

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.eval.baselines import DenseRetriever, IndexRetriever
 from quiver.eval.metrics import score
-from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, ModelCard, Role
 
 evaluation = pytest.importorskip("beir.retrieval.evaluation")
 dense_search = pytest.importorskip("beir.retrieval.search.dense")
@@ -41,19 +41,6 @@ class Scaled:
         encoding: DenseEncoding = self.model.encode_texts(texts, role)
         lengths = np.array([[1 + len(text)] for text in texts], np.float32)
         return DenseEncoding(encoding.vectors * lengths, encoding.tokens)
-
-
-class Words:
-    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        vectors = [self.model.encode_texts(text.split(), role).vectors for text in texts]
-        lengths = np.array([len(matrix) for matrix in vectors], np.int32)
-        return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
 
 
 def agree(found: dict[str, dict[str, float]], expected: dict[str, dict[str, float]], *, within: float = 1e-6) -> None:
@@ -93,14 +80,14 @@ def test_titles_and_texts_are_joined_as_beir_does(model: Any) -> None:
     ]
 
 
-def test_token_vectors_are_scored_with_maxsim(model: Any) -> None:
-    run = IndexRetriever(Words(model)).search(CORPUS, QUERIES, 2, "cos_sim")
+def test_token_vectors_are_scored_with_maxsim(token_model: Any) -> None:
+    run = IndexRetriever(token_model).search(CORPUS, QUERIES, 2, "cos_sim")
     assert list(run["q1"])[:1] == ["d1"]
     assert run["q1"]["d1"] == pytest.approx(2)  # "bird" and "wings"
     assert run["q2"].keys() == {"d2", "d5"}
     assert run["q2"]["d2"] == pytest.approx(3)  # "Fish", "deep" and "sea"
     with pytest.raises(ValueError, match="words has one vector per token; search with IndexRetriever"):
-        DenseRetriever(Words(model))
+        DenseRetriever(token_model)
 
 
 def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:

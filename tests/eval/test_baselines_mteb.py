@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.eval.baselines import QuiverSearch
 from quiver.eval.metrics import score
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.options import ModelFolder
-from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 pytestmark = pytest.mark.parity
 
@@ -105,19 +100,6 @@ class Recorder:
         return (np.asarray(one) * np.asarray(other)).sum(axis=1)
 
 
-class Words:
-    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        vectors = [self.model.encode_texts(text.split(), role).vectors for text in texts]
-        lengths = np.array([len(matrix) for matrix in vectors], np.int32)
-        return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
-
-
 def searched(model: QuiverSearch, *, top_k: int = 10, top_ranked: Any = None, queries: Any = None) -> Mapping[str, Mapping[str, float]]:
     of = task()
     common: dict[str, Any] = {"task_metadata": of.metadata, "hf_split": "test", "hf_subset": "default"}
@@ -175,8 +157,8 @@ CANDIDATES = {"q1": ["d3", "d1", "d5", "d1"], "q2": ["d4"]}
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_only_candidates_are_scored_in_reranking(model: Any, kind: str) -> None:
-    searching = model if kind == "dense" else Words(model)
+def test_only_candidates_are_scored_in_reranking(model: Any, token_model: Any, kind: str) -> None:
+    searching = model if kind == "dense" else token_model
     whole = searched(QuiverSearch(searching), top_k=1000)
     run = searched(QuiverSearch(searching), top_ranked=CANDIDATES)
     assert list(run) == list(QUERIES)
@@ -188,24 +170,6 @@ def test_only_candidates_are_scored_in_reranking(model: Any, kind: str) -> None:
     assert list(searched(QuiverSearch(searching), top_k=1, top_ranked=CANDIDATES)["q1"]) == ["d1"]
 
 
-def test_reranking_scores_agree_with_mteb(model: Any) -> None:
-    candidates = {"q1": ["d5", "d4", "d1"], "q2": ["d5", "d2", "d1"], "q3": ["d1", "d3"]}
-    found, theirs = (evaluated(each, task(top_ranked=candidates)) for each in (QuiverSearch(model), Recorder(model)))
-    assert found["ndcg_at_10"] == pytest.approx(theirs["ndcg_at_10"], abs=1e-6)
-    assert found["map_at_1000"] == pytest.approx(theirs["map_at_1000"], abs=1e-6)
-
-
 def test_unknown_candidate_is_named(model: Any) -> None:
     with pytest.raises(InputError, match="the candidate 'd9' of query 'q1' is not in the corpus"):
         searched(QuiverSearch(model), top_ranked={"q1": ["d1", "d9"]})
-
-
-@pytest.fixture
-def biencoder() -> BiEncoder:
-    config = EncoderConfig.modernbert(
-        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
-    )
-    settings = ModelFolder("dense", Path(), max_length=24, query_prompt="find: ", similarity="dot")
-    return BiEncoder.from_parts(
-        init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird"
-    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.eval.baselines import load_baseline
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
@@ -34,12 +34,6 @@ def colbert(tmp_path: Path, request: pytest.FixtureRequest) -> ColBERT:
     model = ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, folder, source=str(tmp_path / "colbert"))
     model.save_pretrained(tmp_path / "colbert")
     return model
-
-
-@pytest.mark.skipif(hasattr(library, "MultiVectorEncoder"), reason="this sentence-transformers has multi-vector models")
-def test_older_sentence_transformers_error_names_the_remedy(colbert: ColBERT) -> None:
-    with pytest.raises(InputError, match="pip install 'sentence-transformers>=6', or load it with --library pylate"):
-        load_baseline("sentence-transformers", colbert.source)
 
 
 @pytest.mark.skipif(not hasattr(library, "MultiVectorEncoder"), reason="sentence-transformers 6 brought multi-vector models")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder import InputError, Tokenizer
+from quiver.encoder import InputError
 from quiver.eval import evaluate
 from quiver.eval.baselines import load_baseline
+from quiver.eval.metrics import score
+from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.colbert import ColBERT
 
 transformers = pytest.importorskip("transformers")
@@ -25,31 +25,14 @@ TEXTS = ["a bird has two wings, and flies!", "", "granite is a hard stone", "the
 MakeModel = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT with a small vocabulary, as transformers writes it."""
-    folder = tmp_path_factory.mktemp("bert")
-    Tokenizer.train(TEXTS * 2, vocab_size=384, max_length=64).save(folder)
-    torch.manual_seed(3)
-    config = transformers.BertConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64
-    )
-    model = transformers.BertModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def make_model(base: Path, tmp_path: Path) -> MakeModel:
+def make_model(random_bert: Path, tmp_path: Path) -> MakeModel:
     """Save a model as PyLate does, with a projection from a seed."""
 
     def make(name: str = "model", **settings: object) -> Path:
         torch.manual_seed(5)
         defaults: dict[str, Any] = {"embedding_size": 16, "query_length": 12, "document_length": 24}
-        models.ColBERT(str(base), device="cpu", **defaults | settings).save_pretrained(str(tmp_path / name))
+        models.ColBERT(str(random_bert), device="cpu", **defaults | settings).save_pretrained(str(tmp_path / name))
         return tmp_path / name
 
     return make
@@ -101,24 +84,20 @@ def test_quiver_colbert_agrees(make_model: MakeModel) -> None:
 def test_evaluation_score_equals_score_of_pylates_vectors(make_model: MakeModel, make_collection: Any) -> None:
     folder, data = make_model(), make_collection()
     found = evaluate(load_baseline("pylate", folder, device="cpu"), data, baselines=()).collections[0]
-    documents = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
-    queries = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
+    collection = load_collection(data, "test")
+    texts = [document.content() for document in collection.documents]
     theirs = models.ColBERT(str(folder), device="cpu")
-    texts = [f"{document['title']} {document['text']}".strip() for document in documents]
-    matrices = theirs.encode(texts, is_query=False, show_progress_bar=False)
-    judged = [line.split("\t") for line in (data / "qrels" / "test.tsv").read_text().splitlines()[1:]]
-    values = []
-    for query in queries:
-        grades = {document: int(grade) for key, document, grade in judged if key == query["_id"]}
-        if grades:
-            vectors = theirs.encode([query["text"]], is_query=True, show_progress_bar=False)[0]
-            scores = {document["_id"]: (vectors @ matrix.T).max(axis=1).sum() for document, matrix in zip(documents, matrices, strict=True)}
-            order = sorted(scores, key=lambda document: -scores[document])
-            gain = sum(grades.get(document, 0) / math.log2(rank + 2) for rank, document in enumerate(order[:10]))
-            ideal = sum(grade / math.log2(rank + 2) for rank, grade in enumerate(sorted(grades.values(), reverse=True)))
-            values.append(gain / ideal)
-    assert len(values) == 3
-    assert found.measures["ndcg@10"] == pytest.approx(sum(values) / 3, abs=1e-9)
+    asked, held = (
+        theirs.encode(each, is_query=is_query, show_progress_bar=False)
+        for each, is_query in (([query.text for query in collection.queries], True), (texts, False))
+    )
+    run = {
+        query.id: {
+            document.id: float((vectors @ matrix.T).max(axis=1).sum()) for document, matrix in zip(collection.documents, held, strict=True)
+        }
+        for query, vectors in zip(collection.queries, asked, strict=True)
+    }
+    assert found.measures["ndcg@10"] == pytest.approx(score(collection.qrels, run).means["ndcg@10"], abs=1e-9)
     assert found.truncated.documents == sum(len(theirs.tokenizer([text])["input_ids"][0]) + 1 > 24 for text in texts)
 
 
@@ -138,8 +117,8 @@ def test_fingerprints_differ_between_models(make_model: MakeModel) -> None:
     assert load_baseline("pylate", make_model("again")).card.fingerprint == found["same"]
 
 
-def test_model_without_projection_is_refused(base: Path, minilm: Path) -> None:
+def test_model_without_projection_is_refused(random_bert: Path, minilm: Path) -> None:
     with pytest.raises(InputError, match="not a ColBERT model: it has no projection, and PyLate would initialise one at random"):
-        load_baseline("pylate", base)
+        load_baseline("pylate", random_bert)
     with pytest.raises(InputError, match="must be a Transformer and Dense layers, found Transformer, Pooling, Normalize"):
         load_baseline("pylate", minilm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder import InputError, Tokenizer
-from quiver.eval import evaluate
+from quiver.encoder import InputError
 from quiver.eval.baselines import load_baseline
 from quiver.eval.baselines.models import SentenceTransformersModel
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -27,26 +25,8 @@ TEXTS = ["a bird has two wings and flies", "", "  granite is a hard stone ", "th
 MakeModel = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT with a small vocabulary, as transformers writes it."""
-    folder = tmp_path_factory.mktemp("bert")
-    tokenizer = Tokenizer.train([*TEXTS, "find: passage: "] * 2, vocab_size=384, max_length=64)
-    tokenizer.save(folder)
-    torch.manual_seed(3)
-    config = transformers.BertConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64
-    )
-    model = transformers.BertModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def make_model(base: Path, tmp_path: Path) -> MakeModel:
+def make_model(random_bert: Path, tmp_path: Path) -> MakeModel:
     """Save a model as the library does."""
 
     def make(
@@ -58,7 +38,7 @@ def make_model(base: Path, tmp_path: Path) -> MakeModel:
         pooling: str = "mean",
         max_length: int = 24,
     ) -> Path:
-        first = library.models.Transformer(str(base), max_seq_length=max_length)
+        first = library.models.Transformer(str(random_bert), max_seq_length=max_length)
         modules = [first, library.models.Pooling(first.get_word_embedding_dimension(), pooling_mode=pooling)]
         model = library.SentenceTransformer(
             modules=modules, prompts=prompts, default_prompt_name=default, similarity_fn_name=similarity, device="cpu"
@@ -70,8 +50,8 @@ def make_model(base: Path, tmp_path: Path) -> MakeModel:
 
 
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification"])
-def test_a_model_for_another_task_is_refused(base: Path, tmp_path: Path, name: str) -> None:
-    folder = shutil.copytree(base, tmp_path / "model")
+def test_a_model_for_another_task_is_refused(random_bert: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(random_bert, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
     with pytest.raises(InputError, match="pass a bi-encoder, a ColBERT model or an encoder without a head"):
@@ -117,29 +97,6 @@ def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> 
     fits, cuts = (load_baseline("sentence-transformers", make_model(f"n{n}", max_length=n), device="cpu") for n in (exact, exact - 1))
     assert not fits.encode_texts([TEXTS[0]], "query").tokens.truncated[0]
     assert cuts.encode_texts([TEXTS[0]], "query").tokens.truncated[0]
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_evaluation_score_equals_score_of_the_librarys_vectors(make_model: MakeModel, make_collection: Any, similarity: str) -> None:
-    folder = make_model(similarity=similarity)
-    data = make_collection()
-    found = evaluate(load_baseline("sentence-transformers", folder, device="cpu"), data, baselines=()).collections[0]
-    documents = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
-    queries = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
-    theirs = library.SentenceTransformer(str(folder), device="cpu")
-    texts = [f"{document['title']} {document['text']}".strip() for document in documents]
-    scores = theirs.similarity(theirs.encode_query([query["text"] for query in queries]), theirs.encode_document(texts)).tolist()
-    judged = [line.split("\t") for line in (data / "qrels" / "test.tsv").read_text().splitlines()[1:]]
-    values = []
-    for query, row in zip(queries, scores, strict=True):
-        grades = {document: int(grade) for key, document, grade in judged if key == query["_id"]}
-        if grades:
-            order = [document["_id"] for _, document in sorted(zip(row, documents, strict=True), key=lambda pair: -pair[0])]
-            gain = sum(grades.get(document, 0) / math.log2(rank + 2) for rank, document in enumerate(order[:10]))
-            ideal = sum(grade / math.log2(rank + 2) for rank, grade in enumerate(sorted(grades.values(), reverse=True)))
-            values.append(gain / ideal)
-    assert len(values) == 3
-    assert found.measures["ndcg@10"] == pytest.approx(sum(values) / 3, abs=1e-9)
 
 
 def test_quiver_biencoder_agrees_on_minilm(minilm: Path) -> None:

@@ -84,22 +84,6 @@ def test_the_stop_words_are_those_of_bm25s() -> None:
     assert split_words([" ".join(stopwords), "owl"]).vocabulary == {"owl": 0}
 
 
-@pytest.mark.parity
-def test_equal_to_bm25s_own_retrieval() -> None:
-    bm25s = pytest.importorskip("bm25s")
-    rng = np.random.default_rng(3)
-    words = np.array([f"word{number}" for number in range(50)])
-    documents = [Document(f"d{place:03d}", " ".join(rng.choice(words, rng.integers(5, 40)))) for place in range(200)]
-    queries = [Query(f"q{place}", " ".join(rng.choice(words, 4))) for place in range(20)]
-    run = bm25_run(_collection(documents, queries), k=10)
-    index = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
-    index.index(bm25s.tokenize([document.text for document in documents], show_progress=False), show_progress=False)
-    asked = bm25s.tokenize([query.text for query in queries], show_progress=False)
-    _, theirs = index.retrieve(asked, k=10, show_progress=False)
-    ours = np.array([list(run[query.id].values()) for query in queries])
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
 def _all_at_once(collection: Collection) -> dict[str, dict[str, float]]:
     """Every positive score of bm25s itself, which indexes the whole corpus."""
     bm25s = pytest.importorskip("bm25s")
@@ -179,18 +163,6 @@ def test_the_corpus_is_never_held() -> None:
     collection = Collection("c", "test", Streamed(), [Query("q", "word3")], {"q": {"d3": 1}}, 0)
     assert len(bm25_run(collection, policy=Policy(use_title=False), limits=BlockLimits(10))["q"]) == 71
     assert 10 <= most <= 30
-
-
-@pytest.mark.data
-@pytest.mark.parity
-def test_equal_to_bm25s_on_a_real_collection(quiver_data: Path) -> None:
-    collection = load_collection(quiver_data / "scifact", "test")
-    expected = _all_at_once(collection)
-    run = bm25_run(collection, k=100, limits=BlockLimits(1_000))
-    assert len(run) == 300
-    for query, scores in run.items():
-        assert list(scores) == _best(expected[query], 100)
-        np.testing.assert_allclose(list(scores.values()), [expected[query][document] for document in scores], rtol=1e-6)
 
 
 @pytest.mark.data

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,27 +112,6 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tm
     development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)
     assert [module.training for module in model.encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
-    # Read already; only the documents stay in their file.
-    (folder / "queries.jsonl").unlink()
-    (folder / "qrels" / "test.tsv").unlink()
-    model, encoded = _dense(tmp_path), list[tuple[str, str]]()
-    encode = BiEncoder.encode_chunks
-
-    def counting(self: BiEncoder, chunks: Iterable[Sequence[str]], role: Any, *, advance: Any = None) -> Any:
-        read = [list(texts) for texts in chunks]
-        encoded.extend((role, text) for texts in read for text in texts)
-        return encode(self, read, role, advance=advance)
-
-    monkeypatch.setattr(BiEncoder, "encode_chunks", counting)
-    scorer(model)
-    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(encoded) == len(set(encoded)) == len({json.loads(line)["text"] for line in lines}) + 7
 
 
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import importlib
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.models.options import ModelOptions
-from quiver.retrieval.records import Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import Role
 from tests.processes import imported_python
 
 MakeCollection = Callable[..., Path]
@@ -87,42 +86,13 @@ def test_exact_search_runs_where_the_model_is(model: Any, make_collection: MakeC
     assert evaluate(placed, folder, engine=engine).collections[0].measures == expected.collections[0].measures
 
 
-def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    class Tokens:
-        """Each word is a vector of its own, so that MaxSim counts the query's words that a document has."""
-
-        card = replace(model.card, kind="colbert", similarity="maxsim")
-
-        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-            words = [model.encode_texts(text.split(), role).vectors for text in texts]
-            lengths = np.array([len(text) for text in words], np.int32)
-            return TokenEncoding(words, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
-
+def test_a_model_with_a_vector_a_token_takes_the_same_walk(token_model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    results = evaluate(Tokens(), make_collection(), out=out, baselines=())
+    results = evaluate(token_model, make_collection(), out=out, baselines=())
     assert (results.system.kind, results.system.similarity) == ("colbert", "maxsim")
     run = read_run(out / "runs" / "tiny.test.trec")
     assert (run["q1"]["d1"], run["q2"]["d2"], run["q2"]["d5"], run["q3"]["d3"]) == (2.0, 3.0, 2.0, 1.0)
     assert results.collections[0].measures["mrr@10"] == 1.0
-
-
-def test_a_model_is_loaded_by_its_folder(
-    model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-    module = importlib.import_module("quiver.eval.rankers")
-
-    def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None, options: ModelOptions) -> Any:
-        asked.append((source, dtype, device, batch_tokens, options))
-        return model
-
-    monkeypatch.setattr(module, "load_model", load)
-    collection = make_collection()
-    evaluate(tmp_path / "model", collection, baselines=())
-    cut = ModelOptions(truncate_dim=9)
-    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu", batch_tokens=99, model_options=cut)
-    path = str(tmp_path / "model")
-    assert asked == [(path, None, None, None, ModelOptions()), (path, "bfloat16", "cpu", 99, cut)]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -286,20 +256,17 @@ def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collectio
     folder, out = make_collection(), tmp_path / "out"
 
     class Meanwhile:
-        """While it encodes, somebody else begins to write into the same folder."""
+        """While it encodes, another evaluation begins to write into the same folder."""
 
         card = model.card
-        refused = 0
 
         def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
-            code = f"from quiver.eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
-            done = subprocess.run([imported_python(), "-c", code], capture_output=True, text=True, check=False)
-            self.refused += "is evaluating there; wait for it" in done.stderr
+            with pytest.raises(InputError, match="is evaluating there; wait for it"):
+                evaluate("bm25", folder, out=out)
             return model.encode_texts(texts, role)
 
-    meanwhile = Meanwhile()
-    results = evaluate(meanwhile, folder, out=out)
-    assert meanwhile.refused == 2
+    results = evaluate(Meanwhile(), folder, out=out)
+    assert len(model.encoded) == 2
     assert read_results(out) == results
     assert _files(out) == FILES
 

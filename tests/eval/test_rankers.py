@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,26 +131,6 @@ def test_options_of_a_model_are_refused_where_no_model_encodes(make_collection: 
         for system in ({"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}):
             with pytest.raises(InputError, match="no model encodes the collection, so leave out engine"):
                 evaluate(None, folder, **system, **given)
-
-
-@pytest.mark.parametrize("change", ["weights", "candidates", "run"])
-def test_what_was_finished_with_another_combination_is_not_reused(
-    model: Any, make_collection: MakeCollection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    folder, run = make_collection(), tmp_path / "given.trec"
-    evaluate(model, folder, out=tmp_path / "model")
-    run.write_bytes((tmp_path / "model" / "runs" / "tiny.test.trec").read_bytes())
-    settings: dict[str, Any] = {"run": run, "fuse": ["bm25"], "fusion": Fusion(weights=(1, 1)), "candidates": 100}
-    out, module = tmp_path / "out", importlib.import_module("quiver.eval.evaluation")
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "write_results", lambda results, folder: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(None, folder, out=out, **settings)
-    others: dict[str, Any] = {"weights": {"fusion": Fusion(weights=(1, 2))}, "candidates": {"candidates": 50}, "run": {}}
-    if change == "run":
-        run.write_text(run.read_text().splitlines()[0] + "\n")
-    with pytest.raises(InputError, match="holds an unfinished run with other settings: system"):
-        evaluate(None, folder, out=out, **{**settings, **others[change]})
 
 
 def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:

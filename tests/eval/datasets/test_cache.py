@@ -22,6 +22,7 @@ from quiver.eval.datasets.benchmarks import held, missing, registry
 from quiver.eval.datasets.cache import RECORD, Cache, CachedCollection
 from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
 from quiver.eval.datasets.sources import ATTEMPTS, Source, ZipArchive, reason
+from quiver.retrieval.records import Document, Query
 
 
 class Served(NamedTuple):
@@ -235,7 +236,7 @@ def hub_origins(published: Any) -> dict[str, tuple[Source, dict[str, dict[str, b
         "mteb lines": (mteb_tables("u/mteb", "mteb/birds", "b" * 40, ("test",)), published.mteb_hub("mteb/birds", lines=True), "test"),
         "mteb many": (registry()["coir/codesearchnet/ruby"].sources["mteb"], published.mteb_many_hub(many, "ruby"), "test"),
         "coir": (coir_tables("u/coir", "birds"), published.coir_hub("birds"), "test"),
-        "mldr": (registry()["mldr/th"].source, published.mldr_hub("th"), "dev"),
+        "mldr": (registry()["mldr/th"].source, published.mldr_hub("th"), "test"),
         "nano": (nano_tables("u/hub", "zeta-alpha-ai/NanoBirds"), published.nano_hub("NanoBirds"), "train"),
     }
 
@@ -259,7 +260,12 @@ def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: A
     every = {f"{repository.replace('/', '--')}/{name}" for repository, files in repositories.items() for name in files}
     assert set(record.files) == every - UNWANTED.get(layout, set())
     collection = load(cache, source, split)
-    assert (len(collection.documents), collection.queries[0].text) == (3, "what flies")
+    untitled, grades = layout in ("mldr", "nano"), {"d1": 1} if layout == "nano" else {"d1": 2, "d2": 0}
+    documents = [Document(row["_id"], row["text"], "" if untitled else row["title"]) for row in published.corpus]
+    assert list(collection.documents) == documents
+    assert list(collection.documents) == documents  # again, from the files
+    assert collection.queries == (Query("q1", "what flies"), Query("q2", "what is hard"))
+    assert collection.qrels == {"q1": grades, "q2": {"d3": 1}}
     before = len(site.requests)
     assert cache.fetch(source) == record
     assert len(site.requests) == before

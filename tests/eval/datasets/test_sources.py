@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,51 +10,13 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import registry
-from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
-from quiver.eval.datasets.sources import Source, ZipArchive
-from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.records import Document, Query
-
-DOCUMENTS = [
-    Document("d1", "a bird has two wings", "Wings"),
-    Document("d2", "a fish swims", ""),
-    Document("d3", "granite is hard", "Stone"),
-]
-UNTITLED = [document._replace(title="") for document in DOCUMENTS]
-QRELS = {"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}}
-UNGRADED = {"q1": {"d1": 1}, "q2": {"d3": 1}}
-
-Prepare = Callable[[Any, Path], Source]
-
-
-def beir_zip(published: Any, folder: Path) -> Source:
-    published.write(folder, published.beir_folder("birds"))
-    return ZipArchive("birds/zip", "https://example.org/birds.zip", "0" * 32, 1, "birds")
+from quiver.eval.datasets.catalogue import beir_tables, coir_tables, nano_tables
+from quiver.eval.datasets.sources import Source
 
 
 def beir_hub(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.beir_hub("birds"))
     return beir_tables("birds/hub", "birds", ("test", "train"))
-
-
-def beir_hub_lines(published: Any, folder: Path) -> Source:
-    published.write_hub(folder, published.beir_hub("birds", compressed=True))
-    return beir_tables("birds/hub", "birds", ("test", "train"))
-
-
-def mteb_parquet(published: Any, folder: Path) -> Source:
-    published.write_hub(folder, published.mteb_hub("mteb/birds"))
-    return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
-
-
-def mteb_lines(published: Any, folder: Path) -> Source:
-    published.write_hub(folder, published.mteb_hub("mteb/birds", lines=True))
-    return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
-
-
-def mteb_many(published: Any, folder: Path) -> Source:
-    published.write_hub(folder, published.mteb_many_hub("mteb/CodeSearchNetRetrieval", "go"))
-    return registry()["mteb/codesearchnet/go"].source
 
 
 def coir(published: Any, folder: Path) -> Source:
@@ -71,39 +32,6 @@ def mldr(published: Any, folder: Path) -> Source:
 def nano(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.nano_hub("NanoBirds"))
     return nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds")
-
-
-LAYOUTS: dict[str, tuple[Prepare, str, list[Document], dict[str, dict[str, int]]]] = {
-    "beir zip": (beir_zip, "test", DOCUMENTS, QRELS),
-    "beir hub": (beir_hub, "test", DOCUMENTS, QRELS),
-    "beir hub, compressed lines": (beir_hub_lines, "test", DOCUMENTS, QRELS),
-    "mteb, Parquet": (mteb_parquet, "test", DOCUMENTS, QRELS),
-    "mteb, lines": (mteb_lines, "test", DOCUMENTS, QRELS),
-    "mteb, several languages": (mteb_many, "test", DOCUMENTS, QRELS),
-    "coir": (coir, "test", DOCUMENTS, QRELS),
-    "mldr": (mldr, "test", UNTITLED, QRELS),
-    "nanobeir": (nano, "train", UNTITLED, UNGRADED),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_collection(layout: str, published: Any, tmp_path: Path) -> None:
-    prepare, split, documents, qrels = LAYOUTS[layout]
-    collection = prepare(published, tmp_path).load(tmp_path, "birds", split)
-    assert isinstance(collection, Collection)
-    assert (collection.name, collection.split, len(collection.documents), collection.empty_texts) == ("birds", split, 3, 0)
-    assert list(collection.documents) == documents
-    assert list(collection.documents) == documents  # again, from the files
-    assert collection.queries == (Query("q1", "what flies"), Query("q2", "what is hard"))
-    assert collection.qrels == qrels
-
-
-def test_another_split_is_never_used_instead(published: Any, tmp_path: Path) -> None:
-    published.write_hub(tmp_path, published.mteb_hub("mteb/birds"))
-    with pytest.raises(
-        InputError, match=r"mteb/birds: no files for default or qrels, split dev; files in the repository: README\.md, corpus/"
-    ):
-        mteb_tables("u", "mteb/birds", "0" * 40, ("dev",)).load(tmp_path, "birds", "dev")
 
 
 def test_an_invalid_parquet_row_is_named(published: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.eval.nlu.glue_tasks import TASKS, GlueExample, TaskName, read_split
+from tests.eval.nlu.conftest import Row, write_split
 
 pytest.importorskip("pyarrow")
 
@@ -26,20 +27,10 @@ FIRST: dict[TaskName, tuple[tuple[str, ...], float]] = {
 
 
 def written(folder: Path, name: TaskName, split: str, *, parts: int = 1, **columns: list[Any]) -> list[Path]:
-    """Write three rows of a task, the first as above, with the columns and types of the Hub's card."""
-    import pyarrow
-    from pyarrow import parquet
-
-    task, (texts, label) = TASKS[name], FIRST[name]
-    rows: dict[str, Any] = {column: [text, "b", "c"] for column, text in zip(task.columns, texts, strict=True)}
-    rows["label"] = pyarrow.array([label, 0, 1], pyarrow.float32() if task.is_regression else pyarrow.int64())
-    rows["idx"] = pyarrow.array([0, 1, 2], pyarrow.int32())
-    table = pyarrow.table(rows | columns)
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    files = [folder / name / f"{split}-{part:05}-of-{parts:05}.parquet" for part in range(parts)]
-    for part, file in enumerate(files):
-        parquet.write_table(table.slice(part * 3 // parts, (part + 1) * 3 // parts - part * 3 // parts), file)
-    return files
+    """Write three rows of a task, the first as above."""
+    texts, label = FIRST[name]
+    rows = [Row(texts, label), Row(("b",) * len(texts), 0.0), Row(("c",) * len(texts), 1.0)]
+    return write_split(folder, TASKS[name], split, rows, parts=parts, **columns)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -15,7 +15,6 @@ from quiver.eval.report.charts import (
     bar_chart,
     curve_chart,
     curve_note,
-    fit,
     latency_chart,
     latency_limits,
     svg,
@@ -32,16 +31,6 @@ def test_bar_lengths_are_proportional_to_the_values() -> None:
     assert [bar.get_width() for bar in axes.patches] == [0.4, 0.8]
     assert [list(line.get_xdata()) for line in axes.get_lines()] == [[0.3, 0.5]] * 2
     assert {"40.00", "80.00", "30.0\N{EN DASH}50.0"} <= {text.get_text() for text in axes.texts}
-
-
-@pytest.mark.parametrize(
-    "text", ["sentence-transformers/all-MiniLM-L6-v2 (aaaaaaaaaaaa, precision float)", "W" * 300, "模型" * 60, "é" * 99]
-)
-def test_a_long_label_is_shortened(text: str) -> None:
-    short = fit(text, 20)
-    assert short.endswith("…")
-    assert text.startswith(short[:-1])
-    assert fit("bm25", 20) == "bm25"
 
 
 def test_letters_of_equal_points_do_not_overlap_and_stay_inside_the_axes() -> None:

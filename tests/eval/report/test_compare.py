@@ -128,22 +128,6 @@ def test_collections_of_only_one_system_are_listed(make_folder: MakeFolder) -> N
     ]
 
 
-def test_queries_that_changed_most_are_shown_with_their_texts(make_folder: MakeFolder) -> None:
-    first = dict.fromkeys((f"q{number:02d}" for number in range(30)), 0.5)
-    second = {query: 0.5 + (number - 15) / 100 for number, query in enumerate(first)}
-    comparison = compare_results(make_folder("alpha", {"scifact": first}), make_folder("beta", {"scifact": second}))
-    paired = comparison.pairings[0].measures["ndcg@10"].paired
-    assert [change.query for change in paired.gained] == [f"q{number}" for number in range(29, 19, -1)]
-    assert [change.query for change in paired.lost] == [f"q{number:02d}" for number in range(10)]
-    named = {change.query for change in (*paired.gained, *paired.lost)}
-    assert comparison.query_texts == {"scifact.test": {query: f"what is | {query}?" for query in sorted(named)}}
-    report = render_markdown(comparison_report(comparison))
-    gained = _rows(report, "## Queries of scifact.test that gain most with beta")
-    assert len(gained) == 10
-    assert gained[0] == ["q29", r"what is \| q29?", "50.00", "64.00", "+14.00"]
-    assert _rows(report, "## Queries of scifact.test that lose most with beta")[0][-1] == "-15.00"
-
-
 def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
     same = _scores(1)
     up = {query: score + 0.1 for query, score in same.items()}

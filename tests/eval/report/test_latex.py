@@ -96,28 +96,6 @@ def test_the_headline_table_has_the_expected_rows(results: list[Results]) -> Non
     assert latex.count(r"\midrule") == 2  # under the header, and between the baseline and the systems
 
 
-def test_comments_name_the_source_of_the_numbers(results: list[Results]) -> None:
-    comments = [line for line in headline(results).splitlines() if line.startswith("%")]
-    assert any("scifact.test: revision ccc" in line for line in comments)
-    assert sum("quiver evaluate" in line for line in comments) == 3
-    assert "quiver evaluate 50%" in comments[-2]  # a line break inside a comment would end it
-
-
-def test_the_layout_of_the_paper_is_followed(results: list[Results]) -> None:
-    latex = render_latex(paper_report(results, against="ModernBERT-base"))
-    check_structure(latex)
-    assert re.findall(r"\\label\{tab:(.*)\}", latex) == ["table7", "table8", "table1"]
-    assert body(latex)[0][2] == r"\rotatebox{90}{SciFact}"
-    (table,) = [each for each in latex.split(r"\begin{table*}") if r"\caption{BEIR, single-vector" in each]
-    rows = {label: cells for label, *cells in body(table)}
-    assert rows["ModernBERT-base"][:3] == ["23.7", "57.0", r"\underline{72.1}"]
-    assert rows["ModernBERT-large"][2] == r"\textbf{74.1}"
-    assert rows[r"alpha\_1"][1] == r"\underline{65.7}"
-    assert rows["BM25 (pyserini)"][1] == r"\textbf{67.9}"
-    assert rows[r"alpha\_1 minus ModernBERT-base"][1] == "$+8.7$"
-    assert rows[r"alpha\_1"][-1] == "1 of 15"
-
-
 def test_every_text_is_escaped() -> None:
     assert escape_latex(NASTY) == (
         r"a\textbackslash{}b\{c\}d\&e\%f\$g\#h\_i\textasciitilde{}j\textasciicircum{}k\textless{}l\textgreater{}m\textbar{}n"

@@ -123,29 +123,6 @@ def test_averages_of_the_same_data_sets_are_one_test(make_folder: MakeFolder) ->
     assert "on 3 data sets, and apart on 2 averages, for" in two.method
 
 
-def test_a_system_without_a_member_has_no_average_and_its_column_no_superscripts(make_folder: MakeFolder, tmp_path: Path) -> None:
-    systems = three(8)
-    held = {"alpha": ["scifact", "cosqa"], "beta": ["scifact"], "gamma": ["scifact", "cosqa"]}
-    folders = [
-        make_folder(
-            name,
-            dict.fromkeys(held[name], scores),
-            changed={each: {"measures": {"ndcg@10": sum(scores.values()) / 8}} for each in held[name]},
-            measures=["ndcg@10"],
-        )
-        for name, scores in systems.items()
-    ]
-    assert better(folders) == {("scifact.test", "gamma"): ["alpha", "beta"]}
-    write_report(folders, tmp_path / "report.md")
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert cells(text, "B beta")[1] == "(1 of 2)"
-    assert cells(text, "B beta")[3] == ""
-    assert cells(text, "C gamma")[1].startswith("**51.25** (")
-    assert cells(text, "A alpha")[1].startswith("28.75 (")
-    assert cells(text, "C gamma")[2].startswith("**51.25**<sup>AB</sup> (")
-    assert "<sup>" not in cells(text, "C gamma")[3]
-
-
 def test_every_format_shows_superscripts_and_names_the_test(make_folder: MakeFolder, tmp_path: Path) -> None:
     folders = [make_folder(name, {"scifact": scores}) for name, scores in three(8).items()]
     texts = {}
