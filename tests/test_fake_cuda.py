@@ -27,7 +27,7 @@ from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.packing import copy_to
 from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, to_pinned
 from quiver.retrieval.models.encoding import describe_tokens
-from quiver.retrieval.models.pooling import POOLINGS, pool
+from quiver.retrieval.models.pooling import pool
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -175,16 +175,6 @@ def run(trace: Trace, layers: int, family: str, lengths: Sequence[int], key_leng
     return Counter(trace.names)
 
 
-@pytest.mark.parametrize(("family", "kernels"), [("modernbert", 9), ("bert", 8)])
-def test_a_layer_takes_this_many_kernels(trace: Trace, family: str, kernels: int) -> None:
-    lengths = [300, 20, 77]
-    few, many = run(trace, 3, family, lengths), run(trace, 6, family, lengths)
-    added = many - few
-    assert added.total() == 3 * kernels, dict(added)
-    assert added["_flash_attention_forward"] == 3
-    assert added["linear"] == 12
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_inference_uses_flash_attention_and_never_waits(trace: Trace, family: str) -> None:
     run(trace, 4, family, [300, 20, 77])
@@ -296,19 +286,6 @@ def test_training_under_autocast_converts_each_matrix_once_and_no_hidden_states(
     biases = 12 if family == "bert" else 0  # autocast converts those too
     assert added["_to_copy"] == 12 + biases
     assert (added.total() - added["_to_copy"]) == 3 * kernels, dict(added)
-
-
-@pytest.mark.parametrize("mode", POOLINGS)
-@pytest.mark.parametrize("skip", [0, 3])
-def test_pooling_never_waits(trace: Trace, mode: str, skip: int) -> None:
-    packed = pack_ids([[7] * length for length in (300, 20, 77)])
-    with FakeTensorMode() as fake:
-        batch = fake_batch(fake, packed)
-        hidden = torch.empty(397, 768, dtype=torch.bfloat16, device="cuda")
-        with trace:
-            vectors = pool(hidden, batch, mode, skip=skip)
-    assert (vectors.shape, vectors.dtype) == ((3, 768), torch.float32)
-    assert trace.waits == []
 
 
 def test_a_copy_that_waits_is_seen(trace: Trace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,12 +15,10 @@ import pytest
 from quiver.cli.options import Encoding, parse_devices
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import LocalProcesses, WorkerError
-from quiver.retrieval.cluster.executors import Assignments, Outcome
 from quiver.retrieval.records import IN_PROCESS
 
 TASKS = '''
 import os
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,12 +30,11 @@ from quiver.encoder.errors import InputError
 class Squares:
     """Squares numbers; 7 takes its worker along as often as asked, 8 is a mistake, 9 an error of the disk at first.
 
-    An item has as many steps as its number; if asked, 5 has its last only when somebody has seen that it has begun.
+    An item has as many steps as its number.
     """
 
     notes: Path
     deaths: int = 0
-    waits: bool = False
 
     def open(self, advance):
         (self.notes / f"opened-{os.getpid()}").touch()
@@ -49,11 +45,6 @@ class Squares:
         attempt = len(list(self.notes.glob(f"{number}-*")))
         (self.notes / f"{number}-{attempt}").touch()
         advance(number - 1)
-        started = time.monotonic()
-        while self.waits and number == 5 and not (self.notes / "seen").exists():
-            if time.monotonic() > started + 20:
-                raise InputError("nobody has seen the steps of 5")
-            time.sleep(0.01)
         if number == 7 and attempt < self.deaths:
             os._exit(9)
         if number == 8:
@@ -62,14 +53,6 @@ class Squares:
             raise OSError("the disk has gone")
         advance(1)
         return number * number
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Gives the value of a variable in a worker's environment."""
-
-    def open(self, advance):
-        return os.environ.get
 '''
 
 
@@ -105,24 +88,6 @@ def test_processes_run_every_item_once_and_dead_ones_are_replaced(
     assert "the disk has gone" in caplog.text
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_steps_are_counted_while_items_are_worked_on_and_those_of_failed_attempts_taken_back(
-    tmp_path: Path, tasks: ModuleType, workers: int
-) -> None:
-    folder, counted, found = notes(tmp_path), list[int](), list[int]()
-
-    def advance(steps: int) -> None:
-        counted.append(steps)
-        (folder / "seen").touch()
-
-    for item, _ in LocalProcesses(workers).run(tasks.Squares(folder, deaths=1, waits=True), [5, 1, 7, 9], advance=advance):
-        found.append(item)
-        assert sum(counted) >= sum(found)
-    assert sorted(found) == [1, 5, 7, 9]
-    assert sum(counted) == sum(found)
-    assert min(counted) < 0
-
-
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -145,40 +110,6 @@ def test_an_item_that_kills_every_worker_or_is_a_mistake_ends_the_run(
     with pytest.raises(error, match=message):
         list(LocalProcesses(1).run(tasks.Squares(folder, deaths=9), [item]))
     assert len(list(folder.glob(f"{item}-*"))) == attempts
-
-
-def test_the_executor_of_this_process_is_lazy_and_keeps_the_order(tmp_path: Path, tasks: ModuleType) -> None:
-    folder, asked = notes(tmp_path), list[int]()
-
-    def items() -> Any:
-        for number in (2, 1, 3):
-            asked.append(number)
-            yield number
-
-    results = IN_PROCESS.run(tasks.Squares(folder), items())
-    assert next(results) == (2, 4)
-    assert asked == [2]
-    assert list(results) == [(1, 1), (3, 9)]
-    assert len(list(folder.glob("opened-*"))) == 1
-
-
-def test_failed_items_are_repeated_first_and_a_limited_number_of_times() -> None:
-    waiting = Assignments(iter([1, 2]))
-    first = waiting.take()
-    assert first is not None
-    waiting.put_back(first, "gone")
-    again = waiting.take()
-    assert again is not None
-    assert (again.item, again.attempt) == (1, 2)
-    assert not waiting.settle(again, Outcome(None, "no room", again=True))
-    last = waiting.take()
-    assert last is not None
-    with pytest.raises(WorkerError, match="failed 3 times, the last time with: gone"):
-        waiting.put_back(last, "gone")
-    second = waiting.take()
-    assert second is not None
-    assert waiting.settle(second, Outcome(4))
-    assert waiting.take() is None
 
 
 def test_executors_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,40 +159,7 @@ def test_devices_exclude_other_choices_of_workers(options: dict[str, Any], messa
         Encoding(**options, devices=["cpu", "cpu"]).open_executor()
 
 
-UNASKED = """
-import torch
-import torch.cuda
-
-def asked(*_, **__):
-    raise SystemExit("a GPU was asked for")
-
-for module in (torch.cuda, torch._C):
-    for name in ("is_available", "device_count", "init", "_lazy_init", "_cuda_init", "_cuda_getDeviceCount"):
-        if hasattr(module, name):
-            setattr(module, name, asked)
-import quiver.retrieval.data.embedding_store, quiver.retrieval.index.pieces, quiver.retrieval.models.loading
-import quiver.retrieval.training.mining.teacher_scores
-import sys
-assert "triton" not in sys.modules
-"""
 """Imports every module of a task."""
-
-
-@pytest.mark.slow
-def test_modules_of_tasks_use_no_gpu_while_they_are_imported() -> None:
-    """Workers are forked from a process that has imported them: they could not use a GPU that it has asked."""
-    done = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_workers_have_the_environment_of_their_run(tasks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of the first one, in which the process they are forked from was started."""
-    for value in ("first", "second", None):
-        if value is None:
-            monkeypatch.delenv("QUIVER_TEST_VALUE")
-        else:
-            monkeypatch.setenv("QUIVER_TEST_VALUE", value)
-        assert list(LocalProcesses(1).run(tasks.Environment(), ["QUIVER_TEST_VALUE"])) == [("QUIVER_TEST_VALUE", value)]
 
 
 def test_devices_are_parsed_and_checked() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -38,7 +38,6 @@ TEXTS = ["a bird has wings", "", "wings, wings!", "a", "the bird, a bird and ano
 class Moved:
     """A copy of the recording device."""
 
-    number: int
     batch: PackedBatch | None = None
     kept: Tensor | None = None
     vectors: Tensor | None = None
@@ -51,36 +50,21 @@ class RecordedCopies(Copies):
 
     ahead: int = 2
     behind: int = 1
-    log: list[tuple[str, int]] = field(default_factory=list)
-    threads: set[str] = field(default_factory=set)
-    full: bool = False
-    """Whether uploads of the thread find no memory."""
-    failures: int = 0
-    """Number of the caller's uploads that find no memory."""
     released: int = 0
 
     def upload(self, batch: PackedBatch, kept: Tensor | None) -> Moved:
-        name = threading.current_thread().name
-        self.threads.add(name)
-        in_thread = name.startswith("quiver-batches")
-        if self.full if in_thread else self.failures:
-            self.failures -= not in_thread
-            raise torch.OutOfMemoryError("no memory for ids")
-        return Moved(batch.rows[0], batch, kept)
+        return Moved(batch, kept)
 
     def arrived(self, transfer: Moved) -> tuple[PackedBatch, Tensor | None]:
         assert transfer.batch is not None
         return transfer.batch, transfer.kept
 
     def download(self, vectors: Tensor) -> Moved:
-        number = sum(name == "download" for name, _ in self.log)
-        self.log.append(("download", number))
-        return Moved(number, vectors=vectors, host=torch.full_like(vectors, torch.nan))
+        return Moved(vectors=vectors, host=torch.full_like(vectors, torch.nan))
 
     def finished(self, transfer: Moved) -> Tensor:
         assert transfer.host is not None
         assert transfer.vectors is not None
-        self.log.append(("wait", transfer.number))
         with torch.inference_mode():
             return transfer.host.copy_(transfer.vectors)
 
@@ -92,7 +76,6 @@ class RecordedCopies(Copies):
 class Model:
     """A model of which every token has a vector of its own: id, position and length of the text; or the sum per text."""
 
-    copies: RecordedCopies | None = None
     pooled: bool = False
     memory: int = 1_000_000
     """Largest batch that fits, in tokens."""
@@ -100,8 +83,6 @@ class Model:
     """Texts of the batches that succeeded."""
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        if self.copies is not None:
-            self.copies.log.append(("forward", len(self.batches)))
         if batch.num_tokens > self.memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.batches.append([part.tolist() for part in batch.unpack(batch.ids)])
@@ -163,38 +144,6 @@ def test_vectors_are_those_of_each_text_in_order(groups: list[list[list[int]]], 
     assert workers() == []
 
 
-def test_a_copy_starts_after_its_batch_and_is_waited_for_after_the_next_batch_is_queued() -> None:
-    copies = RecordedCopies()
-    model = Model(copies)
-    groups = groups_of(9, 4)
-    assert same(encoded(model, copies, BatchSize(CPU, 12), groups), expected(groups, pooled=False))
-    last = len(model.batches) - 1
-    assert last >= 4
-    queued = [("forward", 0), ("download", 0)]
-    for number in range(1, last + 1):
-        queued += [("forward", number), ("download", number), ("wait", number - 1)]
-    assert copies.log == [*queued, ("wait", last)]
-
-
-def test_batches_are_packed_and_copied_in_the_thread_and_texts_are_taken_outside_of_it() -> None:
-    copies, taken = RecordedCopies(), list[tuple[str, int]]()
-    model = Model(copies)
-
-    def source() -> Iterator[list[list[int]]]:
-        for texts in groups_of(*[3] * 9):
-            taken.append((threading.current_thread().name, len(model.batches)))
-            yield texts
-
-    with closing(loop(model, copies, BatchSize(CPU, 100)).run(source(), lambda texts: inputs_of(texts, pooled=False))) as found:
-        next(found)
-        assert len(taken) <= 2 + copies.ahead + copies.behind
-        assert workers() != []
-        assert len(list(found)) == 8
-    assert {name for name, _ in taken} == {threading.current_thread().name}
-    assert len(copies.threads) == 1
-    assert next(iter(copies.threads)).startswith("quiver-batches")
-
-
 def test_documents_are_encoded_batch_invariantly_and_queries_are_not() -> None:
     found: list[bool] = []
 
@@ -221,12 +170,6 @@ def test_key_lengths_follow_their_texts() -> None:
     inputs = ModelInputs(texts, describe_tokens("abcd", texts, [False] * 4), np.array([3, 5, 2, 5]), [1, 2, 2, 5])
     list(BatchLoop(forward, dim=3, size=BatchSize(CPU, 6), copies=Copies(CPU), role="query").run([inputs], lambda each: each))
     assert found == {0: 1, 1: 2, 2: 2, 3: 5}
-
-
-def test_a_text_longer_than_the_batch_size_is_a_batch_of_its_own_length() -> None:
-    model, groups = Model(), [[[1] * 50, [2], [3, 3]]]
-    assert same(encoded(model, RecordedCopies(), BatchSize(CPU, 4), groups), expected(groups, pooled=False))
-    assert model.batches == [[[1] * 50], [[3, 3], [2]]]
 
 
 # Memory that runs out.
@@ -270,13 +213,6 @@ def test_memory_that_runs_out_again_is_reported_in_one_line() -> None:
     single = [[[1] * 30]]  # cannot be divided
     with pytest.raises(InputError, match="out of memory with batches of 30 tokens"):
         encoded(Model(memory=20), RecordedCopies(), BatchSize(CPU, 100), single)
-
-
-@pytest.mark.parametrize("failures", [0, 1])
-def test_a_batch_that_found_no_memory_for_its_ids_is_tried_again(failures: int) -> None:
-    groups, copies, size = groups_of(9, 9), RecordedCopies(full=True, failures=failures), BatchSize(CPU, 12)
-    assert same(encoded(Model(), copies, size, groups), expected(groups, pooled=False))
-    assert (copies.released, len(copies.threads)) == (failures, 2)
 
 
 # Threads that end.
@@ -385,12 +321,6 @@ def test_token_ids_belong_to_the_vectors() -> None:
     assert any(len(kept) < len(text) for kept, text in zip(wanted, model.tokenize(TEXTS, "document").ids, strict=True))
 
 
-def test_truncated_texts_are_logged_once_a_call(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="quiver.retrieval.models.encoding"):
-        model_of("dense").encode_texts(["a bird has wings " * 40, "a", "wings " * 90], "document")
-    assert caplog.messages == ["2 of 3 texts were truncated to the model's maximum length"]
-
-
 @pytest.mark.parametrize("tokens", [0, -5])
 def test_a_batch_size_below_one_is_refused(tokens: int) -> None:
     with pytest.raises(InputError, match=f"batch_tokens must be >= 1, got {tokens}"):
@@ -403,45 +333,3 @@ def test_a_batch_size_below_one_is_refused(tokens: int) -> None:
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_a_gpu_encodes_as_one_text_at_a_time(kind: str, role: Role) -> None:
     check_like_plain(model_of(kind, batch_tokens=40, device="cuda"), role, 1e-4)
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_gpu_never_makes_the_loop_wait(kind: str) -> None:
-    model = model_of(kind, batch_tokens=200, device="cuda", dtype=torch.bfloat16)
-    texts = TEXTS * 40
-    chunks = [texts[:90], texts[90:]]
-    first, chunked = model.encode_texts(texts, "document"), list(model.encode_chunks(chunks, "query"))
-    torch.cuda.set_sync_debug_mode("error")  # raises where the host waits for the device, except for events
-    try:
-        again, chunked_again = model.encode_texts(texts, "document"), list(model.encode_chunks(chunks, "query"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for before, after in zip([first, *chunked], [again, *chunked_again], strict=True):
-        for one, other in zip(before.vectors, after.vectors, strict=True):
-            np.testing.assert_allclose(one, other, atol=0.02)
-    assert workers() == []
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_gpu_without_memory_halves_the_batch() -> None:
-    model, texts = model_of("dense", device="cuda"), [" ".join(["bird wings"] * 14)] * 20_000
-    model.batch_size.tokens = 1 << 19
-    model.encode_texts(texts[:100], "document")  # loads kernels and libraries
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    reserved, before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
-    whole = model.encode_texts(texts, "document").vectors
-    peak = torch.cuda.max_memory_allocated()  # not what was reserved: it has gaps that a second try does without
-    torch.cuda.empty_cache()
-    # Three quarters of what the largest batch needs: enough for half of it.
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((reserved + 0.75 * (peak - before)) / total)
-    try:
-        halved = model.encode_texts(texts, "document").vectors
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert model.batch_size.tokens <= 1 << 18
-    np.testing.assert_allclose(halved, whole, atol=1e-4)

@@ -12,14 +12,14 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
-from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
+from quiver.retrieval.models.export.export import LAYOUTS, ModelScores, export_model
+from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes
 from quiver.retrieval.models.folders import read_model_folder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.pooling import Projection
@@ -166,15 +166,6 @@ def test_stanfords_metadata_is_checked(colbert: Path, tmp_path: Path, key: str, 
         load_model(folder)
 
 
-def test_a_stanford_folder_without_projection_is_refused(colbert: Path, tmp_path: Path) -> None:
-    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
-    state = load_file(folder / "model.safetensors")
-    del state["linear.weight"]
-    save_file(state, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"linear\.weight, the projection of a HF_ColBERT checkpoint, is missing"):
-        load_model(folder)
-
-
 # What sentence-transformers 6 writes.
 
 
@@ -251,11 +242,6 @@ def test_vectors_that_are_not_normalised_are_refused(multi_vector: Path) -> None
     (multi_vector / "modules.json").write_text(json.dumps(modules[:-1]))
     with pytest.raises(InputError, match="a multi-vector model must have Transformer, one or more Dense, optionally MultiVectorMask, and"):
         load_model(multi_vector)
-
-
-def test_skiplist_words_that_are_not_tokens_are_ignored_as_in_version_6(multi_vector: Path) -> None:
-    change(multi_vector / "2_MultiVectorMask" / "config.json", skiplist_words=["!", "no such token"])
-    assert read_model_folder(multi_vector).colbert.skiplist == ("!",)
 
 
 def test_meanmaxsim_is_read_as_maxsim_with_a_warning(multi_vector: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,30 +349,6 @@ def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
     assert yaml.safe_load(recipe) == RUN["recipe"]
 
 
-def unstrippable(folder: Path) -> Path:
-    """Give the tokenizer of a saved model an added token that is matched after normalization, so that no stripping rule can be added."""
-    path = folder / "tokenizer.json"
-    rules = json.loads(without_strip(Tokenizer.from_pretrained(folder)).to_json())
-    [token] = [token for token in rules["added_tokens"] if token["content"] == "[unused0]"]
-    token |= {"special": True, "normalized": True}
-    path.write_text(json.dumps(rules))
-    return folder
-
-
-def test_a_model_card_omits_libraries_with_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """sentence-transformers 6 strips neither texts nor prompts itself."""
-    dense, colbert = unstrippable(save_dense(tmp_path / "dense")), unstrippable(save_colbert(tmp_path / "colbert"))
-    for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
-        caplog.clear()
-        out = export_model(source, tmp_path / "out", layout=layout, overwrite=True).folder
-        assert "sentence-transformers 6 does not strip white space around texts" in caplog.text
-        body = card_of(out)[1]
-        assert "MultiVectorEncoder" not in body
-        assert "5 or 6" not in body
-    with pytest.raises(InputError, match="and no stripping rule can be added to this tokenizer"):
-        export_model(colbert, tmp_path / "out", layout="sentence-transformers", overwrite=True)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -400,15 +362,6 @@ def test_a_run_record_of_another_model_is_refused(dense: Path, tmp_path: Path, c
     with pytest.raises(InputError) as caught:
         export_model(dense, tmp_path / "out", layout="hf", run=run)
     assert message in str(caught.value)
-
-
-def test_scores_of_another_model_and_repeated_scores_are_refused(dense: Path, tmp_path: Path) -> None:
-    fingerprint = load_model(dense).card.fingerprint
-    with pytest.raises(InputError, match="a: scores of another model"):
-        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores("a", "f" * 64, [ENTRY])])
-    with pytest.raises(InputError, match="b and a both hold scores of SciFact; pass only one of them"):
-        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores(name, fingerprint, [ENTRY]) for name in "ab"])
-    assert not (tmp_path / "out").exists()
 
 
 # An export is written completely or not at all.
@@ -453,20 +406,6 @@ def test_only_a_model_is_replaced_and_only_with_overwrite(dense: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out", "thesis"]
 
 
-def test_a_folder_with_other_files_is_not_replaced(dense: Path, tmp_path: Path) -> None:
-    out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
-    for name in ("notes.md", "1_Pooling/notes.md", "figures/README.md", ".gitattributes"):
-        (out / name).parent.mkdir(exist_ok=True)
-        (out / name).write_text("mine")
-        before = (out / "README.md").stat().st_mtime_ns
-        with pytest.raises(InputError, match=f"since it holds {name.partition('/README')[0]}, which exports do not write"):
-            export_model(dense, out, layout="hf", overwrite=True)
-        assert (out / "README.md").stat().st_mtime_ns == before
-        (out / name).unlink()
-    (out / "figures").rmdir()
-    assert not any((export_model(dense, out, layout="hf", overwrite=True).folder).glob("*/"))
-
-
 @pytest.mark.parametrize("layout", ["sentence-transformers", "hf"])
 def test_a_git_clone_keeps_its_history_and_other_files(
     colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -497,19 +436,6 @@ def test_a_git_clone_keeps_its_history_and_other_files(
 
 def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_every_file_of_an_export_is_listed(dense: Path, colbert: Path, tmp_path: Path) -> None:
-    found = set[str]()
-    for source in (dense, colbert):
-        for layout, kinds in LAYOUTS.items():
-            if source.name in kinds and layout != "onnx":
-                found |= files_in(export_model(source, tmp_path / f"{source.name}-{layout}", layout=layout).folder)
-    graph = {"model.onnx", "model.onnx.data", "onnx_config.json"}  # of the layout onnx: test_onnx.py
-    assert {name for name in found if "/" not in name} | graph == FILES
-    modules = {tuple(name.split("/")) for name in found if "/" in name}
-    assert {name for _, name in modules} == MODULE_FILES
-    assert all(MODULE.fullmatch(folder) for folder, _ in modules)
 
 
 @pytest.mark.parametrize("target", ["dense", "."])

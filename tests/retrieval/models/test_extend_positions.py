@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -139,27 +138,6 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..
         assert done.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (full / "notes.txt").read_text() == "mine"
-
-
-def test_the_encoder_may_be_in_a_subfolder(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    """The layout of sentence-transformers before 2.3; other formats of the old weights are not copied."""
-    old, out = tmp_path / "old", tmp_path / "new"
-    inner = old / "0_Transformer"
-    inner.mkdir(parents=True)
-    for path in dense.iterdir():
-        at_top = path.is_dir() or path.name in ("modules.json", "config_sentence_transformers.json")
-        path.rename((old if at_top else inner) / path.name)
-    modules = json.loads((old / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (old / "modules.json").write_text(json.dumps(modules))
-    (inner / "pytorch_model.bin").write_bytes(b"the old weights")
-    (inner / "onnx").mkdir()
-    (inner / "onnx" / "model.onnx").write_bytes(b"the old weights")
-    assert quiver("extend-positions", old, "--factor", 2, "--out", out).code == 0
-    left = {path.relative_to(old) for path in old.rglob("*")} - {path.relative_to(out) for path in out.rglob("*")}
-    assert {str(path) for path in left} == {"0_Transformer/pytorch_model.bin", "0_Transformer/onnx", "0_Transformer/onnx/model.onnx"}
-    before, after = load_model(old), load_model(out)
-    assert (before.card.document_length, after.card.document_length) == (20, 64)
 
 
 def test_a_bare_masked_lm_keeps_its_head(quiver: Callable[..., Any], tmp_path: Path) -> None:

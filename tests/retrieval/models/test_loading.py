@@ -160,16 +160,6 @@ def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "change", [{"norm_eps": 0.1}, {"activation": "silu"}, {"num_heads": 4}, {"global_theta": 500.0}, {"window": 4}], ids=str
-)
-def test_the_fingerprint_covers_the_architecture(change: dict[str, object]) -> None:
-    words, settings = tokenizer(), ModelFolder("dense", Path())
-    model = BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), words, settings)
-    other = init_weights(Encoder(dataclasses.replace(CONFIG, **change)), seed=1)
-    assert BiEncoder.from_parts(other, words, settings).card.fingerprint != model.card.fingerprint
-
-
 def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> None:
     words = tokenizer()
 
@@ -322,14 +312,6 @@ def test_other_models_of_sentence_transformers_are_named(dense: Path, written: s
         load_model(dense)
 
 
-def test_a_bare_encoder_is_warned_about_once(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (dense / "modules.json").unlink()
-    with caplog.at_level("WARNING", logger="retrieval"):
-        load_model(dense)
-    assert caplog.text.count("a bare encoder") == 1
-    assert read_model_folder(dense).pooling == "mean"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", torch.bfloat16])
 def test_the_dtype_is_in_the_card_and_in_the_fingerprint(dense: Path, colbert: Path, dtype: Any) -> None:
     name = str(dtype).removeprefix("torch.")
@@ -410,14 +392,6 @@ def test_an_index_is_searched_with_the_settings_that_it_was_built_with(kind: str
     assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in index.search("bird", 2)]
 
 
-def test_settings_are_arguments_of_the_classes(dense: Path, colbert: Path) -> None:
-    model = BiEncoder(dense, max_seq_length=9, prompts={"query": "question: ", "document": "text: "}, truncate_dim=4)
-    assert model.card == load_model(dense, options=DENSE).card
-    late = ColBERT(colbert, query_length=12, document_length=20, prompts={"query": "question: ", "document": "text: "})
-    assert late.card == load_model(colbert, options=LATE).card
-    assert late.card.query_prompt == "[Q] question: "
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
@@ -433,20 +407,3 @@ def test_settings_are_arguments_of_the_classes(dense: Path, colbert: Path) -> No
 def test_settings_that_do_not_fit_are_refused(kind: str, options: ModelOptions, message: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(InputError, match=message):
         load_model(request.getfixturevalue(kind), options=options)
-
-
-def test_a_model_that_needs_prompts_and_has_none_gets_one_warning(dense: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    named = dense.rename(dense.parent / "e5-small-v2")
-    model = load_model(named)
-    (record,) = caplog.records
-    assert record.getMessage().endswith(
-        """this model was trained with prompts, and its folder has none; pass --query-prompt "query: " --document-prompt "passage: \""""
-    )
-    caplog.clear()
-    index = build_index(["wings"], model, tmp_path / "index")
-    load_index_model(index.manifest.model)  # what an index was built with is not asked again
-    BiEncoder(named, prompts={"query": ""})
-    load_model(named, options=ModelOptions(query_prompt="query: ", document_prompt="passage: ")).save_pretrained(tmp_path / "e5-base")
-    load_model(tmp_path / "e5-base")
-    load_model(named.rename(named.parent / "my-model"))
-    assert caplog.records == []

@@ -9,15 +9,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
-import torch
 
-from quiver.encoder import Encoder, InputError
+from quiver.encoder import InputError
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import build_index, refresh_index
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import WorkerModel, load_index_model
 from quiver.retrieval.records import Document
-from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
+from tests.retrieval.models.small import make_dense, make_tokenizer
 
 TEXTS = ["a bird has wings", "fish", "which animal has wings and flies over the sea", ""]
 
@@ -26,50 +24,6 @@ TEXTS = ["a bird has wings", "fish", "which animal has wings and flies over the 
 def folder(tmp_path: Path) -> Path:
     make_dense(make_tokenizer([*TEXTS, "query: passage:"]), query_prompt="query: ").save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def test_batch_size_limits_the_texts_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sizes = BiEncoder(folder, device="cpu"), list[int]()
-    forward = Encoder.forward
-
-    def counting(self: Encoder, batch: Any) -> torch.Tensor:
-        sizes.append(len(batch))
-        return forward(self, batch)
-
-    monkeypatch.setattr(Encoder, "forward", counting)
-    expected = model.encode(TEXTS)
-    np.testing.assert_allclose(model.encode(TEXTS, batch_size=3), expected, atol=1e-6)
-    make_colbert(make_tokenizer(TEXTS)).encode(TEXTS, is_query=False, batch_size=1)
-    assert sizes == [4, 3, 1, 1, 1, 1, 1]
-
-
-def test_settings_change_the_fingerprint_and_come_back_with_the_card(folder: Path) -> None:
-    fingerprints = [BiEncoder(folder, device="cpu").card.fingerprint]
-    for name, value in (("truncate_dim", 8), ("max_seq_length", 7), ("prompts", {"query": "find: "}), ("similarity_fn_name", "dot")):
-        model = BiEncoder(folder, device="cpu")
-        assert model.card.fingerprint == fingerprints[0]
-        setattr(model, name, value)
-        fingerprints.append(model.card.fingerprint)
-        for loaded in (load_index_model(model.card, device="cpu"), WorkerModel.of(model).load()):
-            assert loaded.card.fingerprint == model.card.fingerprint
-            np.testing.assert_array_equal(loaded.encode_query(TEXTS), model.encode_query(TEXTS))
-    assert len(set(fingerprints)) == len(fingerprints)
-    same = BiEncoder(folder, device="cpu", truncate_dim=32)
-    assert same.card.fingerprint == fingerprints[0]
-
-
-def test_an_opened_corpus_has_passages_in_the_tokens_of_the_model(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.md").write_text("# Birds\n\n" + "wings over the sea, unbelievably far. " * 30)
-    model, rows = BiEncoder(folder, device="cpu"), [{"id": "a", "text": "wings over the sea, unbelievably far. " * 30}]
-    cut = SourceOptions(passages="headings,tokens:20")
-    for given in (tmp_path / "notes", open_corpus(tmp_path / "notes"), open_corpus(rows, cut), open_corpus(pd.DataFrame(rows), cut)):
-        assert build_index(given, model).manifest.tokens.truncated == 0
-    assert not caplog.messages
-    whole = build_index(rows, model)
-    assert whole.manifest.tokens.truncated == 1
-    (message,) = caplog.messages
-    assert message.startswith("the model reads 32 tokens; 1 of 1 documents are longer, and their ends are not searched.")
 
 
 def test_what_is_no_text_is_refused_in_one_line(folder: Path) -> None:
@@ -119,14 +73,6 @@ def test_data_frames_of_every_kind_of_column_give_what_a_list_of_rows_gives(tmp_
     assert scalar.metadata == {"year": 2012}
     odd = pd.DataFrame({"text": ["wings"], "month": pd.period_range("2021-01", periods=1, freq="M")})
     assert [each.metadata for each in build_index(odd, "bm25").documents] == [{"month": "2021-01"}]
-
-
-def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
-    for name in ("BM25", "bm-25", "bm52"):
-        with pytest.raises(InputError, match=f"{name}: no such model; did you mean bm25"):
-            build_index(["wings"], name)
-    with pytest.raises(InputError, match="options must be BuildOptions, got SourceOptions; how documents are read is said by open_corpus"):
-        build_index(["wings"], "bm25", options=SourceOptions())  # type: ignore[arg-type]
 
 
 def test_an_index_is_built_of_a_data_set(folder: Path, tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -117,16 +115,6 @@ def test_words_are_counted_once(changed: tuple[IndexReader, list[Document]], tmp
     assert counted(cache) == second  # there was nothing to compact
 
 
-def test_titles_are_counted_if_they_are_encoded(tmp_path: Path, word_sum: Any) -> None:
-    cache = tmp_path / "words"
-    found = []
-    for use_title in (True, False):
-        index = build_index(DOCUMENTS, word_sum, tmp_path / f"{use_title}", options=BuildOptions(use_title=use_title))
-        found.append(len(word_index(index, cache=cache).search(["title2"], 100).ids[0]))
-    assert found == [10, 0]
-    assert len(list(cache.iterdir())) == 2
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "list"])
 def test_damaged_word_tables_are_counted_again(
     changed: tuple[IndexReader, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -233,13 +221,6 @@ def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(
     assert word_index(index) is index
 
 
-def test_an_index_of_bm25_in_memory_or_without_texts_is_searched_like_one_in_a_folder(tmp_path: Path) -> None:
-    bare = build_index(DOCUMENTS, "bm25", tmp_path / "bare", options=BuildOptions(store_text=False))
-    for index in (build_index(DOCUMENTS, "bm25"), bare, build_index(DOCUMENTS, BM25(), tmp_path / "i")):
-        assert index.kind == "bm25"
-        same(index.search(QUERIES, 7), over(DOCUMENTS, 7))
-
-
 def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     index, _ = built
     with pytest.raises(InputError, match="this bm25 index has no search parameter 'nprobe'"):
@@ -248,12 +229,3 @@ def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[IndexReader, li
         build_index(DOCUMENTS, "bm25", tmp_path / "x", options=BuildOptions(engine="pq-dense"))
     with pytest.raises(InputError, match="none of the documents has a word"):
         build_index([Document("a", "the of"), Document("b", "?")], "bm25", tmp_path / "x")
-
-
-def test_searching_words_imports_no_torch(built: tuple[IndexReader, list[Document]]) -> None:
-    index, _ = built
-    command = "import sys; from quiver.cli.main import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
-    words = [sys.executable, "-c", command, "search", str(index.path), "word3", "--explain"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert index.search("word3", 3)[0].id in done.stdout
-    assert done.stdout.split()[-1] == "False"

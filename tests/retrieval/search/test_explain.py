@@ -58,25 +58,6 @@ class Pooled:
         return encoding
 
 
-def test_similarities_of_matches_add_up_to_the_score(tmp_path: Path, model: ColBERT) -> None:
-    index = build_index(DOCUMENTS, model, tmp_path / "i")
-    hits = index.search(model.encode_query([QUERY]), 3)
-    explained = explain(index, model, QUERY, hits.ids[0])
-    assert [each.document for each in explained] == list(hits.ids[0])
-    np.testing.assert_allclose([each.score for each in explained], hits.scores[0], rtol=1e-6)
-    for each in explained:
-        assert len(each.matches) == 24
-        assert sum(match.similarity for match in each.matches) == pytest.approx(each.score, rel=1e-5)
-        assert each.text == index.text_of(each.document)
-        expected = token_matches(model, QUERY, each.text)
-        assert [(match.query, match.document.name) for match in each.matches] == [(match.query, match.document.name) for match in expected]
-        np.testing.assert_allclose([match.similarity for match in each.matches], [match.similarity for match in expected], atol=1e-6)
-        spans = [match.document.span for match in each.matches if match.document.span]
-        assert spans
-        assert all(each.text[slice(*span)].strip() for span in spans)
-    assert explain(index, model, QUERY, ["d3"])[0].document == "d3"
-
-
 def test_pooled_vectors_are_matched_to_their_nearest_token(tmp_path: Path, model: ColBERT) -> None:
     index = build_index(DOCUMENTS, Pooled(model), tmp_path / "i")
     stored, lengths = index.segments[0].vectors.vectors(np.arange(3))

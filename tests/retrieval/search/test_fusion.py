@@ -12,9 +12,9 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import build_index
-from quiver.retrieval.records import Document, Hits, Query, Run
+from quiver.retrieval.records import Document, Hits, Query
 from quiver.retrieval.search.retrievers import Explanations, FusedRetriever
-from quiver.retrieval.search.search import Fusion, differing_documents, fuse, fuse_hits, fuse_runs
+from quiver.retrieval.search.search import Fusion, differing_documents, fuse
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}
@@ -88,29 +88,6 @@ def test_rankings_with_equal_scores_are_normalized(normalise: str) -> None:
     else:
         own = fuse([A], fusion)
         assert alone == pytest.approx({**own, "d4": own["d3"]})
-
-
-def test_runs_and_hits_are_fused_alike() -> None:
-    runs: list[Run] = [{"q1": A, "q2": {"d9": 1.0}}, {"q3": B, "q1": B}]
-    fused = fuse_runs(runs, Fusion(), k=3)
-    assert fused == {"q1": dict(list(fuse([A, B], Fusion()).items())[:3]), "q2": {"d9": 1 / 61}, "q3": fuse([{}, B], Fusion())}
-    assert list(fused) == ["q1", "q2", "q3"]
-    assert list(fused["q1"]) == ["d2", "d1", "d4"]
-    queries = ["q1", "q2", "q3"]
-    hits = [
-        Hits(
-            [list(run.get(query, {})) for query in queries], [np.array(list(run.get(query, {}).values()), np.float32) for query in queries]
-        )
-        for run in runs
-    ]
-    found = fuse_hits(hits, Fusion(), k=3)
-    assert [list(ids) for ids in found.ids] == [list(fused[query]) for query in queries]
-    for scores, query in zip(found.scores, queries, strict=True):
-        np.testing.assert_allclose(scores, list(fused[query].values()), rtol=1e-7)
-    with pytest.raises(ValueError, match="hits must have equal numbers of queries, got 3, 1"):
-        fuse_hits([hits[0], Hits([[]], [np.zeros(0, np.float32)])], Fusion(), k=3)
-    with pytest.raises(ValueError, match="k must be >= 1"):
-        fuse_runs(runs, Fusion(), k=0)
 
 
 @pytest.mark.parametrize(

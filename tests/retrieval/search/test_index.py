@@ -90,14 +90,6 @@ def test_an_opened_index_is_fused_and_ranks_again_wherever_its_folder_does(index
     assert [each.id for each in found] == [hit.id for hit in reranked]
 
 
-def test_explanations_name_the_rankings(index: Index) -> None:
-    explained = index.explain(TEXT, fuse="bm25", k=3)
-    assert list(explained) == [hit.id for hit in index.search(TEXT, 3, fuse="bm25")]
-    assert {name for each in explained.values() for name in each} <= {"index", "bm25"}
-    alone = index.explain(TEXT, ["d01"])["d01"]["index"]
-    assert alone.score == pytest.approx(float(index.scores(index.model.encode_texts([TEXT], "query").vectors[0], ["d01"])[0]))  # type: ignore[union-attr]
-
-
 def test_an_index_shows_its_own_changes_and_others_do_not(index: Index) -> None:
     other = open_index(index.path)
     assert index.add([Document("new", "word1 text2 word1 text2", metadata={"part": 99})]) is index
@@ -147,20 +139,3 @@ def test_any_retriever_is_evaluated_fused_and_given_to_langchain(index: Index) -
     pytest.importorskip("langchain_core")
     documents = langchain_retriever(FusedRetriever([index, Fixed()], Fusion(weights=(0, 1))), k=2).invoke(TEXT)
     assert [(each.id, each.page_content) for each in documents] == [(key, index.text_of(key)) for key in ("d01", "d05")]
-
-
-def test_a_collection_of_mappings_is_evaluated(word_sum: Any) -> None:
-    rows = [{"id": document.id, "text": document.text, "part": document.metadata["part"]} for document in DOCUMENTS]  # type: ignore[index]
-    queries, qrels = {"q1": TEXT, "q2": "word3"}, {"q1": {"d05": 1}, "q2": ["d03", "d07"]}
-    texts = {document.id: document.text for document in DOCUMENTS}
-    scores = [
-        evaluate(model, documents=given, queries=queries, qrels=qrels).collections[0].measures
-        for model in (word_sum, build_index(DOCUMENTS, word_sum))
-        for given in (rows, texts, DOCUMENTS)
-    ]
-    assert all(each == scores[0] for each in scores)
-    assert evaluate("bm25", documents=rows, queries=queries, qrels=qrels, baselines=()).collections[0].documents == 24
-    with pytest.raises(InputError, match="none of the 3 judged"):
-        evaluate("bm25", documents={"other": "text"}, queries=queries, qrels=qrels)
-    with pytest.raises(InputError, match="go together, and without data"):
-        evaluate(word_sum, documents=rows)

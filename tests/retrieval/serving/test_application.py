@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import math
 import os
 import re
 import resource
@@ -19,10 +18,9 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.index import Filter, add_documents, build_index, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import IndexSearcher
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits, json_body
@@ -73,43 +71,6 @@ def test_a_search_finds_what_the_index_finds(app: Any, indexes: Indexes) -> None
         assert all(hit["metadata"]["year"] >= 2003 and hit["metadata"]["lang"] == "en" for hit in found["hits"])
         assert found["hits"][0]["text"] == index.document(next(iter(run))).text
         assert 0 <= found["milliseconds"]["encode"] <= found["milliseconds"]["total"]
-
-
-def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
-    words = word_index(open_index(indexes.dense)).search(["granite snow"], 5)
-    found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
-    assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
-    assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
-    for hit in found["hits"]:
-        assert hit["explanation"]["kind"] == "words"
-        assert math.fsum(word["score"] for word in hit["explanation"]["words"]) == pytest.approx(hit["score"], rel=1e-5)
-    assert refused(search(app, query="granite", retriever="bm25", effort="exact")) == (422, "invalid_request")
-
-
-def test_an_explanation_adds_up_and_its_spans_are_of_its_texts(app: Any) -> None:
-    query = "which bird can swim?"
-    found = search(app, query=query, k=3, retriever="colbert", explain=True).json()
-    assert len(found["hits"]) == 3
-    for hit in found["hits"]:
-        why = hit["explanation"]
-        assert why["kind"] == "tokens"
-        assert why["text"] == f"{hit['title']} {hit['text']}"
-        assert math.fsum(match["score"] for match in why["matches"]) == pytest.approx(hit["score"], rel=1e-4)
-        assert [match["query"] for match in why["matches"]] == list(range(len(why["query"])))
-        assert all(0 <= match["passage"] < len(why["passage"]) for match in why["matches"])
-        for tokens, text in ((why["query"], query), (why["passage"], why["text"])):
-            spoken = [token for token in tokens if token["span"] is not None and token["token"].isalpha()]
-            assert spoken
-            assert all(text[slice(*token["span"])] == token["token"] for token in spoken)
-
-
-def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
-    queries = ["bird", "granite snow", "deep sea"]
-    together = answer(app, "POST", "/v1/search/batch", json={"queries": queries, "k": 4, "filter": "even"}).json()["results"]
-    for query, found in zip(queries, together, strict=True):
-        alone = search(app, query=query, k=4, filter="even").json()
-        assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in alone["hits"]]
-        assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
 
 
 def test_facets_count_the_documents_that_match_the_filter(app: Any) -> None:
@@ -269,20 +230,6 @@ def test_the_page_of_the_api_loads_nothing_from_another_host(app: Any) -> None:
     assert "connect-src 'self'" in answer(app, "GET", "/").headers["content-security-policy"]  # of the search page
 
 
-def test_info_lists_the_retrievers(app: Any) -> None:
-    info = answer(app, "GET", "/v1/info").json()
-    kinds = {each["name"]: each["kind"] for each in info["retrievers"]}
-    assert kinds == {"dense": "dense", "colbert": "colbert", "silent": "dense", "bm25": "bm25"}
-    first, colbert, silent, words = info["retrievers"]
-    assert first["documents"] == 60
-    assert first["fields"] == {"even": ["boolean"], "lang": ["string"], "year": ["integer"]}
-    assert first["efforts"] == ["exact", "balanced", "fast"]
-    assert (first["explains"], colbert["explains"], words["explains"]) == (False, True, True)
-    assert (silent["stores_text"], words["efforts"]) == (False, [])
-    assert info["limits"]["k"] == 50
-    assert info["writable"] is False
-
-
 def test_documents_are_returned_by_id(app: Any) -> None:
     found = answer(app, "GET", "/v1/documents/d/7").json()
     assert found["id"] == "d/7"
@@ -343,12 +290,6 @@ def test_a_batch_beyond_the_limits_is_refused(app: Any) -> None:
     assert refused(answer(app, "POST", "/v1/search/batch", json={"queries": []})) == (422, "invalid_request")
 
 
-def test_no_message_contains_the_path_of_an_index(app: Any, indexes: Indexes) -> None:
-    said = search(app, query="a", filter="colour = 'red'").text + search(app, query="a", target_recall=0.5, retriever="none").text
-    assert str(indexes.dense.parent) not in said
-    assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/v1/info").text
-
-
 def test_unknown_paths_are_refused(app: Any) -> None:
     assert refused(answer(app, "GET", "/none")) == (404, "not_found")
     assert refused(answer(app, "GET", "/v1/search/batch")) == (405, "method_not_allowed")
@@ -406,26 +347,6 @@ def test_rankings_of_different_documents_carry_a_warning(
     assert warnings == dict.fromkeys(("dense", "colbert", "bm25"))
     # One ranking of one index is compared with nothing.
     assert search(app, query="granite", retriever="other").json()["warning"] is None
-
-
-def test_the_warning_disappears_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
-    shutil.copytree(indexes.silent, tmp_path / "other")
-    delete_documents(tmp_path / "other", ["d/7"])
-    combined = Combinations(fused=[["dense", "other"]])
-    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, combined=combined, access=Access(TOKEN)))
-
-    def warnings() -> list[str | None]:
-        return [each["warning"] for each in answer(app, "GET", "/v1/info").json()["retrievers"]]
-
-    assert ["59 in the other" in str(warning) for warning in warnings()] == [True, False, True]  # the fusion is the first
-    fused = search(app, query="granite", retriever="dense+other").json()["warning"]
-    assert fused.startswith(
-        "'dense+other' combines indexes of different documents, and one that an index lacks ranks lower or not at all: 59"
-    )
-    body = {"documents": [{"id": "d/7", "text": "granite"}], "retriever": "other"}
-    assert answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED).status_code == 200
-    assert warnings() == [None] * 3
-    assert search(app, query="granite", retriever="dense+other").json()["warning"] is None
 
 
 def test_an_internal_error_reveals_no_details(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:

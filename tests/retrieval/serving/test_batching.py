@@ -109,21 +109,3 @@ def test_cancelled_requests_are_not_searched() -> None:
 
     assert asyncio.run(leave()) == "AC"
     assert engine.batches == [["a"], ["c"]]
-
-
-def test_several_workers_run_at_the_same_time() -> None:
-    engine = Engine()
-    asyncio.run(asked(batcher(engine, workers=2), engine, ["a", "b", "c"]))
-    assert sorted(engine.batches) == [["a"], ["b"], ["c"]]
-
-
-def test_work_that_follows_an_answer_at_once_is_done() -> None:
-    """One request after the other, each as soon as the last is answered: the worker that answered is ending then."""
-    engine = Engine()
-    engine.free.set()
-
-    async def ask() -> list[str]:
-        batches = batcher(engine)
-        return [await asyncio.wait_for(batches.ask(Letters(text)), 30) for text in "abcdef"]
-
-    assert asyncio.run(ask()) == list("ABCDEF")

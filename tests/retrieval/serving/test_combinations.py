@@ -280,29 +280,3 @@ def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_pa
     assert served["bm25"] == served["colbert"]
     assert served["dense+bm25"] == served["dense"] * 2
     assert served["bm25+colbert"] == served["colbert"] * 2
-
-
-@pytest.mark.parametrize(
-    ("fused", "reranked_by", "first"),
-    [
-        ([], None, "dense"),
-        ([["dense", "bm25"]], None, "dense+bm25"),
-        ([["colbert", "bm25"], ["dense", "colbert"]], None, "colbert+bm25"),
-        ([], "colbert", "dense>colbert"),
-    ],
-)
-def test_the_fusion_or_re_ranking_that_was_asked_for_answers_by_default(
-    indexes: Indexes, tmp_path: Path, fused: list[list[str]], reranked_by: str | None, first: str
-) -> None:
-    shutil.copytree(indexes.dense, tmp_path / "dense")
-    combined = Combinations(fused=fused, reranked_by=reranked_by)
-    app = create_application(
-        open_service({"dense": tmp_path / "dense", "colbert": indexes.colbert}, combined=combined, access=Access(TOKEN))
-    )
-    assert answer(app, "GET", "/v1/info").json()["retrievers"][0]["name"] == first
-    assert search(app, k=3)["retriever"] == first
-    assert search(app, k=3)["hits"] == search(app, k=3, retriever=first)["hits"]
-    # Changes are for the first index by default, whatever ranks its documents.
-    body = {"documents": [{"id": "new", "text": "obsidian"}]}
-    changed = answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {TOKEN}"}).json()
-    assert (changed["retriever"], changed["documents"]) == ("dense", 61)

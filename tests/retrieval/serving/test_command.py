@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,26 +33,6 @@ def refused(done: Done) -> str:
     assert rest.count("\n") == 1
     assert done.err.count("\n") == 1 + bool(opening)
     return rest
-
-
-def test_the_indexes_are_named_before_anything_slow_is_imported(indexes: Indexes) -> None:
-    code = """
-import os, sys
-import typer
-from quiver.cli.main import app
-
-def echo(message, err=False):
-    print(message, err, sorted({"torch", "faiss", "numba", "fastapi"} & set(sys.modules)))
-    sys.stdout.flush()
-    os._exit(7)
-
-typer.echo = echo
-app(sys.argv[1:])
-"""
-    words = [sys.executable, "-c", code, "serve", f"a={indexes.dense}", str(indexes.colbert)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    expected = f"opening {indexes.dense}, {indexes.colbert}; this can take some seconds True []\n"
-    assert (done.returncode, done.stdout) == (7, expected), done.stderr
 
 
 def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:

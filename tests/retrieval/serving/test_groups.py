@@ -14,8 +14,8 @@ import pytest
 from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, add_documents, delete_documents
-from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.groups import field_of, search_groups
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.groups import field_of
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Combinations, Service, open_service
@@ -120,22 +120,6 @@ def test_several_queries_are_grouped_each_for_itself(built: Built) -> None:
     table = repr(hits[1]).splitlines()
     assert table[0].split() == ["rank", "id", "score", "group", "passages", "title", "fields", "text"]
     assert table[1].split()[3:5] == ["a", "20"]
-
-
-def test_the_groups_of_a_query_do_not_depend_on_other_queries() -> None:
-    rankings = {
-        "near": {f"{'ab'[number % 2]}#{number}": 1 - number / 100 for number in range(90)},
-        "far": {f"{'a' if number < 80 else 'b'}#{number}": 1 - number / 100 for number in range(90)},
-    }
-
-    def searched(*queries: str) -> Any:
-        def search(depth: int) -> Hits:
-            return Hits.of(dict(list(rankings[query].items())[:depth]) for query in queries)
-
-        return search_groups(search, 2, lambda ids: [key[0] for key in ids]).groups
-
-    assert searched("near", "far") == searched("near") + searched("far")
-    assert [len(group.passages) for group in searched("near", "far")[0]] == [4, 4]
 
 
 def test_pages_of_groups_are_parts_of_one_ranking(built: Built) -> None:

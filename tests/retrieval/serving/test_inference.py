@@ -164,24 +164,6 @@ def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
         assert (response.status_code, response.json()) == (200, answer(app, "POST", path, json=plain).json()), path
 
 
-def test_a_request_of_many_texts_is_cut_and_answered_as_a_whole(indexes: Indexes, dense: BiEncoder, colbert: ColBERT) -> None:
-    app = create_application(open_service({"dense": indexes.dense, "colbert": indexes.colbert}))
-    texts = [f"bird {number} {TEXTS[number % 4]}" for number in range(150)]
-    found = answer(app, "POST", "/v1/embeddings", json={"model": "dense", "input": texts}).json()
-    assert np.array([each["embedding"] for each in found["data"]]) == pytest.approx(unit(dense.encode_document(texts)), abs=1e-5)
-    assert found["usage"]["total_tokens"] == sum(map(len, dense.tokenize(texts, "document").ids))
-    ranked = answer(app, "POST", "/v1/rerank", json={"model": "colbert", "query": "bird", "documents": texts}).json()
-    vectors = colbert.encode_query(["bird"])
-    expected = colbert.similarity(vectors, colbert.encode_document(texts))[0] / len(vectors[0])
-    assert {each["index"]: each["relevance_score"] for each in ranked["results"]} == pytest.approx(
-        dict(enumerate(expected.tolist())), abs=1e-4
-    )
-    tokens = len(colbert.tokenize(["bird"], "query").ids[0]) + sum(map(len, colbert.tokenize(texts, "document").ids))
-    assert ranked["usage"] == {"total_tokens": tokens}  # those of the query once
-    many = answer(app, "POST", "/v1/embeddings", json={"model": "dense", "input": [""] * 2049})
-    assert (many.status_code, "at most 2,048" in many.text) == (422, True)
-
-
 def test_the_address_without_a_path_embeds_and_re_ranks(app: Any) -> None:
     for path, body in (
         ("/embed", {"inputs": TEXTS, "normalize": False}),
@@ -261,31 +243,6 @@ def test_models_are_listed_as_openai_does(app: Any, indexes: Indexes) -> None:
     assert answer(app, "GET", f"/v1/models/{listed['data'][1]['root']}").json() == listed["data"][1]
     assert answer(app, "GET", "/v1/models/none").status_code == 404
     assert str(indexes.dense.parent.parent) not in str(listed)
-
-
-def test_concurrent_requests_are_encoded_together_and_get_their_own_answers(indexes: Indexes, dense: BiEncoder) -> None:
-    service = open_service({"dense": indexes.dense})
-    app = create_application(service)
-    model = service.indexes[0].current.model
-    calls: list[int] = []
-    encode = model.encode_texts
-
-    def counted(texts: Any, role: Any, **options: Any) -> Any:
-        calls.append(len(texts))
-        return encode(texts, role, **options)
-
-    model.encode_texts = counted  # type: ignore[method-assign]
-    texts = [f"{word} {number}" for number, word in enumerate(["sea", "bird", "snow", "salt"] * 5)]
-
-    async def ask() -> list[Any]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            sent = [client.post("/v1/embeddings", json={"model": "dense", "input": text}) for text in texts]
-            return [each.json()["data"][0]["embedding"] for each in await asyncio.gather(*sent)]
-
-    found = asyncio.run(ask())
-    assert np.array(found) == pytest.approx(unit(dense.encode_document(texts)), abs=1e-6)
-    assert sum(calls) == 20
-    assert len(calls) < 20
 
 
 def test_a_search_goes_before_the_next_piece_of_many_texts(indexes: Indexes, dense: BiEncoder) -> None:

@@ -512,29 +512,6 @@ def test_markup_in_texts_is_shown_as_text(browser: Any, service: Service) -> Non
 
 
 @pytest.mark.slow
-def test_the_page_works_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
-    with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--fuse", "bm25") as child:
-        tab.open(f"{child.url}/", DESK)
-        tab.until("document.querySelectorAll('.welcome li').length === 4", 30)
-        tab.type("granite sea")
-        tab.until(f"{FOUND}.length === 10", 30)
-        tab.press("ArrowDown", "3")
-        tab.until("document.querySelector('.list .met')", 30)
-        tab.run("document.querySelector('.title').click()")
-        tab.until("document.querySelectorAll('#pane .asked').length >= 2")
-        tab.run("[...document.querySelectorAll('#pane .tag')].find(each => /^20/.test(each.textContent)).click()")
-        tab.until("document.querySelectorAll('.chip').length === 1 && location.hash.includes('filter=year')")
-        tab.until(f"{FOUND}.length === 6", 30)  # of sixty documents, each tenth is of a year
-        tab.press("Escape", "c")
-        tab.until("document.querySelectorAll('.column').length === 4 && document.querySelectorAll('.column .standing li').length > 12", 30)
-        tab.open(f"{child.url}/#q=sea&document=d%2F7", DESK)
-        tab.until("document.querySelector('#pane .id')?.textContent === 'd/7'", 30)
-        tab.until("document.querySelector('#pane .text')")
-        assert tab.complaints() == []
-        assert all(url.startswith((child.url, "data:", "about:")) for url in tab.requests())
-
-
-@pytest.mark.slow
 def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving: Any, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a token for reading only")

@@ -83,12 +83,6 @@ def test_a_client_that_never_finishes_its_header_is_disconnected(child: Child, s
     assert query(child).status_code == 200
 
 
-def test_a_client_that_never_finishes_a_second_header_is_disconnected(child: Child) -> None:
-    with socket.create_connection(("127.0.0.1", child.port)) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
-        assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
-
-
 def test_a_body_that_is_never_sent_is_refused(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(HEADER + b'Content-Length: 100\r\n\r\n{"query": ')
