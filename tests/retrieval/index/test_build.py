@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from quiver.retrieval.index import (
 from quiver.retrieval.index.engines import AnyCodec, Engine, Sample, Setting
 from quiver.retrieval.index.exact import ENGINES
 from quiver.retrieval.index.pieces import PieceSizes
-from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenModel
 
 SMALL = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
 """Two chunks per piece."""
@@ -73,34 +72,6 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
         assert each.nbytes >= 4 * 256 * 4
     with pytest.raises(InputError, match="has no document 'zz'"):
         index.text_of("zz")
-
-
-def test_the_manifest_describes_the_build_completely(tmp_path: Path, word_sum: DenseModel) -> None:
-    before = datetime.now(timezone.utc).replace(microsecond=0)
-    build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(use_title=False))
-    manifest = open_index(tmp_path / "i").manifest
-    assert (manifest.generation, manifest.operation, manifest.codec.engine, manifest.documents, manifest.deleted, manifest.vectors) == (
-        1,
-        "build",
-        "exact-dense",
-        4,
-        0,
-        4,
-    )
-    assert (manifest.policy.use_title, manifest.policy.separator, manifest.policy.store_text) == (False, " ", True)
-    assert manifest.model == word_sum.card
-    assert manifest.tokens == TokenCounts(4, 11, 0, 1)
-    assert set(manifest.versions) == {"quiver", "torch", "faiss", "numpy"}
-    assert all(manifest.versions.values())
-    assert before <= datetime.fromisoformat(manifest.created) <= datetime.now(timezone.utc)
-    folder = tmp_path / "i" / "segments" / manifest.segments[0].name
-    assert {name: entry.bytes for name, entry in manifest.segments[0].files.items()} == {
-        path.name: path.stat().st_size for path in folder.iterdir() if path.name != "checksums"
-    }
-    assert all(entry.holds for entry in manifest.segments[0].files.values())
-    assert manifest.bytes == sum(path.stat().st_size for path in folder.iterdir()) + sum(
-        path.stat().st_size for path in (tmp_path / "i" / "codec").rglob("*") if path.is_file()
-    )
 
 
 def test_file_gzip_folder_and_iterables_give_the_same_bytes(tmp_path: Path, word_sum: DenseModel) -> None:

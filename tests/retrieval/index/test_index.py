@@ -158,18 +158,6 @@ def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: An
     assert list(build_index(documents, word_sum, tmp_path / "i", options=BuildOptions(fields=["a"])).fields) == ["a"]
 
 
-def test_an_unknown_field_or_knob_is_refused(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
-    index, _ = changed
-    queries = model.encode_texts(QUERIES, "query").vectors
-    with pytest.raises(
-        InputError,
-        match=r"no document has the field 'YAER' to filter by \(did you mean 'year'\?\); there are part \(integer\), year \(integer\)",
-    ):
-        index.search(queries, 3, filter=Filter.parse(["YAER=3"]))
-    with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
-        index.search(queries, 3, effort={"nprobe": 3})
-
-
 def test_queries_that_cannot_be_searched(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
     index, _ = changed
     dense = index.manifest.model.kind == "dense"
@@ -255,15 +243,6 @@ def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any
     assert len(delete_documents(tmp_path / "i", ["d001", "d001"])) == 4
     assert len(delete_documents(tmp_path / "i", ["d002"])) == 3  # tombstones on tombstones
     assert check_index(tmp_path / "i").problems == ()
-
-
-def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[IndexReader, list[Document]], model: Any) -> None:
-    index, alive = changed
-    queries = model.encode_texts(QUERIES, "query").vectors
-    for _ in range(2):
-        for year in range(2000, 2010):
-            found = index.search(queries, 100, filter=Filter.parse([f"year={year}"]))
-            assert set(found.ids[0]) == {document.id for document in alive if (document.metadata or {})["year"] == year}
 
 
 def test_sizes_are_those_of_the_searched_data(tmp_path: Path, word_sum: Any) -> None:

@@ -96,25 +96,6 @@ def counted(cache: Path) -> dict[str, tuple[int, int]]:
     return {name: (sum(json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()}
 
 
-def test_words_are_counted_once(changed: tuple[IndexReader, list[Document]], tmp_path: Path, word_sum: Any) -> None:
-    index, alive = changed
-    cache = tmp_path / "words"
-    word_index(index, cache=cache)
-    first = counted(cache)
-    assert sorted(documents for documents, _ in first.values()) == [20, 22, 30]  # deleted documents are part of a segment
-    for verify in (True, False):
-        same(word_index(index, cache=cache, verify=verify).search(QUERIES, 10), over(alive, 10))
-    assert counted(cache) == first
-    delete_documents(index.path, [alive[0].id])
-    added = add_documents(index.path, [Document("new", "word3 brand new")], word_sum)
-    same(word_index(added, cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
-    second = counted(cache)
-    # Only the new segment is counted: the addition has merged the small ones.
-    assert [documents for name, (documents, _) in second.items() if name not in first] == [len(alive)]
-    same(word_index(compact_index(index.path), cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
-    assert counted(cache) == second  # there was nothing to compact
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "list"])
 def test_damaged_word_tables_are_counted_again(
     changed: tuple[IndexReader, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

@@ -230,17 +230,6 @@ def test_the_page_of_the_api_loads_nothing_from_another_host(app: Any) -> None:
     assert "connect-src 'self'" in answer(app, "GET", "/").headers["content-security-policy"]  # of the search page
 
 
-def test_documents_are_returned_by_id(app: Any) -> None:
-    found = answer(app, "GET", "/v1/documents/d/7").json()
-    assert found["id"] == "d/7"
-    assert found["text"]
-    assert found["metadata"]["year"] == 2007
-    silent = answer(app, "GET", "/v1/documents/d/7?retriever=silent").json()
-    assert (silent["id"], silent["text"], silent["title"]) == ("d/7", None, None)
-    assert refused(answer(app, "GET", "/v1/documents/none")) == (404, "unknown_document")
-    assert refused(answer(app, "GET", "/v1/documents/d/7?retriever=none")) == (404, "unknown_retriever")
-
-
 def test_answers_and_errors_are_readable_utf8(app: Any) -> None:
     assert "바다" in answer(app, "GET", "/v1/documents/바다").content.decode("utf-8")
     assert json_body({"text": "바다 \ud800"}) == '{"text": "바다 \\ud800"}'.encode()

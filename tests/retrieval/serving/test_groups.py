@@ -106,22 +106,6 @@ def test_grouped_hits_are_the_same_wherever_they_are_asked_for(
     assert not any(hit["more_passages"] for hit in called["hits"])
 
 
-def test_several_queries_are_grouped_each_for_itself(built: Built) -> None:
-    index = open_index(built.folder)
-    queries = ["stone", QUERY, "xylophone"]
-    hits = index.search(queries, 2, group_by="document")
-    for number, query in enumerate(queries):
-        alone = index.search(query, 2, group_by="document")
-        assert list(hits[number]) == list(alone)
-        assert [hit.id for hit in alone] == list(hits.ids[number])
-    assert hits.scores[1].dtype == "float32"
-    assert [(hit.group, len(hit.passages)) for hit in hits[0]] == [("c", 1), ("b", 1)]
-    assert len(hits[2]) == 0
-    table = repr(hits[1]).splitlines()
-    assert table[0].split() == ["rank", "id", "score", "group", "passages", "title", "fields", "text"]
-    assert table[1].split()[3:5] == ["a", "20"]
-
-
 def test_pages_of_groups_are_parts_of_one_ranking(built: Built) -> None:
     whole = post(built.app, k=10, offset=0).json()["hits"]
     assert [hit["group"] for hit in whole] == ["a", "c", "b", "alone", "d"]

@@ -39,15 +39,6 @@ def test_a_field_of_many_numbers_is_described_by_its_range() -> None:
     assert (line.name, line.values, line.distinct, line.range) == ("line", [], 25, (0, 72))
 
 
-def test_ranges_are_exact_and_count_no_deleted_document(tmp_path: Path) -> None:
-    from quiver.retrieval.serving.mcp_server import describe_fields
-
-    documents = [Document(str(number), "words", metadata={"line": 10**17 + number}) for number in range(25)]
-    build_index(documents, "bm25", tmp_path / "index")
-    [line] = describe_fields(delete_documents(tmp_path / "index", ["0", "24"]))
-    assert (line.distinct, line.range) == (23, (10**17 + 1, 10**17 + 23))
-
-
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [

@@ -41,12 +41,6 @@ def test_the_old_generation_is_released(service: Service) -> None:
     assert b'quiver_reloads_total{outcome="done",retriever="bm25"} 1.0' in service.metrics.text()
 
 
-def test_without_a_newer_generation_nothing_is_opened(service: Service) -> None:
-    (served,) = service.indexes
-    before = served.current
-    assert asyncio.run(served.refresh()) is before
-
-
 def test_a_damaged_generation_is_not_served(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     (served,) = service.indexes
     add(service, "new")

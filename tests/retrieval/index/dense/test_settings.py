@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.settings import DenseParams, coordinates
-from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, parse_params, train_codec
+from quiver.retrieval.index.engines import ENGINE_MODULES, engine_name, find_engine, parse_params
 from quiver.retrieval.records import ModelCard
 
 CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)
@@ -87,32 +84,3 @@ def test_the_error_names_invalid_search_parameters(segments: Any, kind: str, sea
     with pytest.raises(InputError) as caught:
         parse_params(segments[kind][0], search_params)
     assert str(caught.value).startswith(message)
-
-
-def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
-    for kind in dense.ENGINES:
-        codec = segments[kind][0]
-        assert parse_params(codec, {}) == codec.preset_params("balanced", k=10)
-        for preset in ("exact", "balanced", "fast"):
-            effort = codec.preset_params(preset, k=3)
-            assert parse_params(codec, asdict(effort)) == effort
-        exact, balanced, fast = (codec.preset_params(preset, k=10) for preset in ("exact", "balanced", "fast"))
-        assert exact.exhaustive
-        assert not balanced.exhaustive
-        assert fast.k_factor < balanced.k_factor
-    assert parse_params(segments["pq"][0], {"k_factor": 4}) == DenseParams(0, 0, 0, 4.0)
-    assert parse_params(segments["ivf"][0], {"nprobe": 3.0, "exhaustive": True}) == DenseParams(3, 0, 0, 15.0, True)
-    graph = parse_params(segments["faiss-graph"][0], {"efSearch": 40})
-    assert (graph.nprobe, graph.efSearch) == (0, 40)
-
-
-@pytest.mark.parametrize(("width", "dsub"), [(2, 2), (383, 2), (384, 4), (1024, 4)])
-def test_codes_of_wide_vectors_cover_more_coordinates(width: int, dsub: int) -> None:
-    assert coordinates(width) == dsub
-    vectors = np.random.default_rng(0).standard_normal((64, width)).astype(np.float32)
-    card = replace(CARD, dim=width)
-    for settings, wanted in (({}, dsub), ({"dsub": 8}, 8), ({"dsub": 2}, 2)):
-        codec = train_codec("pq-dense", Sample(vectors), card, documents=64, vectors=64, settings=settings, seed=0)
-        assert codec.parameters["dsub"] == wanted
-        few, many = codec.preset_params("balanced", k=10).k_factor, codec.preset_params("fast", k=10).k_factor
-        assert (few, many) == pytest.approx((42.0, 16.8) if wanted == 8 else (15.0, 6.0))
