@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,21 +117,23 @@ def test_what_cannot_be_evaluated_is_refused(model: Any, make_collection: MakeCo
         reported_folders(tmp_path / "other.md")
 
 
-def test_an_index_of_words_scores_what_bm25_scores(make_collection: MakeCollection, tmp_path: Path) -> None:
+def test_options_are_refused_where_nothing_uses_them(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
     folder = make_collection()
     build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
-    found, expected = evaluate(None, folder, index=tmp_path / "words", baselines=()), evaluate("bm25", folder, baselines=())
-    assert found.collections[0].measures == expected.collections[0].measures
-    assert found.system.kind == "bm25"
-
-
-def test_options_of_a_model_are_refused_where_no_model_encodes(make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection()
-    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
-    for given in ({"engine": "ivf-dense"}, {"dtype": "bfloat16"}, {"batch_tokens": 8}, {"model_options": ModelOptions(query_prompt="q")}):
-        for system in ({"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}):
-            with pytest.raises(InputError, match="no model encodes the collection, so leave out engine"):
-                evaluate(None, folder, **system, **given)
+    no_model = "no model encodes the collection, so leave out engine"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"engine": "ivf-dense"}, no_model),
+        ({"dtype": "bfloat16"}, no_model),
+        ({"batch_tokens": 8}, no_model),
+        ({"model_options": ModelOptions(query_prompt="q")}, no_model),
+        ({"effort": "fast"}, "BM25 and runs have no search effort"),
+    ]
+    systems: list[dict[str, Any]] = [{"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}]
+    for (given, message), system in itertools.product(cases, systems):
+        with pytest.raises(InputError, match=message):
+            evaluate(None, folder, **system, **given)
+    with pytest.raises(InputError, match="candidates are those of a fusion or a re-ranking"):
+        evaluate(model, folder, candidates=50)
 
 
 def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -141,16 +144,6 @@ def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, mak
     assert (cut.documents, cut) == (1, evaluate(model, folder).collections[0].truncated)
     delete_documents(tmp_path / "index", ["long"])
     assert index_truncated(open_index(tmp_path / "index")) == 0
-
-
-def test_an_effort_and_candidates_are_refused_where_nothing_uses_them(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection()
-    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
-    for system in ({"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}):
-        with pytest.raises(InputError, match="BM25 and runs have no search effort"):
-            evaluate(None, folder, effort="fast", **system)
-    with pytest.raises(InputError, match="candidates are those of a fusion or a re-ranking"):
-        evaluate(model, folder, candidates=50)
 
 
 def test_a_fused_retriever_scores_what_the_same_fusion_by_name_scores(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:

@@ -39,11 +39,6 @@ def test_the_card_takes_precedence_over_the_usual_names(front: str, names: Seque
     assert table_files(TABLE, card(front), names) == found
 
 
-@pytest.mark.parametrize("text", ["", "no front matter", "---\nunfinished: true\n"])
-def test_without_a_front_matter_the_usual_names_apply(text: str) -> None:
-    assert table_files(TABLE, text, ["README.md", "test.tsv"]) == ["test.tsv"]
-
-
 def test_the_only_split_is_used_if_the_table_allows_it() -> None:
     front = card(split("corpus", "train", "c-*.parquet"))
     corpus = HubTable("a/b", ("corpus",), "corpus", any_split=True)

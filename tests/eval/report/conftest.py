@@ -41,47 +41,47 @@ WORST = WorstQuery(
 
 @pytest.fixture
 def make_scored() -> Callable[..., CollectionResult]:
+    return score_by_hand
+
+
+def score_by_hand(name: str, score: float, *, floor: float | None = None, **changed: Any) -> CollectionResult:
     """The result of a collection with a score; other fields as given or by default."""
-
-    def make(name: str, score: float, *, floor: float | None = None, **changed: Any) -> CollectionResult:
-        interval = Interval(score - 0.05, score + 0.05, 0.95, 10_000)
-        baselines = ()
-        if floor is not None:
-            below = Interval(floor - 0.04, floor + 0.04, 0.95, 10_000)
-            baselines = (Baseline("bm25", {"k1": 0.9, "stemmer": None}, MEASURES | {"ndcg@10": floor}, below, None, None),)
-        scored = CollectionResult(
-            name=name,
-            split="test",
-            group=None,
-            group_size=1,
-            in_domain=False,
-            licence="CC BY 4.0",
-            revision="c" * 40,
-            documents=5183,
-            queries=300,
-            judgements=339,
-            use_title=True,
-            exclude_self=False,
-            k=1000,
-            measures=MEASURES | {"ndcg@10": score},
-            interval=interval,
-            judged=0.125,
-            unanswered=2,
-            truncated=Truncated(documents=1234, queries=7),
-            empty_texts=1,
-            index=IndexUsed("exact", {"similarity": "cosine"}, {"overlap@10": 1.0, "overlap@100": 1.0}, 3 * 2**20, 0.125),
-            cached=4321,
-            seconds={"encode_documents": 12.34, "search": 0.56},
-            run=None,
-            per_query=None,
-            query_texts=None,
-            data_sha256=f"{name:0<64}",
-            worst=(WORST,),
-            baselines=baselines,
-        )
-        return replace(scored, **changed)
-
-    return make
+    interval = Interval(score - 0.05, score + 0.05, 0.95, 10_000)
+    baselines = ()
+    if floor is not None:
+        below = Interval(floor - 0.04, floor + 0.04, 0.95, 10_000)
+        baselines = (Baseline("bm25", {"k1": 0.9, "stemmer": None}, MEASURES | {"ndcg@10": floor}, below, None, None),)
+    scored = CollectionResult(
+        name=name,
+        split="test",
+        group=None,
+        group_size=1,
+        in_domain=False,
+        licence="CC BY 4.0",
+        revision="c" * 40,
+        documents=5183,
+        queries=300,
+        judgements=339,
+        use_title=True,
+        exclude_self=False,
+        k=1000,
+        measures=MEASURES | {"ndcg@10": score},
+        interval=interval,
+        judged=0.125,
+        unanswered=2,
+        truncated=Truncated(documents=1234, queries=7),
+        empty_texts=1,
+        index=IndexUsed("exact", {"similarity": "cosine"}, {"overlap@10": 1.0, "overlap@100": 1.0}, 3 * 2**20, 0.125),
+        cached=4321,
+        seconds={"encode_documents": 12.34, "search": 0.56},
+        run=None,
+        per_query=None,
+        query_texts=None,
+        data_sha256=f"{name:0<64}",
+        worst=(WORST,),
+        baselines=baselines,
+    )
+    return replace(scored, **changed)
 
 
 @pytest.fixture
@@ -215,9 +215,9 @@ def _collection(system: System, name: str, group: str | None, *, approximate: bo
         seconds = {"encode_documents": 432.1, "index": 0.4, "encode_queries": 4.4, "search": 0.9, "other": 1.7}
     file = FileReference(f"runs/{name}.test.trec.gz", hashlib.sha256(name.encode()).hexdigest())
     queries_shown = 0 if group else 10 if name == "scifact" else 3
-    return CollectionResult(
-        name=name,
-        split="test",
+    return score_by_hand(
+        name,
+        score,
         group=group,
         group_size=len(FORUMS) if group else 1,
         in_domain=name == "designdocs_long" and system.kind == "colbert",
@@ -228,20 +228,14 @@ def _collection(system: System, name: str, group: str | None, *, approximate: bo
         judgements=2 * queries,
         use_title=name != "designdocs_long",
         exclude_self=name == "arguana",
-        k=1000,
         measures=_measures(score),
         interval=_interval(score, queries),
         judged=0.2 + 0.7 * _fraction(name),
-        unanswered=2,
         truncated=Truncated(documents // 7, 0),
-        empty_texts=1,
         index=_index(system, name, approximate=approximate),
         cached=documents,
         seconds=seconds,
-        run=file,
-        per_query=file,
-        query_texts=file,
-        data_sha256=hashlib.sha256(name.encode()).hexdigest(),
+        **dict.fromkeys(("run", "per_query", "query_texts"), file),
         worst=tuple(_worst(place, explained=system.kind == "colbert") for place in range(queries_shown)),
         baselines=() if system.kind == "bm25" else (Baseline("bm25", BM25, _measures(floor), _interval(floor, queries), file, None),),
     )

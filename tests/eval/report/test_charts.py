@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-import pytest
-
 from quiver.eval.report.charts import (
     Bar,
-    Curve,
     Dot,
     Key,
     bar_chart,
-    curve_chart,
-    curve_note,
     latency_chart,
     latency_limits,
     svg,
@@ -44,17 +39,6 @@ def test_letters_of_equal_points_do_not_overlap_and_stay_inside_the_axes() -> No
     assert min(math.dist(one, other) for one, other in combinations(places, 2)) > 9
     assert all(axes.bbox.x0 <= x <= axes.bbox.x1 and axes.bbox.y0 <= y <= axes.bbox.y1 for x, y in places)
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines()] == points
-
-
-@pytest.mark.parametrize("percent", [False, True])
-def test_every_step_has_a_marker_and_the_best_a_ring(percent: bool) -> None:
-    curve = Curve("c", [(10, 0.2), (20, 0.5), (40, 0.3)], percent=percent)
-    line, *dots = curve_chart(curve, 50).axes[0].get_lines()
-    factor = 100 if percent else 1
-    assert list(line.get_ydata()) == [0.2 * factor, 0.5 * factor, 0.3 * factor]
-    assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(line.get_xdata(), line.get_ydata(), strict=True))
-    assert [dot.get_markersize() > 5 for dot in dots] == ([False, True, False] if percent else [False] * 3)
-    assert curve_note(curve) == ("best 50.00 at step 20" if percent else "0.2 to 0.3")
 
 
 def test_texts_of_a_chart_stay_text_and_its_bytes_are_reproducible() -> None:

@@ -91,8 +91,6 @@ def test_the_headline_table_has_the_expected_rows(results: list[Results]) -> Non
     assert rows[0] == ["bm25", "", r"\textbf{65.70}", "", ""]
     # Equal figures look equal: 65.698 and 65.704 are both shown as 65.70. A column of one figure has no best.
     assert rows[1] == [r"alpha\_1", "45.23", r"\textbf{65.70}", r"\underline{40.00}", "30.00"]
-    assert rows[2][1:] == ["", r"\textbf{65.70}", r"\textbf{50.00}", ""]
-    assert rows[3] == ["gamma", "", r"\underline{60.00}", "30.00", ""]
     assert latex.count(r"\midrule") == 2  # under the header, and between the baseline and the systems
 
 

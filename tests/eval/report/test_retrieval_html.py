@@ -47,10 +47,6 @@ class Element:
     def text(self) -> str:
         return "".join(child if isinstance(child, str) else child.text for child in self.children)
 
-    @property
-    def words(self) -> str:
-        return " ".join(self.text.split())
-
 
 class Tree(HTMLParser):
     """Elements of a page; an element that is not closed where it should be is an error."""
@@ -88,14 +84,6 @@ def section(page: Element, name: str) -> Element:
     return next(each for each in page.all("section") if each.attributes.get("id") == name)
 
 
-def _cell(cell: Element) -> str:
-    small = " ".join(each.words for each in cell.all("small"))
-    key = " ".join(each.words for each in cell.all("span", class_="key"))
-    text = " ".join((cell.words[: len(cell.words) - len(small)] if small else cell.words).split())
-    words = (text[len(key) :].strip() if key else text) + (f" | {small}" if small else "")
-    return words.replace("\u2013", "-")
-
-
 @pytest.fixture(scope="module")
 def html(evaluated: Evaluated) -> str:
     """The report of all systems."""
@@ -105,20 +93,6 @@ def html(evaluated: Evaluated) -> str:
 @pytest.fixture(scope="module")
 def page(html: str) -> Element:
     return parse(html)
-
-
-def test_cells_sort_by_their_values(page: Element) -> None:
-    checked = 0
-    for table in page.all("table", class_="sortable"):
-        for cell in table.all("td", class_="number"):
-            order, text = cell.attributes.get("data-order"), _cell(cell).split(" | ")[0]
-            if text == "-":
-                assert order is None
-            else:
-                shown = float(text.replace(",", ""))
-                assert any(float(order or "nan") * unit == pytest.approx(shown, abs=0.051, rel=0.01) for unit in (1, 100, 2**-20))
-                checked += 1
-    assert checked > 300
 
 
 def test_every_score_links_to_its_command(page: Element, evaluated: Evaluated) -> None:

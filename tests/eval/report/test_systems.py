@@ -80,17 +80,3 @@ def test_results_that_cannot_share_a_table_are_refused(make_scored: MakeScored, 
         check_data([first, first])
     with pytest.raises(InputError, match="no results to report"):
         check_data([])
-
-
-@pytest.mark.parametrize(("field", "value", "shown"), [("k", 10, "1000"), ("use_title", False, "True"), ("exclude_self", True, "False")])
-def test_different_scoring_of_a_collection_is_refused(
-    field: str, value: object, shown: str, make_scored: MakeScored, make_results: MakeResults
-) -> None:
-    first = make_results("alpha", make_scored("scifact", 0.5))
-    second = make_results("beta", make_scored("scifact", 0.5, **{field: value}))
-    with pytest.raises(
-        InputError, match=rf"scifact\.test: alpha was scored with {field}={shown}, beta with {field}={value}; evaluate both"
-    ):
-        check_data([first, second])
-    # Scoring may differ between collections.
-    check_data([first, make_results("beta", make_scored("cosqa", 0.5, **{field: value}))])
