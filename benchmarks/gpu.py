@@ -42,7 +42,7 @@ from quiver.encoder.config import global_every
 from quiver.encoder.errors import InputError
 from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.pretraining.task import peak_flops, training_flops
-from quiver.encoder.training.autocast import training_dtype
+from quiver.encoder.training.optimization import training_dtype
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.folders import check_device, default_device, default_dtype
 from quiver.retrieval.records import ModelCard

@@ -32,7 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, init_head
 from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.stream import Masker
-from quiver.encoder.training.autocast import autocast, training_dtype
+from quiver.encoder.training.optimization import autocast, training_dtype
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.folders import default_device, read_model_folder
 from quiver.retrieval.models.options import ColBERTSettings

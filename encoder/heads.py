@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
-from quiver.encoder.layers import make_norm
+from quiver.encoder.layers import ACTIVATION_FUNCTIONS, make_norm, product_dtype, use_triton
 from quiver.encoder.model import INIT_CUTOFF, Encoder
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, product_dtype, use_triton
 from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}

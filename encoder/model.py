@@ -22,8 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from quiver.encoder.config import EncoderConfig, Precision
 from quiver.encoder.cpu import hidden_dtype, run_blocks
 from quiver.encoder.errors import InputError
-from quiver.encoder.layers import MLP, Block, Embeddings, RotaryRows, RotaryTable, make_norm
-from quiver.encoder.ops import Norm, add_norm
+from quiver.encoder.layers import MLP, Block, Embeddings, Norm, RotaryRows, RotaryTable, add_norm, make_norm
 from quiver.encoder.packing import PackedBatch, PaddedBatch, neighbours_of_equal_length
 
 if TYPE_CHECKING:

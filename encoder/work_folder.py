@@ -29,9 +29,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from quiver.encoder.disk import REAL, Disk, make_folders, put_file, remove, remove_tree
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, read_json
+from quiver.encoder.files import REAL, Disk, file_sha256, make_folders, put_file, read_json, remove, remove_tree
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from quiver.encoder.environment import is_main_process
 from quiver.encoder.files import expand_home
 from quiver.encoder.training.recipe_file import Overrides
 from quiver.encoder.training.trainer import Callback
-from quiver.eval.development import development_scorer
 from quiver.eval.report.training import write_training_report
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.recipe import Recipe, load_recipe
@@ -65,6 +64,8 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
     """
     resolved, folder = load_recipe(recipe, overrides), expand_home(out)
     if resolved.development is not None and scorer is None:
+        from quiver.eval.development import development_scorer  # it imports the indexes, which other runs need not
+
         # Only the process that scores holds the development collection in memory.
         scorer = development_scorer(resolved.development, progress=progress) if is_main_process() else _broadcast_score
     record = training_run.train(

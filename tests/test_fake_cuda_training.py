@@ -25,8 +25,7 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Toke
 from quiver.encoder.attention import dispatch
 from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
 from quiver.encoder.packing import copy_to
-from quiver.encoder.training.autocast import autocast
-from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
+from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, autocast, make_optimizer, require_optimizer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quiver.encoder.heads import linear_cross_entropy
-from quiver.encoder.ops import add_norm, embed, gated, normalize, rotate
+from quiver.encoder.layers import add_norm, embed, gated, normalize, rotate
 from tests.triton_tools import compile_launch, launches
 
 logger = logging.getLogger(__name__)

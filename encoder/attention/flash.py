@@ -169,7 +169,9 @@ def _call_package(name: str, q: Tensor, k: Tensor, v: Tensor, call: KernelCall) 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, KernelCall], Tensor]] = {
     "aten_flash": _aten_flash,
-    **{name: partial(_call_package, name) for name in PACKAGES},
+    "flash_attn_2": partial(_call_package, "flash_attn_2"),
+    "flash_attn_3": partial(_call_package, "flash_attn_3"),
+    "flash_attn_4": partial(_call_package, "flash_attn_4"),
 }
 
 # The kernels copy 16 bytes at a time: heads of other widths, of some small BERTs, are padded.

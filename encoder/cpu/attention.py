@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.attention.layout import empty_qkv
 from quiver.encoder.cpu.kernels import kernels_run
 from quiver.encoder.cpu.support import enough_tokens, is_plain
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, empty_qkv
 
 UNIT_BYTES = 4
 """Bytes that the kernels move as one unit: a float32, or two bfloat16."""

@@ -33,8 +33,8 @@ from quiver.encoder.packing import PackedBatch
 
 if TYPE_CHECKING:
     from quiver.encoder.config import Precision
+    from quiver.encoder.layers import Norm
     from quiver.encoder.model import Encoder
-    from quiver.encoder.ops import Norm
 
 logger = logging.getLogger(__name__)
 

@@ -302,7 +302,7 @@ def _relu(code: Code, x: Any) -> Any:
 
 _FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
 ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
-"""Index of each activation of `quiver.encoder.ops`."""
+"""Index of each activation of `quiver.encoder.layers`."""
 
 
 @emitted

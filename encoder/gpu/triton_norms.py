@@ -1,6 +1,6 @@
 """Triton kernels of norms with what precedes them: dropout and residual sum, or the sum of the embeddings' vectors.
 
-Each kernel makes one pass over memory; results match `quiver.encoder.ops` to rounding, sums are float32, and a norm is written in the
+Each kernel makes one pass over memory; results match `quiver.encoder.layers` to rounding, sums are float32, and a norm is written in the
 dtype that the next product multiplies. Dropout keeps no mask: Philox draws 16 bits per number from a seed and the number's place, and the
 backward pass draws them again; the seed comes from PyTorch's default generator on the host. Gradients of norm weights are summed in two
 stages, by each program over its tokens, then over the programs, without atomic additions, so the same batch gives the same bits.
@@ -347,7 +347,7 @@ def _differentiable(*tensors: Tensor | None) -> bool:
 def add_norm(
     hidden: Tensor, update: Tensor | None, norm: nn.LayerNorm | nn.RMSNorm, *, dropout: float, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
-    """The sum and its norm, (N, D) each; see `quiver.encoder.ops.add_norm`. ``dtype`` of the norm: None for that of the sum."""
+    """The sum and its norm, (N, D) each; see `quiver.encoder.layers.add_norm`. ``dtype`` of the norm: None for that of the sum."""
     settings = _settings(norm)
     drop = _Drop.draw(dropout if update is not None else 0.0)
     hidden = hidden.contiguous()
@@ -423,7 +423,7 @@ def embed(
     *,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Sums of rows of the tables, normalized, (N, D) in ``dtype``; see `quiver.encoder.ops.embed`."""
+    """Sums of rows of the tables, normalized, (N, D) in ``dtype``; see `quiver.encoder.layers.embed`."""
     settings = _settings(norm)
     table, places = positions or (None, None)
     ids = ids.contiguous()

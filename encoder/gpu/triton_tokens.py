@@ -1,8 +1,9 @@
 """Triton kernels of the work beside norms and attention: gate, rotary positions, and the cross entropy of logits.
 
-Results match `quiver.encoder.ops` to rounding. The gate's backward pass recomputes the activation, which is cheaper than storing it. RoPE
-runs forward in place, and backward from three gradients to that of the packed product in one pass. The cross entropy reads a row of logits
-twice, the second time from the cache, and writes its gradient over it; PyTorch's operators read and write the whole chunk four times.
+Results match `quiver.encoder.layers` to rounding. The gate's backward pass recomputes the activation, which is cheaper than storing it.
+RoPE runs forward in place, and backward from three gradients to that of the packed product in one pass. The cross entropy reads a row of
+logits twice, the second time from the cache, and writes its gradient over it; PyTorch's operators read and write the whole chunk four
+times.
 
 Shapes: N packed tokens, I MLP width, H heads, K head width, R leading dimensions of a head that rotate, C rows of logits, V vocabulary.
 Source: GLU Variants Improve Transformer, arXiv:2002.05202; RoFormer, arXiv:2104.09864; Online normalizer calculation for softmax,
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.attention.layout import is_packed, join_qkv
+from quiver.encoder.packing import is_joined_qkv, join_qkv
 
 # Block of (N, I) per program. I is usually a multiple of 128, and 128 numbers of a row are whole memory sectors.
 GATE_ROWS, GATE_COLUMNS = 8, 128
@@ -112,7 +113,7 @@ class _Gated(torch.autograd.Function):
 
 
 def gated(up: Tensor, activation: str) -> Tensor:
-    """act(first half) * second half of ``up``, (N, 2 I); see `quiver.encoder.ops.gated`."""
+    """act(first half) * second half of ``up``, (N, 2 I); see `quiver.encoder.layers.gated`."""
     up = up.contiguous()
     if not (torch.is_grad_enabled() and up.requires_grad):
         return _gated_forward(up, activation)
@@ -220,7 +221,7 @@ def _turn_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
 
 
 class _Rotate(torch.autograd.Function):
-    """The kernel with its derivative; autograd is not told of the change in place, see `quiver.encoder.ops`."""
+    """The kernel with its derivative; autograd is not told of the change in place, see `quiver.encoder.layers`."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,7 +232,7 @@ class _Rotate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *parts: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        if is_packed(*parts):  # attention has written them in the layout of the product
+        if is_joined_qkv(*parts):  # attention has written them in the layout of the product
             gradient = join_qkv(*parts)
             _turn(parts[:2], gradient, cos, sin, -1.0)
             return gradient, None, None
@@ -242,7 +243,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate the queries and keys of ``qkv``, (N, 3, H, K), in place; see `quiver.encoder.ops.rotate`."""
+    """Rotate the queries and keys of ``qkv``, (N, 3, H, K), in place; see `quiver.encoder.layers.rotate`."""
     qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
     if not (torch.is_grad_enabled() and qkv.requires_grad):
         return _turn_in_place(qkv, cos, sin)

@@ -33,23 +33,23 @@ from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, STATES, PretrainingTask, Session, peak_flops, save_model
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.averaging import average_weights
-from quiver.encoder.training.callbacks import FORMS, training_bar
-from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.optimization import require_optimizer, with_training_dtype
 from quiver.encoder.training.processes import Processes, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     CORPUS,
+    LOG,
     RECORD,
     TOKENIZER,
     Checkpoints,
     RunIdentity,
+    curve,
     describe_session,
     finish_run,
     lock_run,
+    read_log,
     refuse_existing,
     refuse_nothing_to_resume,
     refuse_other_run,
@@ -58,7 +58,7 @@ from quiver.encoder.training.run_folder import (
     session_environment,
     write_part,
 )
-from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, load_train_state
+from quiver.encoder.training.trainer import FORMS, Callback, Progress, Trainer, TrainerSettings, load_train_state, training_bar
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,15 @@ from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, empty_row, held_out_rows
 from quiver.encoder.progress import WorkStoppedError, should_stop
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.averaging import MovingAverage
-from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
+from quiver.encoder.training.optimization import (
+    OptimizerName,
+    OptimizerSettings,
+    autocast,
+    make_optimizer,
+    restore_optimizer,
+    set_learning_rate,
+)
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights

@@ -1,4 +1,8 @@
-"""Optimizers and learning rates of all training. Matrices and embeddings decay; vectors (biases, scales of norms) do not.
+"""Optimizers, learning rates and dtype of all training. Matrices and embeddings decay; vectors (biases, scales of norms) do not.
+
+The dtype is bfloat16 autocast or float32; weights, gradients and optimizer state are float32 in both. A recipe says ``auto``, and a run
+records what that stands for, so that a resumed run keeps it on another machine. There is no float16: its gradients need a scaler, which
+only GPUs below compute capability 8.0 would use.
 
 Sources: AdamW, arXiv:1711.05101; its schedule-free form, arXiv:2405.15682 (package schedulefree); StableAdamW, arXiv:2304.13013 (package
 torch-optimi), with weight decay decoupled from the learning rate as in ModernBERT, arXiv:2412.13663, section 2.2.2; transformers'
@@ -9,16 +13,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.training.recipe_file import AUTO, TrainingDtype
+from quiver.encoder.training.run_folder import recipe_of
 from quiver.encoder.training.sharding import load_whole_optimizer_state
 
 OptimizerName = Literal["adamw", "schedule_free_adamw", "stable_adamw"]
@@ -117,3 +127,52 @@ def learning_rate_share(
         return 1.0
     share = min(1.0, (done - decay_start) / max(1, total - decay_start))
     return final + (1.0 - final) * DECAYS[decay](share)
+
+
+logger = logging.getLogger(__name__)
+
+BFLOAT16_SINCE = (8, 0)  # compute capability of the first GPUs that multiply bfloat16 matrices
+
+
+class _Recipe(Protocol):
+    """A recipe with a section ``training`` that has a ``dtype``."""
+
+    @property
+    def training(self) -> Any: ...
+
+    def replace(self, **changes: Any) -> Any: ...
+
+
+Recipe = TypeVar("Recipe", bound=_Recipe)
+
+
+def training_dtype(dtype: TrainingDtype, device: torch.device | str) -> Literal["float32", "bfloat16"]:
+    """Dtype in which the forward and backward pass run on a device."""
+    if dtype == "float32" or torch.device(device).type != "cuda":
+        return "bfloat16" if dtype == "bfloat16" else "float32"
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= BFLOAT16_SINCE:
+        return "bfloat16"
+    if dtype == "bfloat16":
+        major, minor = capability
+        raise InputError(f"training.dtype: bfloat16 needs a GPU of compute capability 8.0, this one has {major}.{minor}; use float32")
+    return "float32"
+
+
+def with_training_dtype(recipe: Recipe, device: torch.device | str, *, resumed: Path | None = None) -> Recipe:
+    """Return the recipe with ``training.dtype: auto`` replaced by the dtype that the run has or gets."""
+    dtype: TrainingDtype = recipe.training.dtype
+    begun = None if resumed is None or dtype != AUTO else recipe_of(resumed)
+    found = training_dtype(begun["training"]["dtype"] if begun is not None else dtype, device)
+    if dtype == AUTO and found == "float32" and torch.device(device).type == "cuda" and begun is None:
+        logger.warning("training in float32: bfloat16 needs a GPU of compute capability 8.0")
+    if dtype == found:
+        return recipe
+    changed: Recipe = recipe.replace(training=recipe.training.replace(dtype=found))
+    return changed
+
+
+def autocast(dtype: TrainingDtype, device: torch.device) -> AbstractContextManager[None]:
+    """Run the block in the dtype of training on a device, see `training_dtype`."""
+    context: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=training_dtype(dtype, device) == "bfloat16")
+    return context

@@ -28,7 +28,7 @@ Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """Changes to a recipe: ``["training.batch_size=64"]``, or ``{"training.batch_size": 64}``, also nested."""
 
 AUTO = "auto"  # value of a setting that a run chooses when it begins; the recipe in its folder has the choice
-TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]  # values of ``training.dtype``, see `quiver.encoder.training.autocast`
+TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]  # see `quiver.encoder.training.optimization.training_dtype`
 
 WITHOUT_WEIGHT = frozenset(
     {"name", "description", "source", "cost", "expected", "data.revision", "training.log_every", "training.keep_checkpoints"}

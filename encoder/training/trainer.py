@@ -9,11 +9,14 @@ killed while it evaluates loses nothing. A resumed run is the run that was not i
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,10 +28,9 @@ from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.packing import PackedBatch, copy_to
-from quiver.encoder.progress import WorkStoppedError, interruptible
-from quiver.encoder.training.log import LOG, NONFINITE, RunLog, keep_batches
+from quiver.encoder.progress import WorkStoppedError, interruptible, progress_bar
 from quiver.encoder.training.processes import Processes, StepMemory, StopRequest, peak_memory
-from quiver.encoder.training.run_folder import CHECKPOINTS, Checkpoints
+from quiver.encoder.training.run_folder import CHECKPOINTS, LOG, NONFINITE, Checkpoints, RunLog, keep_batches
 from quiver.encoder.training.sharding import GradientReducer, whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
@@ -520,3 +522,71 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
     packed = [value for value in inputs.values() if isinstance(value, PackedBatch)]
     found = {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens", "key_lengths")}}
     return {name: torch.tensor(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
+"""Log key -> format of the value on a progress bar."""
+
+
+class BarCallback(Callback):
+    """Shows progress and the logged values that have a format on a progress bar; ``position`` is that of the bar after a step."""
+
+    def __init__(self, advance: Callable[[int, str], None], done: int, forms: Mapping[str, str], position: Callable[[int], int]) -> None:
+        self._advance, self._done, self._forms, self._position = advance, done, forms, position
+        self._latest: dict[str, float] = {}
+
+    def on_step(self, step: int) -> None:
+        """Advance the bar."""
+        self._show(step)
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the values."""
+        self._latest.update(values)
+        self._show(step)
+
+    def _show(self, step: int) -> None:
+        before, self._done = self._done, self._position(step)
+        news = (form.format(self._latest[key]) for key, form in self._forms.items() if key in self._latest)
+        self._advance(self._done - before, ", ".join(news))
+
+
+@contextmanager
+def training_bar(
+    done: int,
+    total: int,
+    *,
+    enabled: bool,
+    forms: Mapping[str, str] = FORMS,
+    unit: str = "step",
+    position: Callable[[int], int] = lambda step: step,
+) -> Iterator[BarCallback]:
+    """Show progress on standard error while the block runs, from ``done`` to ``total``."""
+    with progress_bar(unit, total, enabled=enabled, done=done) as advance:
+        yield BarCallback(advance, done, forms, position)
+
+
+class TensorBoard(Callback):
+    """Writes logged values as scalars."""
+
+    def __init__(self, writer: Any = None, names: Mapping[str, str] | None = None) -> None:
+        self._writer = writer
+        self._names = names or {}
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of a step."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(self._names.get(name, f"training/{name}"), value, step)
+
+
+@contextmanager
+def tensorboard(folder: Path, *, step: int, enabled: bool, names: Mapping[str, str] | None = None) -> Iterator[TensorBoard]:
+    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed."""
+    if not enabled or importlib.util.find_spec("tensorboard") is None:
+        yield TensorBoard()
+        return
+    writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=step)
+    try:
+        yield TensorBoard(writer, names)
+    finally:
+        writer.close()

@@ -30,13 +30,11 @@ from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training import optimization
-from quiver.encoder.training.autocast import autocast
-from quiver.encoder.training.callbacks import FORMS, training_bar
-from quiver.encoder.training.log import LOG, read_log, training_curves
-from quiver.encoder.training.optimization import OptimizerSettings
+from quiver.encoder.training.optimization import OptimizerSettings, autocast
 from quiver.encoder.training.processes import Processes, current_device, exact_float32, keep_freed_memory, stop_requests
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
+    LOG,
     RECORD,
     Checkpoints,
     RunIdentity,
@@ -44,14 +42,17 @@ from quiver.encoder.training.run_folder import (
     finish_run,
     lock_run,
     new_run,
+    read_log,
     refuse_existing,
     refuse_nothing_to_resume,
     refuse_other_run,
     remove_leftovers,
     resume_run,
+    training_curves,
 )
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import (
+    FORMS,
     Progress,
     Trainer,
     TrainerSettings,
@@ -59,6 +60,7 @@ from quiver.encoder.training.trainer import (
     load_train_state,
     prefetch,
     save_train_state,
+    training_bar,
 )
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
 from quiver.retrieval.models.folders import check_device, default_device, read_model_folder

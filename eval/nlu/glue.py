@@ -19,7 +19,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
-from quiver.encoder.training.autocast import with_training_dtype
+from quiver.encoder.training.optimization import with_training_dtype
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, recipe_changes, refuse_existing
 from quiver.eval.metrics import Average, average

@@ -29,7 +29,7 @@ from quiver.encoder.model import Encoder, Uninitialized
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.autocast import with_training_dtype
+from quiver.encoder.training.optimization import with_training_dtype
 from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_questions, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer

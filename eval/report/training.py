@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
+from quiver.encoder.training.run_folder import BEGUN, LOG, RECIPE, RECORD, curve, read_log
 from quiver.eval.report.charts import (
     PALETTE,
     WIDTH,

@@ -113,7 +113,7 @@ def _choices() -> dict[str, dict[str, Any]]:
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
     from quiver.encoder.cpu.support import has_amx
-    from quiver.encoder.training.autocast import training_dtype
+    from quiver.encoder.training.optimization import training_dtype
     from quiver.retrieval.models.folders import default_device, default_dtype
 
     forced, device = os.environ.get(VARIABLE), default_device()

@@ -45,7 +45,7 @@ from quiver.retrieval.data.entries import (
     to_metadata,
     unique,
 )
-from quiver.retrieval.data.tables import is_table, read_rows, tables_of
+from quiver.retrieval.data.tables import JSONL_SUFFIXES, find_jsonl, is_table, read_rows, tables_of
 from quiver.retrieval.records import Document, Query, Run
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,6 @@ def to_judgement(position: EntryPosition, query: str, document: str, grade: obje
             raise InputError(f"{position}: the {what} id is blank")
     return Judgement(position, query, document, whole)
 
-
-_SUFFIXES = (".jsonl", ".jsonl.gz")
 
 QUERY_IDS = ("_id", "id", "query-id", "query_id", "qid", "question_id")
 """Names of the id in a table of queries, in order of preference; capitals do not matter."""
@@ -304,7 +302,7 @@ def _find_or_note(find: Callable[[Path, str], Path], folder: Path, name: str, pr
 
 def has_corpus(folder: Path) -> bool:
     """Whether a folder holds ``corpus.jsonl`` or ``corpus.jsonl.gz``."""
-    return any((folder / f"corpus{suffix}").is_file() for suffix in _SUFFIXES)
+    return any((folder / f"corpus{suffix}").is_file() for suffix in JSONL_SUFFIXES)
 
 
 def stem(file: Path) -> str:
@@ -478,16 +476,6 @@ def read_qrels(path: Path, duplicates: DuplicateJudgements = "error") -> dict[st
             judges a pair otherwise than an earlier line. Names the line.
     """
     return _by_query(merged_judgements(read_judgements(path), duplicates))
-
-
-def find_jsonl(folder: Path, stem: str) -> Path:
-    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder; raises InputError if neither exists, or both do."""
-    found = [folder / f"{stem}{suffix}" for suffix in _SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
-    if not found:
-        raise InputError(f"{folder}: no {stem}.jsonl or {stem}.jsonl.gz in this folder")
-    if len(found) > 1:
-        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} exist; remove one")
-    return found[0]
 
 
 def find_split(folder: Path, split: str) -> Path:

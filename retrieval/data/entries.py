@@ -1,21 +1,330 @@
 """Entries of files: documents and queries made of rows, with checked ids and fields; ids that are used twice are found.
 
 Every error about an entry begins with its position, ``file:line``.
+
+A field has one type, decided by all of its values, or declared: a boolean, an integer (64 bits), a number, a date, a timestamp or a string,
+or a list of one of these (``string[]``). A field with values of several types holds the widest of them: integers are numbers, unless a
+float has another value than one of them; a single value among lists is a list of one; and any other mix is strings. Text is a date or a
+timestamp only if all values are in the form of ISO 8601 (``2021-06-01``, ``2021-06-01T08:30:00``).
+
+The cells of CSV and TSV are text: a column is of booleans, integers, numbers, amounts of one currency or dates if every cell that is not
+missing is one; otherwise of strings, which stay as they are. Nothing is lost: leading zeros, plus signs, hexadecimal digits, percent signs,
+infinity, and integers that 64 bits do not hold make strings. The rules are pandas' and pyarrow's where these agree. Neither reader is used:
+both take ``007`` for 7, pandas drops the sign of ``+49`` and takes the text ``NA`` for a missing value, and pyarrow decides by the first
+block of a file and reads integers of 20 digits as floats.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import re
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.files import warn_once
 from quiver.retrieval.records import Document, Metadata, Query, Value
+
+STRING: Final = "string"
+"""Type of a column whose cells are not all of another type."""
+
+_BOOLEAN, _INTEGER, _NUMBER, _AMOUNT, _DATE, _TIMESTAMP = "boolean", "integer", "number", "amount", "date", "timestamp"
+FIELD_TYPES = (STRING, _INTEGER, _NUMBER, _BOOLEAN, _DATE, _TIMESTAMP)
+"""Types of a field's values."""
+
+LIST: Final = "[]"
+"""What follows the type of the elements in the type of a field of lists."""
+
+OnTypeError: TypeAlias = Literal["error", "null"]
+"""What becomes of a value that does not fit the type of its field: an error, or no value for filters, which are counted."""
+
+Typed: TypeAlias = str | int | float | bool | datetime.date | datetime.datetime
+"""A value as a column of its type holds it."""
+
+_INT64 = 1 << 63
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?")
+_SIGNED = re.compile(r"[+-]?[0-9]{1,20}")
+_PREFERRED = (_BOOLEAN, _INTEGER, _NUMBER)  # before amounts and dates, where several types fit all cells
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_DIGITS = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_REAL = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+)(?:,[0-9]+)?")
+_DECIMAL_POINT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
+_CURRENCIES = "$€£¥"
+_TIME = r"(?:(?P<clock>[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?))?"
+_DAY_FIRST = re.compile(r"(?P<day>[0-9]{1,2})(?P<sign>[./-])(?P<month>[0-9]{1,2})(?P=sign)(?P<year>[12][0-9]{3})" + _TIME)
+_YEAR_FIRST = re.compile(r"(?P<year>[12][0-9]{3})(?P<sign>[/-])(?P<month>[0-9]{1,2})(?P=sign)(?P<day>[0-9]{1,2})" + _TIME)
+# What pandas and pyarrow read as a missing value; in a column of strings only a blank cell is one, so that Namibia's code NA is kept.
+_MISSING = frozenset(
+    {
+        *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
+        *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN"),
+    }
+)
+_MANY = 100  # cells of one type after which a cell that makes the column one of strings is worth a message
+
+
+class ColumnTypes:
+    """Infers the type of each column from its cells, which are given row by row; memory does not grow with them.
+
+    Example:
+        >>> columns = ColumnTypes()
+        >>> for price, code in (("1e-05", "02139"), ("", "90210"), ("7", "NA")):
+        ...     _ = columns.add("price", price), columns.add("code", code)
+        >>> columns.types()
+        {'price': 'number', 'code': 'string'}
+        >>> [read_cell(cell, "number") for cell in ("1e-05", "", "7")]
+        [1e-05, None, 7.0]
+    """
+
+    def __init__(self) -> None:
+        self._possible: dict[str, frozenset[str]] = {}  # types that fit all values so far; none: strings
+        self._counts: dict[str, int] = {}
+        self._lists: set[str] = set()
+        self._mixed: set[str] = set()
+
+    def add(self, column: str, cell: str, *, comma: bool = False, position: object = None) -> bool:
+        """Take a cell into account; return whether the next cells can change the type of the column.
+
+        With ``comma``, a comma begins decimals and dates may have the day first, as in files whose cells semicolons separate.
+        ``position`` says in messages where the cell is.
+        """
+        before = self._possible.get(column)
+        if before is not None and not before:
+            return False
+        stripped = cell.strip()
+        if stripped in _MISSING:
+            return True
+        fitting = _types_of(stripped, comma)
+        left = fitting if before is None else before & fitting
+        self._possible[column] = left
+        count = self._counts[column] = self._counts.get(column, 0) + 1
+        if before and not left and count > _MANY and position is not None:
+            warn_once(
+                f"{position}: the column '{column}' holds strings because of {cell[:40]!r}; the {count - 1:,} values before it are"
+                f" {_chosen_type(before).partition(' ')[0]}s"
+            )
+        return bool(left)
+
+    def add_fields(self, fields: Metadata) -> None:
+        """Take the typed values of a document into account, those of lists one by one.
+
+        Example:
+            >>> types = ColumnTypes()
+            >>> for fields in ({"n": 1, "at": "2021-06-01", "tags": "a"}, {"n": 2.5, "tags": ["b"]}, {"mixed": True}, {"mixed": "x"}):
+            ...     types.add_fields(fields)
+            >>> types.types()
+            {'n': 'number', 'at': 'date', 'tags': 'string[]', 'mixed': 'string'}
+        """
+        for field, value in fields.items():
+            if not isinstance(value, str | int | float):
+                self._lists.add(field)
+                for each in value:
+                    self._narrow(field, each)
+                self._possible.setdefault(field, frozenset((STRING,)))
+            else:
+                self._narrow(field, value)
+
+    def _narrow(self, field: str, value: Value) -> None:
+        before, is_text = self._possible.get(field), isinstance(value, str)
+        if before is None or before == {STRING}:
+            self._possible[field] = _types_of_value(value)
+        elif before or not is_text:
+            left = self._possible[field] = before & _types_of_value(value)
+            if not left and not (is_text and before <= {_DATE, _TIMESTAMP, _WITH_ZONE}) and field not in self._mixed:
+                self._mixed.add(field)
+                warn_once(
+                    f"field '{field}' has values of several types, such as {_chosen_type(before)} and {str(value)[:40]!r}, and is of"
+                    f" strings; with a type that is declared (--type {field}=..., types=) those that do not fit are named"
+                )
+
+    def types(self) -> dict[str, str]:
+        """Column -> type, for `read_cell` and `typed_value`, of the columns that have values; all others are of strings."""
+        return {
+            column: (_TIMESTAMP if _WITH_ZONE in possible else _chosen_type(possible)) + (LIST if column in self._lists else "")
+            for column, possible in self._possible.items()
+        }
+
+
+def _chosen_type(possible: Iterable[str]) -> str:
+    """One of the types that fit all cells of a column."""
+    return next((each for each in _PREFERRED if each in possible), next(iter(possible), STRING))
+
+
+_WITH_ZONE = "timestamp with zone"  # not comparable with timestamps without one
+
+
+def _types_of_value(value: Value) -> frozenset[str]:
+    """The types that a value fits; none if it can only be a string."""
+    if isinstance(value, str):
+        return _types_of_text(value) if len(value) <= 32 and value[:4].isdigit() else frozenset()
+    if isinstance(value, bool):
+        return frozenset((_BOOLEAN,))
+    found = {_NUMBER} if isinstance(value, float) or _is_exact(value) else set()
+    return frozenset(found | {_INTEGER} if isinstance(value, int) and -_INT64 <= value < _INT64 else found)
+
+
+@lru_cache(maxsize=1 << 16)
+def _types_of_text(text: str) -> frozenset[str]:
+    with suppress(ValueError):
+        if _ISO_DATE.fullmatch(text) and typed_value(text, _DATE):
+            return frozenset((_DATE,))
+        if (time := _ISO_TIME.fullmatch(text)) and typed_value(text, _TIMESTAMP):
+            return frozenset((_WITH_ZONE if time[1] else _TIMESTAMP,))
+    return frozenset()
+
+
+def typed_value(value: Value, kind: str) -> Typed:
+    """A value as a column of a type holds it; text is read, and timestamps with a zone are those of UTC. ValueError: it does not fit.
+
+    Example:
+        >>> typed_value(2012, "number"), typed_value("7", "integer"), typed_value("2021-06-01", "date"), typed_value(7, "string")
+        (2012.0, 7, datetime.date(2021, 6, 1), '7')
+    """
+    if kind == STRING:
+        return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        return _typed_text(value, kind)
+    if kind == _BOOLEAN and isinstance(value, bool):
+        return value
+    if not isinstance(value, bool):
+        if kind == _NUMBER and (_is_exact(value) if isinstance(value, int) else math.isfinite(value)):
+            return float(value)
+        if kind == _INTEGER and -_INT64 <= value < _INT64 and value == int(value):
+            return int(value)
+    raise ValueError(f"not a {kind}")
+
+
+def _typed_text(text: str, kind: str) -> Typed:
+    if kind == _DATE and _ISO_DATE.fullmatch(text):
+        return datetime.date.fromisoformat(text)
+    if kind == _TIMESTAMP and (time := _ISO_TIME.fullmatch(text)):
+        zone = time[1] or ""
+        seconds, point, fraction = text.removesuffix(zone).partition(".")
+        plain = datetime.datetime.fromisoformat(seconds + point + fraction.ljust(6 if point else 0, "0"))
+        if zone not in ("", "Z"):
+            offset = datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+            with suppress(OverflowError):
+                return plain + offset if zone[0] == "-" else plain - offset
+        else:
+            return plain
+    if kind == _BOOLEAN and text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if (kind == _INTEGER and _SIGNED.fullmatch(text)) or (kind == _NUMBER and _REAL.fullmatch(text.removeprefix("+"))):
+        return typed_value((int if kind == _INTEGER else float)(text), kind)
+    raise ValueError(f"not a {kind}")
+
+
+def parse_types(declared: Mapping[str, str]) -> dict[str, str]:
+    """Check declared types: field -> type.
+
+    Raises:
+        InputError: A type is unknown.
+
+    Example:
+        >>> parse_types({"created": "date", "tags": "string[]"})
+        {'created': 'date', 'tags': 'string[]'}
+    """
+    if not isinstance(declared, Mapping):
+        raise InputError(f"types must be a mapping from field to type, such as {{'created': 'date'}}, got {declared!r}")
+    for field, kind in declared.items():
+        if str(kind).removesuffix(LIST) not in FIELD_TYPES:
+            raise InputError(f"--type {field}={kind}: a type is {', '.join(FIELD_TYPES)}, or a list of one such as string[]")
+    return dict(declared)
+
+
+@lru_cache(maxsize=1 << 16)  # the cells of a column often repeat
+def _types_of(cell: str, comma: bool) -> frozenset[str]:
+    """The types that a cell fits; none if it can only be a string."""
+    if cell in _BOOLEANS:
+        return frozenset((_BOOLEAN,))
+    found = set[str]()
+    sign, bare = _split_sign(cell)
+    # An integer is a string if a column of its type would not hold its value.
+    digits = _DIGITS.fullmatch(bare)
+    exact = not digits or (len(bare) <= 20 and _is_exact(int(bare)))
+    if digits and not sign and len(cell) <= 20 and -(1 << 63) <= int(cell) < 1 << 63:
+        found.add(_INTEGER)
+    if _REAL.fullmatch(cell) and exact and math.isfinite(float(cell)):
+        found.add(_NUMBER)
+    if (sign or comma) and exact and (_DECIMAL_COMMA if comma else _DECIMAL_POINT).fullmatch(bare):
+        found.add(f"{_AMOUNT} {sign}")
+    if _iso_date(cell, day_first=comma) is not None:
+        found.add(_DATE)
+    return frozenset(found)
+
+
+def _is_exact(value: int) -> bool:
+    """Whether a float has the value of an integer: beyond 2**53 not each has."""
+    return abs(value) <= sys.float_info.max and int(float(value)) == value
+
+
+def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float | bool | None:
+    """The value of a cell in a column of a type that `ColumnTypes.types` says.
+
+    Example:
+        >>> read_cell("02139", "string"), read_cell("NA", "string"), read_cell("NA", "integer"), read_cell(" 7", "integer")
+        ('02139', 'NA', None, 7)
+    """
+    stripped = cell.strip()
+    if kind == STRING:
+        return cell if stripped else None
+    if stripped in _MISSING:
+        return None
+    if kind == _BOOLEAN:
+        return _BOOLEANS[stripped]
+    if kind == _DATE:
+        return _iso_date(stripped, day_first=comma)
+    if kind.startswith(_AMOUNT):
+        return _amount(stripped, comma=comma)
+    return int(stripped) if kind == _INTEGER else float(stripped)
+
+
+def _split_sign(cell: str) -> tuple[str, str]:
+    """The sign of a currency before or behind a number, and the number."""
+    bare = cell.strip(_CURRENCIES).strip()
+    return cell.replace(bare, "", 1).strip(), bare
+
+
+def _amount(cell: str, *, comma: bool) -> float:
+    """A number without the sign of its currency.
+
+    Example:
+        >>> [_amount(cell, comma=True) for cell in ("0,5", "1.250", "-1.250,50 €")]
+        [0.5, 1250.0, -1250.5]
+        >>> _amount("$1,299.50", comma=False)
+        1299.5
+    """
+    _, bare = _split_sign(cell)
+    thousands, point = (".", ",") if comma else (",", ".")
+    return float(bare.replace(thousands, "").replace(point, "."))
+
+
+def _iso_date(cell: str, *, day_first: bool) -> str | None:
+    """A date as that of ISO 8601; None if it is no such date.
+
+    Example:
+        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9 8:30", "2017-02-19", "2017-02-31", "9/2/2017", "2017/2/9 8:30 PM")]
+        ['2017-02-09 08:30', '2017-02-19', None, None, None]
+        >>> [_iso_date(cell, day_first=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
+        ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
+    """
+    date = _YEAR_FIRST.fullmatch(cell) or (_DAY_FIRST.fullmatch(cell) if day_first else None)
+    with suppress(ValueError):  # no such day
+        time = f"{date['clock']}{date['hour'].zfill(2)}{date['rest']}" if date and date["hour"] else ""
+        return f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{time}" if date else None
+    return None
+
 
 _MAX_INTEGER = 2**53  # beyond it, floats skip integers
 

@@ -20,12 +20,11 @@ from typing import Any, TypeAlias
 from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import check_regular, expand_home, is_special, naming
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.retrieval.data.corpus import find_jsonl
 from quiver.retrieval.data.entries import EntryPosition, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
 from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
-from quiver.retrieval.data.tables import Columns, are_numbered, is_delimited, is_table, read_given, read_tables, tables_of
+from quiver.retrieval.data.tables import Columns, are_numbered, find_jsonl, is_delimited, is_table, read_given, read_tables, tables_of
 from quiver.retrieval.records import DenseModel, Document, Metadata, SourceOptions, TokenModel
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ The first row decides which fields are id, title and text, unless they are named
 All other fields become metadata. Every error names file and line (Parquet, Arrow and JSON: row).
 
 CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
-later value of another type, and does not know the line of an error. `quiver.retrieval.data.column_types` decides the type of a column by
+later value of another type, and does not know the line of an error. `quiver.retrieval.data.entries` decides the type of a column by
 all of its cells, in a pass of its own.
 """
 
@@ -38,8 +38,7 @@ from quiver.encoder.files import (
     warn_once,
 )
 from quiver.encoder.schema import closest_name
-from quiver.retrieval.data.column_types import STRING, ColumnTypes, read_cell
-from quiver.retrieval.data.entries import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
+from quiver.retrieval.data.entries import BEIR_FIELDS, STRING, ColumnTypes, EntryPosition, FieldNames, read_cell, to_document, to_metadata
 from quiver.retrieval.records import Document
 
 Row: TypeAlias = Mapping[str, object]
@@ -53,6 +52,7 @@ TEXT_FIELDS = ("text", "contents", "content", "body", "passage", "document")
 TITLE_FIELD = "title"
 """Field that holds the title if none is named."""
 
+JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")  # of the files of a BEIR folder
 _STATE = "state.json"
 _DESCRIPTIONS = frozenset({"dataset_info.json", _STATE})  # of a saved data set
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
@@ -103,6 +103,16 @@ class _Table(NamedTuple):
 
     rows: Callable[[], Iterable[tuple[EntryPosition, Row]]]
     separator: Callable[[], str] = str
+
+
+def find_jsonl(folder: Path, stem: str) -> Path:
+    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder; raises InputError if neither exists, or both do."""
+    found = [folder / f"{stem}{suffix}" for suffix in JSONL_SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
+    if not found:
+        raise InputError(f"{folder}: no {stem}.jsonl or {stem}.jsonl.gz in this folder")
+    if len(found) > 1:
+        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} exist; remove one")
+    return found[0]
 
 
 def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path | None = None) -> Iterator[tuple[EntryPosition, Document]]:

@@ -33,7 +33,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.work_folder import SealedFolder, WorkFolder
-from quiver.retrieval.data.column_types import OnTypeError, parse_types
+from quiver.retrieval.data.entries import OnTypeError, parse_types
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of

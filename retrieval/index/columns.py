@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from quiver.retrieval.data.column_types import LIST
+from quiver.retrieval.data.entries import LIST
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, write_file
 
 LOOK = "the index is damaged, run quiver index check to find the file"
@@ -39,7 +39,7 @@ ARROW_TYPES: Mapping[str, pa.DataType] = {
     "timestamp": pa.timestamp("us"),
     ROW: pa.uint32(),
 }
-"""Type of a field, see `quiver.retrieval.data.column_types`, -> that of its column; lists have the type of their elements and ``[]``."""
+"""Type of a field, see `quiver.retrieval.data.entries`, -> that of its column; lists have the type of their elements and ``[]``."""
 
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()} | {pa.large_string(): "string"}
 _DTYPES = {"string": np.int32, "integer": np.int64, "number": np.float64, "date": np.int32, "timestamp": np.int64, ROW: np.uint32}

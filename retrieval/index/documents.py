@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.column_types import LIST, STRING, ColumnTypes, OnTypeError, parse_types, typed_value
-from quiver.retrieval.data.entries import as_id
+from quiver.retrieval.data.entries import LIST, STRING, ColumnTypes, OnTypeError, as_id, parse_types, typed_value
 from quiver.retrieval.index.columns import (
     LOOK,
     Column,

@@ -26,16 +26,16 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from quiver.encoder.disk import REAL as REAL
-from quiver.encoder.disk import Disk as Disk
-from quiver.encoder.disk import link_if_absent as link_if_absent
-from quiver.encoder.disk import make_folders as make_folders
-from quiver.encoder.disk import put_file as put_file
-from quiver.encoder.disk import remove as remove
-from quiver.encoder.disk import remove_tree as remove_tree
-from quiver.encoder.disk import write_file as write_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import REAL as REAL
+from quiver.encoder.files import Disk as Disk
+from quiver.encoder.files import link_if_absent as link_if_absent
+from quiver.encoder.files import make_folders as make_folders
+from quiver.encoder.files import put_file as put_file
 from quiver.encoder.files import read_json
+from quiver.encoder.files import remove as remove
+from quiver.encoder.files import remove_tree as remove_tree
+from quiver.encoder.files import write_file as write_file
 from quiver.encoder.schema import Count, SchemaError, parse_record
 
 Record = TypeVar("Record")

@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolder, SealedFolders
-from quiver.retrieval.data.column_types import OnTypeError
 from quiver.retrieval.data.embedding_store import encode_here, stack_vectors
-from quiver.retrieval.data.entries import checked_document, unique
+from quiver.retrieval.data.entries import OnTypeError, checked_document, unique
 from quiver.retrieval.index.documents import FieldCheck, keeps_field
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import REAL, Disk, map_array, write_array
@@ -92,7 +91,7 @@ class BuildOptions:
             nested object consists of both names, joined by a dot.
         calibrate: Measure recall and latency of the index at the end of the build (`quiver.retrieval.index.calibration`), unless its engine
             is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
-        types: Types of fields, see `quiver.retrieval.data.column_types`, such as ``{"created": "date", "tags": "string[]"}``; those of
+        types: Types of fields, see `quiver.retrieval.data.entries`, such as ``{"created": "date", "tags": "string[]"}``; those of
             others are inferred from all values.
         on_type_error: What becomes of a value that does not fit the type of its field: ``error``, or ``null``: filters find none.
         threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A

@@ -18,7 +18,7 @@ import numpy as np
 
 from quiver.encoder.errors import EmptyInputError, InputError
 from quiver.encoder.files import expand_home
-from quiver.retrieval.data.column_types import OnTypeError
+from quiver.retrieval.data.entries import OnTypeError
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.passages import PassageTokens
 from quiver.retrieval.data.source import (

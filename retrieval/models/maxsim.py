@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quiver.encoder.ops import use_triton
+from quiver.encoder.layers import use_triton
 
 # Similarities that are held at a time where no kernel runs: 64 MiB of float32.
 SIMILARITIES = 2**24

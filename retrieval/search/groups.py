@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.column_types import STRING, typed_value
+from quiver.retrieval.data.entries import STRING, typed_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.filters import to_metadata
 from quiver.retrieval.index.index import IndexReader

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, overload
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.column_types import OnTypeError
+from quiver.retrieval.data.entries import OnTypeError
 from quiver.retrieval.index import build, refresh
 from quiver.retrieval.index import index as generations
 from quiver.retrieval.index.build import add_documents, compact_index, delete_documents

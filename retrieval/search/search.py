@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
-from quiver.retrieval.data.column_types import STRING, typed_value
 from quiver.retrieval.data.corpus import ranked
+from quiver.retrieval.data.entries import STRING, typed_value
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter
 from quiver.retrieval.index.engines import check_k

@@ -28,8 +28,7 @@ from quiver.encoder.pretraining.stream import read_shares
 from quiver.encoder.pretraining.task import COUNTS as ROW_COUNTS
 from quiver.encoder.pretraining.task import OPTIMIZER, PretrainingTask
 from quiver.encoder.progress import progress_bar
-from quiver.encoder.training.autocast import with_training_dtype
-from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.optimization import require_optimizer, with_training_dtype
 from quiver.encoder.training.processes import StopRequest, peak_memory
 from quiver.encoder.training.run_folder import DATA, session_environment
 from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from quiver.encoder import InputError, PackedBatch
 from quiver.encoder.packing import copy_to
-from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.optimization import autocast
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

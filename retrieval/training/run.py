@@ -24,14 +24,24 @@ from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
 from quiver.encoder.progress import WorkStoppedError
 from quiver.encoder.training import run_folder
-from quiver.encoder.training.autocast import autocast, with_training_dtype
-from quiver.encoder.training.callbacks import FORMS, tensorboard, training_bar
-from quiver.encoder.training.log import LOG, Line, read_log, training_curves
-from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.optimization import autocast, require_optimizer, with_training_dtype
 from quiver.encoder.training.processes import Processes, stop_requests
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
-from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, Checkpoints, RunIdentity, session_environment
-from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.run_folder import (
+    CHECKPOINTS,
+    DATA,
+    LOG,
+    RECORD,
+    START,
+    TENSORBOARD,
+    Checkpoints,
+    Line,
+    RunIdentity,
+    read_log,
+    session_environment,
+    training_curves,
+)
+from quiver.encoder.training.trainer import FORMS, Callback, Progress, Trainer, TrainerSettings, TrainingBatch, tensorboard, training_bar
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.folders import check_device, default_device

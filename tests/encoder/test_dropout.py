@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.attention import attend
-from quiver.encoder.attention.packed import attend_dropping, length_groups
+from quiver.encoder.attention.dispatch import attend_dropping, length_groups
 from quiver.encoder.dropout import DROPOUT_CHUNK, DropoutMask
 from quiver.encoder.packing import PackedBatch, pack_ids
 

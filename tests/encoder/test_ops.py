@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.encoder.ops import add_norm, choose_ops, gated, normalize, rotate, rotate_, use_triton
+from quiver.encoder.layers import add_norm, choose_ops, gated, normalize, rotate, rotate_, use_triton
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_the_implementation_follows_device_dtype_and_override(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
     choose_ops.cache_clear()
-    with caplog.at_level(logging.INFO, logger="quiver.encoder.ops"):
+    with caplog.at_level(logging.INFO, logger="quiver.encoder.layers"):
         assert [choose_ops(device, dtype, override) for _ in range(3)] == [name] * 3
     choose_ops.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [

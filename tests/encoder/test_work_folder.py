@@ -17,8 +17,7 @@ import pytest
 from filelock import FileLock
 
 from quiver.encoder import InputError
-from quiver.encoder.disk import Disk
-from quiver.encoder.files import file_sha256
+from quiver.encoder.files import Disk, file_sha256
 from quiver.encoder.work_folder import SEAL, SealedFolders, describe_changes, exclusive_lock, open_work, setting_changes
 
 WAIT = "wait for it"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.heads import linear_cross_entropy
-from quiver.encoder.ops import add_norm, embed, gated, normalize, rotate
+from quiver.encoder.layers import add_norm, embed, gated, normalize, rotate
 from tests.triton_tools import mend_interpreter, sample_programs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

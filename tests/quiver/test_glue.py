@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.encoder.training.callbacks import BarCallback
+from quiver.encoder.training.trainer import BarCallback
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -179,7 +179,7 @@ class Policy:
         separator: String between title and text.
         store_text: Whether the index stores texts.
         fields: Metadata fields that filters can test; None for all.
-        types: Type of each field that filters can test, see `quiver.retrieval.data.column_types`.
+        types: Type of each field that filters can test, see `quiver.retrieval.data.entries`.
     """
 
     use_title: bool = True

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,24 +185,21 @@ def _export_encoder(folder: Path, model: BiEncoder | ColBERT) -> None:
     write_encoder(folder, model.encoder, model.tokenizer)
 
 
-def _export_colbert(write: ColBERTWriter) -> Callable[[Path, BiEncoder | ColBERT], None]:
-    def writer(folder: Path, model: BiEncoder | ColBERT) -> None:
-        # Skiplist words that are not tokens mean [UNK] in PyLate and Quiver; sentence-transformers 6 ignores them.
-        tokenizer, colbert = model.tokenizer, model.settings.colbert
-        token = tokenizer.settings.get("unk_token", SPECIAL_TOKENS["unk"])
-        unknown = token.get("content") if isinstance(token, dict) else token
-        words = dict.fromkeys(word if tokenizer.token_id(word) is not None else unknown for word in colbert.skiplist)
-        skiplist = tuple(word for word in words if isinstance(word, str) and tokenizer.token_id(word) is not None)
-        write(folder, replace(model.settings, colbert=replace(colbert, skiplist=skiplist)), model.encoder, tokenizer)
-
-    return writer
+def _export_colbert(write: ColBERTWriter, folder: Path, model: BiEncoder | ColBERT) -> None:
+    # Skiplist words that are not tokens mean [UNK] in PyLate and Quiver; sentence-transformers 6 ignores them.
+    tokenizer, colbert = model.tokenizer, model.settings.colbert
+    token = tokenizer.settings.get("unk_token", SPECIAL_TOKENS["unk"])
+    unknown = token.get("content") if isinstance(token, dict) else token
+    words = dict.fromkeys(word if tokenizer.token_id(word) is not None else unknown for word in colbert.skiplist)
+    skiplist = tuple(word for word in words if isinstance(word, str) and tokenizer.token_id(word) is not None)
+    write(folder, replace(model.settings, colbert=replace(colbert, skiplist=skiplist)), model.encoder, tokenizer)
 
 
 LAYOUTS: Mapping[str, Mapping[Kind, Callable[[Path, BiEncoder | ColBERT], None]]] = {
-    "sentence-transformers": {"dense": _export_dense, "colbert": _export_colbert(write_multi_vector)},
-    "pylate": {"colbert": _export_colbert(write_colbert)},
+    "sentence-transformers": {"dense": _export_dense, "colbert": partial(_export_colbert, write_multi_vector)},
+    "pylate": {"colbert": partial(_export_colbert, write_colbert)},
     "hf": {"dense": _export_encoder, "colbert": _export_encoder},
-    "stanford": {"colbert": _export_colbert(write_stanford)},
+    "stanford": {"colbert": partial(_export_colbert, write_stanford)},
     "onnx": {"dense": write_onnx, "colbert": write_onnx},
 }
 """Layout -> kind of model -> writer.

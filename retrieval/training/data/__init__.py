@@ -1,6 +1,5 @@
 """Training data: rows read from files, folders, BEIR collections, the Hub or docstrings, prepared as memory-mapped Arrow files."""
 
-from quiver.retrieval.training.data.prepare import discard_rows, prepare_rows, rows_of_pairs
-from quiver.retrieval.training.data.table import SCORES, TrainingRows
+from quiver.retrieval.training.data.prepare import SCORES, TrainingRows, discard_rows, prepare_rows, rows_of_pairs
 
 __all__ = ["SCORES", "TrainingRows", "discard_rows", "prepare_rows", "rows_of_pairs"]

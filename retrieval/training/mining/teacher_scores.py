@@ -39,9 +39,8 @@ from quiver.retrieval.models.folders import check_device, check_is_model, defaul
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
-from quiver.retrieval.training.data.prepare import IdNumbering
+from quiver.retrieval.training.data.prepare import SCORES, IdNumbering, TableWriter, TextColumn, blocks
 from quiver.retrieval.training.data.sources import Example, encode_text, read_whole
-from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
 from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection

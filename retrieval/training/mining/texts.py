@@ -28,8 +28,8 @@ from quiver.retrieval.data.corpus import load_collection, read_documents
 from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import IndexReader
 from quiver.retrieval.records import Document
+from quiver.retrieval.training.data.prepare import BLOCK, ArrowWriter, TextColumn, blocks
 from quiver.retrieval.training.data.sources import read_whole
-from quiver.retrieval.training.data.table import BLOCK, ArrowWriter, TextColumn, blocks
 from quiver.retrieval.training.recipe import DataSection
 
 logger = logging.getLogger(__name__)

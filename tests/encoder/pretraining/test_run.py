@@ -26,9 +26,8 @@ from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
 from quiver.encoder.pretraining.task import STATES, PretrainingTask, Session
-from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.run_folder import Checkpoints
+from quiver.encoder.training.run_folder import LOG, Checkpoints, read_log
 from quiver.encoder.training.trainer import Callback, Progress, load_train_state
 
 pytest.importorskip("optimi")

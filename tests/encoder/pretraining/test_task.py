@@ -16,9 +16,8 @@ from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import prepare
 from quiver.encoder.pretraining.stream import Masker, RowMaker, held_out_rows
 from quiver.encoder.pretraining.task import STATES, HeldOut, PretrainingTask, Session
-from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
-from quiver.encoder.training.run_folder import Checkpoints
+from quiver.encoder.training.run_folder import LOG, Checkpoints, read_log
 from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, Trainer, TrainerSettings, TrainingBatch, load_train_state
 

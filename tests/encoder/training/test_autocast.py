@@ -12,7 +12,7 @@ import torch
 from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.encoder.schema import Schema
-from quiver.encoder.training.autocast import autocast, training_dtype, with_training_dtype
+from quiver.encoder.training.optimization import autocast, training_dtype, with_training_dtype
 from quiver.encoder.training.processes import exact_float32
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.encoder.training.run_folder import RECIPE, recipe_changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.encoder.training.callbacks import FORMS, training_bar
+from quiver.encoder.training.trainer import FORMS, training_bar
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder.training.callbacks import tensorboard
+from quiver.encoder.training.trainer import tensorboard
 
 
 def test_written_scalars_can_be_read(tmp_path: Path) -> None:

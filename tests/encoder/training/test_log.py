@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder import InputError
-from quiver.encoder.training.log import LOG, RunLog, curve, read_log
+from quiver.encoder.training.run_folder import LOG, RunLog, curve, read_log
 
 LINES = [
     {"step": 2, "epoch": 0.5, "loss": 0.1 + 0.2, "seconds": 1.0},

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from quiver.encoder.training.log import keep_batches
+from quiver.encoder.training.run_folder import keep_batches
 
 
 def seen(loss: float, first: int) -> tuple[float, list[dict[str, Any]], dict[str, Any]]:

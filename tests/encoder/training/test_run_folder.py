@@ -16,15 +16,16 @@ from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.encoder.schema import TextSchema
 from quiver.encoder.training import run_folder
-from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
     DATA,
     LOCK,
+    LOG,
     MADE,
     MODEL,
+    NONFINITE,
     RECIPE,
     RECORD,
     START,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
-from quiver.encoder.training.log import read_log
 from quiver.encoder.training.processes import Processes, StopRequest
+from quiver.encoder.training.run_folder import read_log
 from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
 
 

@@ -19,9 +19,8 @@ from quiver.encoder import InputError, load_head
 from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
-from quiver.encoder.training.callbacks import BarCallback
-from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.run_folder import Checkpoints
+from quiver.encoder.training.run_folder import LOG, Checkpoints, read_log
+from quiver.encoder.training.trainer import BarCallback
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import GlueRecipe

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder import InputError
-from quiver.encoder.training.log import RunLog
+from quiver.encoder.training.run_folder import RunLog
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.training import read_run, summary, training_report, write_training_report
 from quiver.retrieval.training.recipe import load_recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.encoder.training.run_folder import LOG, curve, read_log
 from quiver.retrieval.training.recipe import Recipe
 from tests.processes import imported_python
 

@@ -17,7 +17,7 @@ import torch
 
 from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.progress import progress_bar
-from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.run_folder import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.recipe import Recipe

@@ -20,9 +20,8 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
-from quiver.encoder.training.callbacks import BarCallback
-from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.trainer import Callback
+from quiver.encoder.training.run_folder import LOG, read_log
+from quiver.encoder.training.trainer import BarCallback, Callback
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.column_types import ColumnTypes, typed_value
+from quiver.retrieval.data.entries import ColumnTypes, typed_value
 from quiver.retrieval.index import add_documents, build_index, compact_index, open_index
 from quiver.retrieval.index.columns import ARROW_TYPES, arrow_type, open_columns, with_words, write_columns
 from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, IdTable, fit_field, merge_documents, shared_ids

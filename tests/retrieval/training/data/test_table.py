@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.retrieval.training.data.table import ArrowWriter, TextColumn
+from quiver.retrieval.training.data.prepare import ArrowWriter, TextColumn
 
 TEXTS = ["", "plain", "üñí 한국어 🎯", "two\nlines\r\n", "", "x" * 5000]
 
