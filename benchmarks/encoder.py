@@ -15,7 +15,7 @@ import importlib.util
 import json
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
-from quiver.encoder.model import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -40,7 +39,7 @@ from quiver.retrieval.models.folders import check_device, default_device, defaul
 from quiver.retrieval.models.loading import load_model
 
 import harness
-from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Row, Worker
+from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Row, Worker, WorkerError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAPER_DOCUMENTS = 8_192
@@ -158,18 +157,15 @@ def open_encoder(model: str, *, dtype: str, device: str, seed: int) -> Encoder:
     return init_weights(Encoder(preset(model)), seed=seed).to(device=device, dtype=DTYPES[dtype]).eval()
 
 
-def load_own(encoder: Encoder, variant: str = "") -> Loaded:
-    if variant == "compiled":
-        encoder = compile_encoder(copy.deepcopy(encoder))
-    elif variant:
-        encoder = optimize_for_inference(copy.deepcopy(encoder), precision="int8" if variant == "int8" else "float")
+def load_own(encoder: Encoder, *, int8: bool = False) -> Loaded:
+    own = optimize_for_inference(copy.deepcopy(encoder), precision="int8") if int8 else encoder
 
     def prepare(documents: Any) -> Any:
         packed = pack_ids(documents)
         # A fresh memo in each pass, so that deriving masks and groups from the layout is part of the timed work.
-        return (lambda: encoder(replace(packed, memo={}))), (lambda states: states)
+        return (lambda: own(replace(packed, memo={}))), (lambda states: states)
 
-    return Loaded(encoder, encoder.embeddings.tokens.weight, prepare)
+    return Loaded(own, own.embeddings.tokens.weight, prepare)
 
 
 def load_transformers(encoder: Encoder, attention: str) -> Loaded:
@@ -200,16 +196,14 @@ def load_transformers(encoder: Encoder, attention: str) -> Loaded:
 
 BACKENDS: Mapping[str, Callable[[Encoder], Loaded]] = {
     OWN: load_own,
-    "quiver-optimized": partial(load_own, variant="optimized"),
-    "quiver-int8": partial(load_own, variant="int8"),
-    "quiver-compiled": partial(load_own, variant="compiled"),
+    "quiver-int8": partial(load_own, int8=True),
     "transformers-sdpa": partial(load_transformers, attention="sdpa"),
     "transformers-flash": partial(load_transformers, attention="flash_attention_2"),
 }
 
 
 def refusal(backend: str, config: EncoderConfig, *, device: str, dtype: str, train: bool) -> str | None:
-    if backend in ("quiver-optimized", "quiver-int8") and (train or device != "cpu"):
+    if backend == "quiver-int8" and (train or device != "cpu"):
         return "is for inference on CPUs"
     if not backend.startswith("transformers"):
         return None
@@ -260,15 +254,19 @@ def bench_token_ids(
                 measured[name]["memory"] = harness.peak_memory(run, on_cuda=True)["above"]
         rows = speed_rows(seconds, lengths, measured)
         if options["memory"] and device == "cpu":
-            shared = {"model": model, **where, "train": train, "threads": torch.get_num_threads()}
             batches = [list(batch) for batch in split_batches(lengths, size)]
-            rows = harness.with_memory(
-                rows,
-                lambda name, shared=shared: Worker(open_token_ids, {"backend": name, **shared}, environment=harness.MEMORY_ENVIRONMENT),
-                batches,
-                results.notes,
-            )
+            measure_on_cpu(rows, batches, {"model": model, **where, "train": train, "threads": torch.get_num_threads()}, results)
         results.add(case, f"{describe_documents(case, lengths)}, batches of {size:,}", COLUMNS, rows)
+
+
+def measure_on_cpu(rows: Sequence[Row], batches: Sequence[Sequence[int]], arguments: Mapping[str, Any], results: Results) -> None:
+    """Add ``memory``, the peak beyond the loaded model in bytes, each backend in a worker of its own."""
+    for row in rows:
+        try:
+            with Worker(open_token_ids, {"backend": row["backend"], **arguments}, environment=harness.MEMORY_ENVIRONMENT) as worker:
+                row["memory"] = worker.ask(batches)["above"]
+        except WorkerError as error:
+            results.notes.append(f"memory of {row['backend']}: {error}")
 
 
 def choose(
@@ -357,39 +355,31 @@ def load_bi_encoder(model: str, options: Mapping[str, Any], *, int8: bool = Fals
     return own
 
 
-def load_sentence_transformers(
-    model: str, options: Mapping[str, Any], texts: Sequence[str], *, runtime: str = "torch", int8: bool = False
-) -> Encode:
-    """sentence-transformers on torch, ONNX Runtime or OpenVINO; int8 models come from its own exporters with their defaults."""
+def load_sentence_transformers(model: str, options: Mapping[str, Any], texts: Sequence[str], *, runtime: str = "torch") -> Encode:
+    """sentence-transformers on torch, or its int8 export for ONNX Runtime or OpenVINO with the exporters' defaults."""
     library = importlib.import_module("sentence_transformers")
-    threads, folder = torch.get_num_threads(), TemporaryDirectory()
+    open_model, folder = partial(library.SentenceTransformer, device=options["device"], backend=runtime), TemporaryDirectory()
     if runtime == "torch":
         arguments = {} if options["dtype"] == "float32" else {"torch_dtype": DTYPES[options["dtype"]]}
+        encoder = open_model(model, model_kwargs=arguments)
     elif runtime == "onnx":
         session = importlib.import_module("onnxruntime").SessionOptions()
-        session.intra_op_num_threads = threads
-        provider = "CUDAExecutionProvider" if options["device"] == "cuda" else "CPUExecutionProvider"
-        arguments = {"provider": provider, "session_options": session}
-    else:
-        # Without the hint OpenVINO computes in bfloat16 where it can; int8 models may use the fastest precision.
-        hint = {} if int8 else {"INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[options["dtype"]]}
-        arguments = {"ov_config": {"INFERENCE_NUM_THREADS": threads, **hint}}
-    if runtime != "torch":
-        arguments["export"] = True
-    encoder = library.SentenceTransformer(model, device=options["device"], backend=runtime, model_kwargs=arguments)
-    if int8:
+        session.intra_op_num_threads = torch.get_num_threads()
+        arguments = {"provider": "CPUExecutionProvider", "session_options": session}
+        encoder = open_model(model, model_kwargs={**arguments, "export": True})
         encoder.save_pretrained(folder.name)
-        if runtime == "onnx":
-            # The exporter's default file name depends on the processor's instruction set.
-            library.export_dynamic_quantized_onnx_model(encoder, onnx_instructions(), folder.name, file_suffix="int8")
-            arguments["file_name"] = "model_int8.onnx"
-        else:
-            # The exporter calibrates on a data set of the Hub by default; calibrate on the texts of the benchmark.
-            (Path(folder.name) / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-            library.export_static_quantized_openvino_model(encoder, None, folder.name, folder.name, "default", "train", "text")
-            arguments["file_name"] = next(Path(folder.name, "openvino").glob("*int8*.xml")).name
-        del arguments["export"]
-        encoder = library.SentenceTransformer(folder.name, device=options["device"], backend=runtime, model_kwargs=arguments)
+        # The exporter's default file name depends on the processor's instruction set.
+        library.export_dynamic_quantized_onnx_model(encoder, onnx_instructions(), folder.name, file_suffix="int8")
+        encoder = open_model(folder.name, model_kwargs={**arguments, "file_name": "model_int8.onnx"})
+    else:
+        arguments = {"ov_config": {"INFERENCE_NUM_THREADS": torch.get_num_threads()}}
+        encoder = open_model(model, model_kwargs={**arguments, "export": True})
+        encoder.save_pretrained(folder.name)
+        # The exporter calibrates on a data set of the Hub by default; calibrate on the texts of the benchmark.
+        (Path(folder.name) / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        library.export_static_quantized_openvino_model(encoder, None, folder.name, folder.name, "default", "train", "text")
+        file = next(Path(folder.name, "openvino").glob("*int8*.xml")).name
+        encoder = open_model(folder.name, model_kwargs={**arguments, "file_name": file})
     return lambda wanted, keep=folder: np.asarray(encoder.encode_document(wanted, show_progress_bar=False), dtype=np.float32)
 
 
@@ -404,22 +394,20 @@ TEXT_BACKENDS: Mapping[str, Callable[..., Encode]] = {
     OWN: load_own_texts,
     "quiver-int8": partial(load_own_texts, int8=True),
     "sentence-transformers": load_sentence_transformers,
-    "sentence-transformers-onnx": partial(load_sentence_transformers, runtime="onnx"),
-    "sentence-transformers-onnx-int8": partial(load_sentence_transformers, runtime="onnx", int8=True),
-    "sentence-transformers-openvino": partial(load_sentence_transformers, runtime="openvino"),
-    "sentence-transformers-openvino-int8": partial(load_sentence_transformers, runtime="openvino", int8=True),
+    "sentence-transformers-onnx-int8": partial(load_sentence_transformers, runtime="onnx"),
+    "sentence-transformers-openvino-int8": partial(load_sentence_transformers, runtime="openvino"),
 }
 
 
 def text_refusal(backend: str, options: Mapping[str, Any]) -> str | None:
-    if backend.startswith(OWN):
-        return "runs on CPUs only" if backend.endswith("int8") and options["device"] != "cpu" else None
-    needed = {"onnx": ("optimum", "onnxruntime"), "openvino": ("optimum", "openvino")}
-    runtime = next((name for name in needed if name in backend), None)
-    for module in ("sentence_transformers", *needed.get(runtime or "", ())):
-        if importlib.util.find_spec(module) is None:
-            return f"not installed (pip install 'sentence-transformers{f'[{runtime}]' if runtime else ''}')"
-    return "supports float32 only" if runtime == "onnx" and "int8" not in backend and options["dtype"] != "float32" else None
+    if backend.endswith("int8") and options["device"] != "cpu":
+        return "runs on CPUs only"
+    runtime = next((name for name in ("onnx", "openvino") if name in backend), None)
+    needed = [] if backend.startswith(OWN) else ["sentence_transformers"]
+    needed += {"onnx": ["optimum", "onnxruntime"], "openvino": ["optimum", "openvino"]}.get(runtime or "", [])
+    if all(importlib.util.find_spec(module) for module in needed):
+        return None
+    return f"not installed (pip install 'sentence-transformers{f'[{runtime}]' if runtime else ''}')"
 
 
 def bench_texts(
@@ -453,14 +441,6 @@ def bench_texts(
     results.add(case, describe_documents(case, lengths), COLUMNS, rows)
 
 
-def spread_texts(data: Path, count: int) -> Iterator[str]:
-    contents = [document.content() for document in read_documents(data)]
-    if not contents:
-        raise InputError(f"{data}: no documents")
-    count = min(count, len(contents))
-    return (contents[position * len(contents) // count] for position in range(count))
-
-
 def main() -> None:
     parser = harness.parser(__doc__, "python benchmarks/encoder.py -m modernbert-base --table cpu --threads 2 --out bench", rounds=10)
     parser.add_argument("--model", "-m", required=True, help="Folder or hub id, or a preset with random weights, such as modernbert-base.")
@@ -471,7 +451,6 @@ def main() -> None:
     parser.add_argument(
         "--backend", action="append", dest="backends", help=f"{', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
     )
-    parser.add_argument("--no-baselines", action="store_true", help="Measure Quiver alone.")
     parser.add_argument("--train", action="store_true", help="Time forward and backward passes.")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="Default: bfloat16 on a GPU, float32 on a CPU.")
     parser.add_argument("--device", help="cpu or cuda. Default: cuda if there is a GPU.")
@@ -485,21 +464,25 @@ def main() -> None:
         "batch_size": given.batch_size, "batch_tokens": given.batch_tokens or BATCH_TOKENS[device], "memory": given.peak_memory,
     }  # fmt: skip
     torch.set_num_threads(given.threads or torch.get_num_threads())
-    backends = [] if given.no_baselines else given.backends
+    backends = given.backends
     settings = {**options, "model": given.model, "backends": backends, "threads": torch.get_num_threads(), "docs": given.docs}
     results = Results(f"Encoder: {given.model}", settings, given.out, overwrite=given.overwrite)
     if given.data is not None:
-        bench_texts(results, given.model, list(spread_texts(given.data, given.docs or 500)), backends, options, case=given.data.name)
+        contents = [document.content() for document in read_documents(given.data)]
+        if not contents:
+            raise InputError(f"{given.data}: no documents")
+        count = min(given.docs or 500, len(contents))
+        texts = [contents[position * len(contents) // count] for position in range(count)]
+        bench_texts(results, given.model, texts, backends, options, case=given.data.name)
         return
     names = given.lengths or (CPU_TABLE if given.table == "cpu" else PAPER_SETS)
     workloads = {}
     for name in names:
-        documents = (
-            given.docs or batch_size(paper_lengths(name, PAPER_DOCUMENTS), given.batch_size, options["batch_tokens"])
-            if name in PAPER_SETS
-            else 0
-        )
-        workloads[name] = paper_lengths(name, documents) if documents else parse_lengths(name)
+        if name in PAPER_SETS:
+            whole = paper_lengths(name, PAPER_DOCUMENTS)
+            workloads[name] = whole[: given.docs or batch_size(whole, given.batch_size, options["batch_tokens"])]
+        else:
+            workloads[name] = parse_lengths(name)
     bench_token_ids(results, given.model, workloads, backends, options)
 
 

@@ -24,6 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 try:
     import quiver.encoder  # noqa: F401
@@ -305,7 +306,7 @@ def time_queries(context: Context) -> None:
         own = encoder_script.load_bi_encoder(str(folder), options)
         encoders: dict[str, Callable[[str], object]] = {OWN: lambda text: own.encode_query([text])}
         if context.device == "cuda":
-            encoders[NO_GRAPHS] = lambda text: run_without_graphs(lambda: own.encode_query([text]))
+            encoders[NO_GRAPHS] = patch.dict(os.environ, {GRAPHS_VARIABLE: "0"})(lambda text: own.encode_query([text]))
         if (reason := encoder_script.text_refusal("sentence-transformers", options)) is None:
             other = encoder_script.load_sentence_transformers(str(folder), options, [])
             encoders["sentence-transformers"] = lambda text: other([text])
@@ -325,34 +326,22 @@ def time_queries(context: Context) -> None:
     context.results.add("queries", f"Queries of 8 to 20 tokens, one at a time: {len(written)}", columns, harness.with_ratios(rows))
 
 
-def run_without_graphs(run: Callable[[], object]) -> object:
-    os.environ[GRAPHS_VARIABLE] = "0"
-    try:
-        return run()
-    finally:
-        os.environ[GRAPHS_VARIABLE] = "1"
-
-
 def time_search(context: Context) -> None:
-    scale, generator = context.scale, np.random.default_rng(context.seed)
-    tokens = unit_vectors(generator, scale.token_documents * scale.document_tokens, scale.token_width)
-    queries: Any = [unit_vectors(generator, 32, scale.token_width) for _ in range(scale.search_queries)]
-    time_index(context, "MaxSim search", tokens, queries, np.full(scale.token_documents, scale.document_tokens))
+    scale = context.scale
+    drawn = unit_vectors(context, 32 * scale.search_queries, scale.token_width)
+    tokens = unit_vectors(context, scale.token_documents * scale.document_tokens, scale.token_width)
+    lengths = np.full(scale.token_documents, scale.document_tokens)
+    time_index(context, "MaxSim search", tokens, np.split(drawn, scale.search_queries), lengths)
     del tokens
     if not context.skips("dense search"):
-        queries = unit_vectors(generator, scale.search_queries, scale.dense_width)
-        time_index(context, "dense search", unit_vectors(generator, scale.dense_documents, scale.dense_width), queries, None)
+        vectors = unit_vectors(context, scale.dense_documents, scale.dense_width)
+        time_index(context, "dense search", vectors, unit_vectors(context, scale.search_queries, scale.dense_width), None)
 
 
-def unit_vectors(generator: np.random.Generator, rows: int, width: int) -> NDArray[np.float32]:
-    """Random unit vectors: at most 65,536 distinct ones, repeated with other signs, since drawing all would take minutes."""
-    distinct = generator.standard_normal((min(rows, 65_536), width), np.float32)
-    distinct /= np.linalg.norm(distinct, axis=1, keepdims=True)
-    vectors = np.empty((rows, width), np.float32)
-    for start in range(0, rows, len(distinct)):
-        part = vectors[start : start + len(distinct)]
-        np.multiply(distinct[: len(part)], generator.choice([-1.0, 1.0], width).astype(np.float32), out=part)
-    return vectors
+def unit_vectors(context: Context, rows: int, width: int) -> NDArray[np.float32]:
+    generator = torch.Generator(context.device).manual_seed(context.seed + rows)
+    drawn = torch.randn(rows, width, generator=generator, device=context.device)
+    return torch.nn.functional.normalize(drawn).cpu().numpy()
 
 
 def time_index(context: Context, name: str, vectors: Any, queries: Any, lengths: NDArray[np.int64] | None) -> None:
@@ -366,15 +355,11 @@ def time_index(context: Context, name: str, vectors: Any, queries: Any, lengths:
     def seconds_of(count: int) -> float:
         return harness.time_rounds({OWN: lambda: index.search(queries[:count], 10)}, rounds=1)[OWN][0]
 
-    count, most = min(8, len(queries)), len(queries)
-    seconds_of(count)  # copies vectors and loads kernels
-    while count < most:
-        taken, budget, wanted = seconds_of(count), context.left() * 0.2, min(8 * count, most)
-        if taken * wanted / count > budget:
-            count = max(count, min(most, round(count * budget / taken)))
-            context.results.notes.append(f"{name}: {count:,} of {most:,} queries, because the time of the stage does not suffice for all")
-            break
-        count = wanted
+    few, most = min(8, len(queries)), len(queries)
+    seconds_of(few)  # copies vectors and loads kernels
+    count = max(few, min(most, int(few * context.left() * 0.2 / seconds_of(few))))
+    if count < most:
+        context.results.notes.append(f"{name}: {count:,} of {most:,} queries, because the time of the stage does not suffice for all")
     seconds = harness.time_rounds({OWN: lambda: index.search(queries[:count], 10)}, rounds=3, seconds=context.left() * 0.5)[OWN]
     title = f"{name}: {count:,} queries over {documents:,} documents, {len(vectors):,} vectors of {width}, exact"
     rows = [{"backend": OWN, "seconds": seconds, "queries_per_second": [count / each for each in seconds]}]

@@ -19,13 +19,13 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 from quiver.encoder.environment import installed_version, resident
 from quiver.encoder.errors import InputError
@@ -66,14 +66,9 @@ def time_rounds(
     label: str = "timing",
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, list[float]]:
-    """Run every pass once per round, in turns: backend -> seconds of each round.
+    """Run every warmed-up pass once per round, in turns: backend -> seconds of each round.
 
-    Args:
-        passes: Backend -> its pass, warmed up; it returns when the work is done, not when it is queued.
-        rounds: Number of rounds, >= 1.
-        seconds: Time for all rounds: none begins that would probably end later. The first always runs.
-        label: Title of the progress bar.
-        clock: In seconds.
+    With ``seconds`` no round begins that would probably end later; the first always runs.
     """
     taken: dict[str, list[float]] = {name: [] for name in passes}
     spent, begun = 0.0, 0
@@ -113,13 +108,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 class Worker:
     """A fresh process that holds one backend: its memory peak is its own, and what ends it does not end the benchmark.
 
-    Args:
-        open_backend: Function of a script: loads the backend from ``arguments`` and returns the function that answers requests.
-        arguments: Keyword arguments; plain values.
-        threads: Restrict the process to this number of CPUs, since some libraries use all that they see; None for no restriction.
-        environment: Variables to set beside those of this process.
-        log: File to which the process prints; None for this process's standard error.
-        timeout: Time to answer, in seconds; then the process group is killed.
+    ``open_backend`` loads the backend and returns the function that answers requests. ``threads`` restricts the CPUs that the process sees,
+    since some libraries use all. An answer may take ``timeout`` seconds; then the process group is killed.
     """
 
     def __init__(
@@ -136,8 +126,13 @@ class Worker:
         self._timeout = timeout
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_answer_requests, args=(other, open_backend, dict(arguments), log), daemon=False)
-        with _environment(environment or {}), _cpus(threads):
-            self._process.start()
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(cpus)[:threads])
+        try:
+            with patch.dict(os.environ, environment or {}):
+                self._process.start()
+        finally:
+            os.sched_setaffinity(0, cpus)
         other.close()
         self.ask(None)  # loading ended
 
@@ -187,26 +182,25 @@ def _answer_requests(pipe: Any, open_backend: Callable[..., Callable[[Any], Any]
     score = Path("/proc/self/oom_score_adj")  # Linux ends this process first if memory runs out
     if score.is_file():
         score.write_text("1000", encoding="ascii")
-    reply = _run_request(pipe, lambda: open_backend(**arguments), keep=True)
-    while reply is not None:
+    reply, request = None, None
+    while True:
+        try:
+            answer = None
+            if reply is None:
+                reply = open_backend(**arguments)
+            else:
+                answer = reply(request)
+            pipe.send((None, answer))
+        except Exception as error:  # the other side reports whatever ended a backend
+            traceback.print_exc()
+            full = isinstance(error, RuntimeError) and is_out_of_memory(error)
+            pipe.send(("out of memory" if full else describe(error), None))
+            if reply is None:
+                return
         try:
             request = pipe.recv()
         except EOFError:
             return
-        _run_request(pipe, lambda request=request: reply(request), keep=False)
-
-
-def _run_request(pipe: Any, run: Callable[[], Any], *, keep: bool) -> Any:
-    """Send ``(error, answer)``; with ``keep`` the result stays here and is returned."""
-    try:
-        found = run()
-    except Exception as error:  # the other side reports whatever ended a backend
-        traceback.print_exc()
-        full = isinstance(error, RuntimeError) and is_out_of_memory(error)
-        pipe.send(("out of memory" if full else describe(error), None))
-        return None
-    pipe.send((None, None if keep else found))
-    return found
 
 
 def open_echo() -> Callable[[Any], Any]:
@@ -217,33 +211,6 @@ def open_echo() -> Callable[[Any], Any]:
 def describe(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _cpus(count: int | None) -> Iterator[None]:
-    if count is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, set(sorted(before)[:count]))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 # Memory.
@@ -277,19 +244,6 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
         raise InputError("peak memory is read from Linux's /proc, which this system does not have; omit --peak-memory") from error
-
-
-def with_memory(rows: Sequence[Row], measure: Callable[[str], Worker], request: Any, notes: list[str]) -> list[Row]:
-    """Add ``memory``, the peak beyond the loaded model in bytes, each backend in a worker of its own."""
-    found = []
-    for row in rows:
-        try:
-            with measure(row["backend"]) as worker:
-                row = {**row, "memory": worker.ask(request)["above"]}
-        except WorkerError as error:
-            notes.append(f"memory of {row['backend']}: {error}")
-        found.append(row)
-    return found
 
 
 # Results and report.
@@ -327,11 +281,7 @@ def markdown_table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 class Results:
     """The results of a run: written after every case, and continued when the same command is repeated.
 
-    Args:
-        title: Heading of the report.
-        settings: Everything that the measurements depend on. Results of other settings, another machine or other versions are refused.
-        out: Folder for ``results.json`` and ``report.md``; None to print only.
-        overwrite: Start over.
+    Results of other settings, of another machine or of other versions are refused; without ``out`` they are only printed.
     """
 
     def __init__(self, title: str, settings: Mapping[str, Any], out: Path | None, *, overwrite: bool = False) -> None:
@@ -362,21 +312,17 @@ class Results:
         rows = self.cases.get(case, {}).get("rows", [])
         return next((row for row in rows if row["backend"] == backend and variant in (None, row.get("variant"))), None)
 
-    def record(self) -> dict[str, Any]:
-        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        command = shlex.join(["python", *sys.argv])
-        return {"schema": SCHEMA, "title": self.title, "command": command, "date": date, "load": self._load, "conditions": self._key,
-                "notes": self.notes, "cases": self.cases}  # fmt: skip
-
     def write(self) -> None:
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_json(self.out / RESULTS, self.record())
-            (self.out / REPORT).write_text(self.markdown(), encoding="utf-8")
+        if self.out is None:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        command, date = shlex.join(["python", *sys.argv]), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        about = {"schema": SCHEMA, "title": self.title, "command": command, "date": date, "load": self._load, "conditions": self._key}
+        write_json(self.out / RESULTS, {**about, "notes": self.notes, "cases": self.cases})
+        (self.out / REPORT).write_text(self.markdown(), encoding="utf-8")
 
-    def markdown(self, *, before: Iterable[str] = ()) -> str:
-        """The report: sections before the cases, the cases, notes, and the machine."""
-        parts = [f"# {self.title}\n", *before]
+    def markdown(self) -> str:
+        parts = [f"# {self.title}\n"]
         for case in self.cases.values():
             parts.append("\n".join(text for text in (f"## {case['title']}\n", case["table"], case["note"]) if text))
         if self.notes:

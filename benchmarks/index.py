@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,6 +53,7 @@ import harness
 from harness import MEBIBYTE, OWN, VARIANT, Column, Results, Row, Worker, WorkerError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
+TIME_LIMIT = 7200  # seconds of one build or one pass over the queries
 PLACE = "place"
 """Field that filters test: the document's position in a fixed random order."""
 
@@ -62,10 +63,9 @@ PLACE = "place"
 
 @dataclass(frozen=True)
 class Vectors:
-    """A folder of vectors, optionally extended by noisy copies of its documents to ``synthetic`` documents.
+    """A folder of vectors, optionally extended to ``synthetic`` documents by copies with noise of 0.3 of a vector's norm, which is kept.
 
-    The noise has the norm 0.3 for a vector of norm 1, whose norm is kept. Documents are read in blocks instead of being mapped, so that
-    they do not count as memory of the process afterwards.
+    Documents are read in blocks instead of being mapped, so that they do not count as memory of the process afterwards.
     """
 
     path: Path
@@ -93,12 +93,8 @@ class Vectors:
         return self.real if self.synthetic is None else np.resize(self.real, self.synthetic)
 
     @property
-    def dim(self) -> int:
-        return int(self.matrix.shape[1])
-
-    @property
     def card(self) -> ModelCard:
-        return ModelCard(str(self.path), self.kind, "0" * 64, self.dim, "dot" if self.kind == "dense" else "maxsim", 0, 0)
+        return ModelCard(str(self.path), self.kind, "0" * 64, self.matrix.shape[1], "dot" if self.kind == "dense" else "maxsim", 0, 0)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -132,7 +128,7 @@ class Vectors:
 
     def documents(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.uint32] | None]:
         """Vectors of documents ``start`` to ``stop - 1``, one after another, and their token ids if the folder has any."""
-        ends, parts, ids = np.concatenate([[0], np.cumsum(self.real)]), [np.zeros((0, self.dim), np.float32)], []
+        ends, parts, ids = np.concatenate([[0], np.cumsum(self.real)]), [np.zeros((0, self.matrix.shape[1]), np.float32)], []
         tokens = self.path / "token_ids.npy"
         while start < stop:
             copy, first = divmod(start, len(self.real))
@@ -140,11 +136,11 @@ class Vectors:
             vectors = read_rows(self.path / "documents.npy", int(ends[first]), int(ends[last]))
             if copy:
                 drawn = [
-                    np.random.default_rng([self.seed, start + row]).standard_normal((length, self.dim), np.float32)
+                    np.random.default_rng([self.seed, start + row]).standard_normal((length, self.matrix.shape[1]), np.float32)
                     for row, length in enumerate(self.real[first:last])
                 ]
                 norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-                vectors = vectors + np.concatenate(drawn) * (0.3 * norms / np.sqrt(self.dim))
+                vectors = vectors + np.concatenate(drawn) * (0.3 * norms / np.sqrt(self.matrix.shape[1]))
                 vectors *= norms / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
             parts.append(vectors.astype(np.float32, copy=False))
             if tokens.is_file():
@@ -241,13 +237,6 @@ def now() -> NDArray[np.float64]:
     return np.array([perf_counter(), process_time()])
 
 
-def timed(build: Callable[[], Any], settings: Mapping[str, Any]) -> tuple[float, float, Mapping[str, Any]]:
-    started = now()
-    build()
-    seconds, processor = now() - started
-    return seconds, processor, settings
-
-
 def build_quiver(vectors: Vectors, system: System, out: Path, threads: int) -> Any:
     """A durable index with ids, committed to disk. No calibration: the benchmark measures recall itself."""
     engine, model = parse_engine(system.name).name, FolderModel(vectors)
@@ -261,8 +250,7 @@ def build_quiver(vectors: Vectors, system: System, out: Path, threads: int) -> A
     model.reading[:] = 0
     started = now()
     index = build_index(documents, model, out / "index", options=BuildOptions(engine, system.settings, store_text=False, calibrate=False))
-    seconds, processor = now() - started - model.reading
-    return seconds, processor, {"engine": index.kind, **index.parameters}
+    return *(now() - started - model.reading), {"engine": index.kind, **index.parameters}
 
 
 def open_quiver(vectors: Vectors, folder: Path, threads: int) -> Any:
@@ -287,59 +275,51 @@ def open_quiver(vectors: Vectors, folder: Path, threads: int) -> Any:
     return prepare, search, lambda found: [list(ids) for hits in found for ids in hits.ids]
 
 
-def matrix_queries(queries: Sequence[Any]) -> Any:
-    return [np.ascontiguousarray(query[None]) for query in queries], np.stack(queries)
-
-
-def label_rows(found: Any) -> list[list[int]]:
-    return [[row for row in query if row >= 0] for query in np.asarray(found).astype(np.int64).tolist()]
-
-
 def build_faiss(vectors: Vectors, system: System, out: Path, threads: int) -> Any:
     faiss.omp_set_num_threads(threads)
     matrix = vectors.documents(0, len(vectors.lengths))[0]
-    index = faiss.index_factory(vectors.dim, system.settings["factory"], faiss.METRIC_INNER_PRODUCT)
-    return timed(lambda: (index.train(matrix), index.add(matrix), faiss.write_index(index, str(out / "index.faiss"))), {})
+    index = faiss.index_factory(vectors.matrix.shape[1], system.settings["factory"], faiss.METRIC_INNER_PRODUCT)
+    started = now()
+    index.train(matrix)
+    index.add(matrix)
+    faiss.write_index(index, str(out / "index.faiss"))
+    return *(now() - started), {}
 
 
 def open_faiss(vectors: Vectors, folder: Path, threads: int) -> Any:
     faiss.omp_set_num_threads(threads)
     index, space = faiss.read_index(str(folder / "index.faiss")), faiss.ParameterSpace()
 
+    def prepare(queries: Sequence[Any]) -> Any:
+        return [np.ascontiguousarray(query[None]) for query in queries], np.stack(queries)
+
     def search(queries: Any, k: int, point: Point) -> Any:
         space.set_index_parameters(index, ",".join(f"{name}={value}" for name, value in point.params.items()))
         return index.search(queries, k)[1]
 
-    return matrix_queries, search, label_rows
-
-
-def tensor_queries(queries: Sequence[Any]) -> Any:
-    tensors = [torch.from_numpy(np.array(query)) for query in queries]
-    return [[tensor] for tensor in tensors], tensors
-
-
-def pair_rows(found: Any) -> list[list[int]]:
-    return [[int(row) for row, _ in hits] for hits in found]
-
-
-def split_documents(vectors: Vectors) -> list[NDArray[np.float32]]:
-    return np.split(vectors.documents(0, len(vectors.lengths))[0], np.cumsum(vectors.lengths)[:-1])
+    return prepare, search, lambda found: [[row for row in query if row >= 0] for query in found.tolist()]
 
 
 def build_fast_plaid(vectors: Vectors, system: System, out: Path, threads: int) -> Any:
     """A PLAID index with the default 4 bits, without PyLate, whose index reads a file of ids in every search."""
-    tensors = [torch.from_numpy(each) for each in split_documents(vectors)]
+    tensors = [torch.from_numpy(each) for each in np.split(vectors.documents(0, len(vectors.lengths))[0], np.cumsum(vectors.lengths)[:-1])]
     index = importlib.import_module("fast_plaid.search").FastPlaid(index=str(out / "plaid"), device="cpu")
-    return timed(lambda: index.create(documents_embeddings=tensors), {"bits": 4})
+    started = now()
+    index.create(documents_embeddings=tensors)
+    return *(now() - started), {"bits": 4}
 
 
 def open_fast_plaid(vectors: Vectors, folder: Path, threads: int) -> Any:
     index = importlib.import_module("fast_plaid.search").FastPlaid(index=str(folder / "plaid"), device="cpu", low_memory=False)
 
+    def prepare(queries: Sequence[Any]) -> Any:
+        tensors = [torch.from_numpy(np.array(query)) for query in queries]
+        return [[tensor] for tensor in tensors], tensors
+
     def search(queries: Any, k: int, point: Point) -> Any:
         return index.search(queries, top_k=k, n_processes=threads, show_progress=False, **point.params)
 
-    return tensor_queries, search, pair_rows
+    return prepare, search, lambda found: [[int(row) for row, _ in hits] for hits in found]
 
 
 def points(*params: Mapping[str, Any]) -> tuple[Point, ...]:
@@ -386,7 +366,7 @@ def baseline_systems(text: str, vectors: Vectors) -> list[System]:
         return [System(name, name, {}, LIBRARIES[name][4])]
     lists = 2 ** max(0, round(math.log2(4 * math.sqrt(len(vectors.lengths)))))
     # What FAISS's users take: exact, a graph, and IVF with product quantization and refinement.
-    factories = [factory] if factory else ["Flat", "HNSW32", f"IVF{lists},PQ{vectors.dim // 2}x4fs,RFlat"]
+    factories = [factory] if factory else ["Flat", "HNSW32", f"IVF{lists},PQ{vectors.matrix.shape[1] // 2}x4fs,RFlat"]
     return [System(f"faiss:{each}", name, {"factory": each}, faiss_points(each)) for each in factories]
 
 
@@ -519,7 +499,7 @@ def bench_index(results: Results, vectors: Vectors, systems: Sequence[System], o
         reference = (
             f"nDCG@10 of exact search: {ndcg([found for found, _ in exact[None]], vectors):.4f} over {len(vectors.qrels):,} queries."
         )
-    sizes = f"{len(vectors.lengths):,} documents, {int(vectors.lengths.sum()):,} vectors of {vectors.dim}, {len(vectors.queries):,} queries"
+    sizes = f"{len(vectors.lengths):,} documents, {int(vectors.lengths.sum()):,} vectors, {len(vectors.queries):,} queries"
     title = f"Search: {sizes}"
     results.add("search", title, search_columns(options), rows, reference)
 
@@ -536,12 +516,11 @@ def search_systems(
 ) -> list[Row]:
     """Search all systems in turns; one row per system and point. A system that fails is searched no further."""
     rows: dict[tuple[str, int], Row] = {}
-    search = partial(run_search, rows, vectors, exact, options["k"])
     for threads in sorted({1, options["threads"]}):
-        tasks = [("first", 1), ("one", options["rounds"])] if threads == 1 else []
+        tasks = [("first", 1), ("one", options["rounds"]), ("memory", 1)] if threads == 1 else []
         with ExitStack() as stack:
             workers: dict[str, Worker | None] = {}
-            for how, rounds in [*tasks, ("all", options["rounds"]), ("memory", 1)]:
+            for how, rounds in [*tasks, (f"queries_per_second_{threads}", options["rounds"])]:
                 turns = [(system, folder, place) for system, folder in alive for place in range(len(system.points))]
                 for _, (system, folder, place) in harness.interleave(turns, rounds):
                     row = rows.setdefault((system.name, place), {"backend": system.name, "variant": system.points[place].name})
@@ -551,42 +530,35 @@ def search_systems(
                             opened = start(vectors, system, folder, options, threads, build=False)
                             workers[system.name] = stack.enter_context(opened)
                         if (worker := workers[system.name]) is not None:
-                            row |= search(worker, system, place, how, threads)
+                            row |= measure_search(worker, row, vectors, exact, options["k"], system, place, how)
                     except WorkerError as error:
                         workers[system.name] = None
                         results.notes.append(f"{system.name}, {system.points[place].name}: {error}")
     return [row for row in rows.values() if "p50" in row]
 
 
-def run_search(
-    rows: Mapping[Any, Row], vectors: Vectors, exact: Any, k: int, worker: Worker, system: System, place: int, how: str, threads: int
-) -> Row:
+def measure_search(worker: Worker, row: Row, vectors: Vectors, exact: Any, k: int, system: System, place: int, how: str) -> Row:
     """Search once and return what was measured, as quantities of the row of this system and point."""
-    row = rows[system.name, place]
-    if how == "first":
-        return first_pass(worker, system.points[place], place, vectors, exact, k)
+    if how == "memory":
+        return {"memory": worker.ask((how, place, k))} if place == 0 else {}
+    if how.startswith("queries_per_second"):
+        return {how: [*row.get(how, []), len(vectors.queries) / worker.ask(("all", place, k))]}
     if how == "one":
         milliseconds, _ = worker.ask((how, place, k))
         return {f"p{share}": [*row.get(f"p{share}", []), float(np.percentile(milliseconds, share))] for share in (50, 95, 99)}
-    if how == "all":
-        name = f"queries_per_second_{threads}"
-        return {name: [*row.get(name, []), len(vectors.queries) / worker.ask((how, place, k))]}
-    return {"memory": worker.ask((how, place, k))} if place == 0 and threads == 1 else {}
-
-
-def first_pass(worker: Worker, point: Point, place: int, vectors: Vectors, exact: Mapping[Any, Any], k: int) -> Row:
-    row: Row = {}
-    number = {key: row for row, key in enumerate(vectors.ids)}
-    for depth in (100, k):
+    measured: Row = {}
+    number = {key: position for position, key in enumerate(vectors.ids)}
+    for depth in (100, k):  # the first pass checks the results
         _, found = worker.ask(("one", place, depth))
         rows = [[number.get(each, -1) if isinstance(each, str) else each for each in hits] for hits in found]
         if any(not 0 <= each < len(number) for hits in rows for each in hits) or any(len(set(hits)) < len(hits) for hits in rows):
             raise WorkerError("returned an unknown document, or one twice")
+        allowed = system.points[place].allowed
         if exact:
-            row |= {f"recall@{each}": recall(rows, exact[point.allowed], each) for each in ((100,) if depth == 100 else (1, k))}
-            if depth == k and vectors.qrels and point.allowed is None:
-                row["ndcg"] = ndcg(rows, vectors)
-    return row
+            measured |= {f"recall@{each}": recall(rows, exact[allowed], each) for each in ((100,) if depth == 100 else (1, k))}
+            if depth == k and vectors.qrels and allowed is None:
+                measured["ndcg"] = ndcg(rows, vectors)
+    return measured
 
 
 def search_columns(options: Mapping[str, Any]) -> list[Column]:
@@ -615,7 +587,7 @@ def add_builds(results: Results, vectors: Vectors, rows: Sequence[Row]) -> None:
     results.add("build", "Build, disk and memory", columns, rows, note)
 
 
-def arguments() -> Any:
+def main() -> None:
     example = (
         "python benchmarks/index.py data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench"
     )
@@ -636,34 +608,24 @@ def arguments() -> Any:
     )
     parser.add_argument("--no-baselines", action="store_true", help="Measure Quiver alone.")
     parser.add_argument("-k", type=int, default=10, help="Results per query (default: %(default)s).")
-    parser.add_argument("--time-limit", type=float, default=7200, help="Seconds of one build or one pass over the queries.")
-    return parser.parse_args()
-
-
-def main() -> None:
-    given = arguments()
-    options = {"k": given.k, "rounds": given.rounds, "threads": given.threads or 1, "timeout": given.time_limit}
+    given = parser.parse_args()
+    options = {"k": given.k, "rounds": given.rounds, "threads": given.threads or 1, "timeout": TIME_LIMIT}
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         work = Path(temporary) if given.out is None else given.out / "work"
         path = given.data if given.model is None else work / "vectors"
         if given.model is not None and not (path / "qrels.tsv").is_file():
             encode_collection(given.data, given.model, given.split, path, given.limit_docs)
         vectors = Vectors(path, given.limit_queries, given.synthetic, given.seed)
-        for text in given.engine or ["auto", "exact"]:
+        engines, efforts, shares = given.engine or ["auto", "exact"], given.effort or ["balanced"], given.filter_share or []
+        for text in engines:
             check_engine(text, vectors.card)
-        efforts, shares = given.effort or ["balanced"], given.filter_share or []
-        systems = [quiver_system(text, efforts, shares, len(vectors.lengths)) for text in given.engine or ["auto", "exact"]]
+        systems = [quiver_system(text, efforts, shares, len(vectors.lengths)) for text in engines]
         fitting = [name for name in BASELINES if vectors.kind in LIBRARIES[name][0]]
         for text in [] if given.no_baselines else given.baseline or fitting:
             systems += baseline_systems(text, vectors)
-        settings = {
-            **options,
-            "data": given.data.resolve().name,
-            "model": given.model,
-            "queries": len(vectors.queries),
-            "synthetic": given.synthetic,
-        }
-        results = Results(f"Indexes: {given.data.resolve().name}", settings, given.out, overwrite=given.overwrite)
+        name, synthetic = given.data.resolve().name, given.synthetic
+        settings = {**options, "data": name, "model": given.model, "queries": len(vectors.queries), "synthetic": synthetic}
+        results = Results(f"Indexes: {name}", settings, given.out, overwrite=given.overwrite)
         bench_index(results, vectors, list({system.name: system for system in systems}.values()), options, work)
         shutil.rmtree(work, ignore_errors=True)
 

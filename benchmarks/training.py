@@ -142,16 +142,7 @@ def make_batches(
 
 
 class Backend:
-    """A model that is trained one step at a time.
-
-    Args:
-        model: The module that is trained.
-        loss: Loss of a batch.
-        collate: Converts rows to a batch.
-        training: Settings of the optimizer, gradient clipping and dtype.
-        steps: Steps of the whole run, for the schedule.
-        on_host: Tensors of a batch that stay on the host.
-    """
+    """A model that is trained one step at a time; ``on_host`` names the tensors of a batch that stay on the host."""
 
     def __init__(
         self, model: nn.Module, loss: Any, collate: Any, training: TrainingSection, steps: int, on_host: Sequence[str] = ()
@@ -201,16 +192,12 @@ def columns_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)} for prefix in prefixes]
 
 
-def make_training(workload: Workload, options: Mapping[str, Any]) -> TrainingSection:
-    """The settings that all backends follow: AdamW with linear decay."""
-    fixed = {"epochs": 1, "learning_rate": 2e-5, "warmup_ratio": 0.0, "weight_decay": 0.01, "max_grad_norm": 1.0, "scheduler": "linear"}
-    varied = {"batch_size": workload.rows, "seed": options["seed"], "dtype": options["dtype"]}
-    return TrainingSection(**fixed, **varied, no_duplicates=False, log_every=1)
-
-
 def load_backend(name: str, kind: str, loss: str, workload: Workload, folder: Path, options: Mapping[str, Any], steps: int) -> Backend:
     """Load ``quiver`` or the library of a kind of model from the folders of `write_models`."""
-    training = make_training(workload, options)
+    # AdamW with linear decay, for all backends.
+    fixed = {"epochs": 1, "learning_rate": 2e-5, "warmup_ratio": 0.0, "weight_decay": 0.01, "max_grad_norm": 1.0, "scheduler": "linear"}
+    varied = {"batch_size": workload.rows, "seed": options["seed"], "dtype": options["dtype"]}
+    training = TrainingSection(**fixed, **varied, no_duplicates=False, log_every=1)
     if kind == "mlm":
         return (load_own_mlm if name == OWN else load_transformers_mlm)(folder, workload, training, steps)
     dense, section = kind == "dense", ColBERTSection(document_length=workload.max_length)
@@ -426,7 +413,6 @@ def main() -> None:
         "--workload", action="append", choices=tuple(WORKLOADS), help="Lengths of the texts (default: msmarco). Repeatable."
     )
     parser.add_argument("--kind", action="append", choices=tuple(LIBRARIES), help="Kind of model (default: dense and colbert). Repeatable.")
-    parser.add_argument("--loss", help="Loss of a single --kind, as in recipes. Default: mnrl; contrastive for a ColBERT.")
     parser.add_argument("--data", "-d", type=Path, help="BEIR folder whose texts are used instead of synthetic ones.")
     parser.add_argument("--split", default="train", help="Split of its judgements (default: %(default)s).")
     parser.add_argument("--no-baselines", action="store_true", help="Measure Quiver alone.")
@@ -438,12 +424,6 @@ def main() -> None:
     parser.add_argument("--peak-memory", action="store_true", help="Measure peak memory on a GPU.")
     given = parser.parse_args()
     kinds = given.kind or ["dense", "colbert"]
-    if given.loss is not None and len(kinds) > 1:
-        raise InputError("--loss needs a single kind of model; add one --kind")
-    losses = {kind: given.loss or LOSSES[kind][0] for kind in kinds}
-    for kind, loss in losses.items():
-        if loss not in LOSSES[kind]:
-            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES[kind])}, got {loss!r}")
     torch.set_num_threads(given.threads or torch.get_num_threads())
     options = {
         "dtype": training_dtype(given.dtype, default_device()), "seed": given.seed, "rounds": given.rounds, "dropout": given.dropout,
@@ -454,7 +434,7 @@ def main() -> None:
     settings = {**options, "model": given.model, "data": given.data, "rows": given.batch_size, "threads": torch.get_num_threads()}
     results = Results(f"Training: {given.model}", settings, given.out, overwrite=given.overwrite)
     source = synthetic_texts if given.data is None else collection_texts(given.data, given.split)
-    bench_training(results, given.model, workloads, losses, options, source)
+    bench_training(results, given.model, workloads, {kind: LOSSES[kind][0] for kind in kinds}, options, source)
 
 
 if __name__ == "__main__":
