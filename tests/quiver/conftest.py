@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,17 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    tokenizer = Tokenizer.train(list(TEXTS.values()), vocab_size=300, max_length=64)
+def make_bi_encoder(folder: Path, texts: Iterable[str], *, seed: int = 1, max_length: int = 16) -> Path:
+    """Write a bi-encoder of one layer with random weights and a tokenizer of the texts."""
+    tokenizer = Tokenizer.train(list(texts), vocab_size=300, max_length=64)
     config = EncoderConfig.modernbert(
         vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
     )
-    BiEncoder.from_parts(
-        init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
-    ).save_pretrained(folder)
+    settings = ModelFolder("dense", folder, max_length=max_length, normalize=True)
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=seed), tokenizer, settings).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_bi_encoder(tmp_path / "model", TEXTS.values())

@@ -23,7 +23,6 @@ from quiver.retrieval.models.pooling import Projection
 
 TEXTS = {"d1": "a bird has wings and feathers", "d2": "the window of a local layer is narrow", "d3": "", "d4": "find what was asked for"}
 FILES: dict[str, str | bytes] = {
-    "empty.jsonl": "",
     "oops.jsonl": '{"_id": "a", "text": "x"}\n{oops\n',
     "notext.jsonl": '{"_id": "a", "name": "x"}\n',
     "dup.jsonl": '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n',
@@ -31,7 +30,6 @@ FILES: dict[str, str | bytes] = {
     "surrogate.jsonl": '{"_id": "a", "text": "\\ud800"}\n',
     "cut.jsonl.gz": gzip.compress(b'{"_id": "a", "text": "x"}\n' * 50)[:30],
     "bad.parquet": b"PAR1 no",
-    "ragged.csv": "id,text\na,b,c,d\n",
     "header.csv": "id,text\n",
     "quote.csv": 'id,text\na,"never closed\n',
     "good.csv": "sku,words\na,some words\nb,more words\n",
@@ -53,12 +51,9 @@ index build
 index build data --model model
 index build --model model --out o
 index build nowhere --model model --out o
-index build hub:// --model model --out o
-index build ir: --model model --out o
 index build f/x.xyz --model model --out o
 index build emptydir --model model --out o
 index build onlybin --model model --out o
-index build f/empty.jsonl --model model --out o
 index build f/oops.jsonl --model model --out o
 index build f/notext.jsonl --model model --out o
 index build f/dup.jsonl --model model --out o
@@ -66,108 +61,76 @@ index build f/nul.jsonl --model model --out o
 index build f/surrogate.jsonl --model model --out o
 index build f/cut.jsonl.gz --model model --out o
 index build f/bad.parquet --model model --out o
-index build f/ragged.csv --model model --out o
 index build f/quote.csv --model model --out o
-index build f/good.csv --model model --out o
 index build f/good.csv --text wrds --model model --out o
-index build f/good.csv --text words --id skew --model model --out o
 index build f/good.csv --text words --field nothing --model model --out o
 index build data --columns id,text --model model --out o
 index build data --passages bogus --model model --out o
-index build data --passages tokens:0 --model model --out o
 index build data --passages tokens:8,overlap:9 --model model --out o
-index build data --passages tokens:x --model model --out o
 index build data --include '*.md' --model model --out o
 index build data --model nowhere --out o
-index build data --model emptydir --out o
 index build data --model badconfig --out o
 index build data --model noweights --out o
 index build data --model cutweights --out o
 index build data --model model --out taken
 index build data --model model --out index
 index build data --model model --out o --engine exact:nlist=4
-index build data --model model --out o --engine ivf-dense:nlist=x
 index build data --model model --out o --engine ivf-dense:nlist=x,bits=99
 index build data --model model --out o --engine faiss-dense:factory=Nonsense
 index build data --model model --out o --engine ivf-tokens
 index build data --model colbert --out o --engine ivf-dense
-index build data --model model --out o --memory 2
 index build data --model model --out o --memory nanGB
 index build data --model model --out o --wait soon
 index build data --model model --out o --seed -1
 index build data --model model --out o --device tpu
-index build data --model model --out o --devices 0,1
 index build data --model model --out o --devices cpu,cpu --workers 2
 index build data --model model --out o --executor slurm
 index build data --model model --out o --address 1.2.3.4:1
 index build data --model model --out o --workers 0
 index build data --model model --out o --field nothing
 index add nowhere data
-index add index nowhere.jsonl
 index add index data
 index add index f/good.csv --text words --model other
 index add damaged nowhere
-index delete nowhere d1
 index delete index
 index delete index d99
 index delete index --ids nowhere.txt
 index delete index d1 --wait x
-index refresh nowhere data
 index refresh index data --model other
-index compact nowhere
-index calibrate nowhere
 index calibrate index -k 0
 index calibrate index --model other
 index calibrate index --queries data/queries.jsonl --model other
-index calibrate index --count 0
-index check nowhere
 index repair nowhere
 index info nowhere
 index info index --generation 99
 index export nowhere --out o
-index export index --store qdrant://x --collection c
 index export index --out taken
 index export index --out o --vectors csv
 search index
-search index ''
 search index words -k 0
-search index words --queries data/queries.jsonl
 search index --queries data/queries.jsonl
 search index words --run o.trec
-search index --queries nowhere.jsonl --run o.trec
 search index --queries f/q-blank.jsonl --run o.trec
 search index --queries data/queries.jsonl --run nowhere/o.trec
-search index --queries data/queries.jsonl --run emptydir
-search index words --filter year
 search index words --filter 'nofield=3'
 search index words --filter 'year >= '
 search index words --ids nowhere.txt
 search index words --effort frantic
 search index words --effort nprobe=8
-search index words --target-recall 1.5
 search index words --target-recall 0.9 --effort exact
 search index words --fuse nowhere
 search index words --fuse bm25 --fuse bm25
-search index words --fuse bm25 --weights 1
 search index words --fuse bm25 --weights a,b
 search index words --weights 1,2
 search index words --fusion rrf
 search index words --fuse bm25 --normalize min-max
-search index words --fuse bm25 --fusion sum
-search index words --rerank nowhere
 search index words --rerank model
-search index words --rerank index
 search index words --group-by nofield
 search index --queries data/queries.jsonl --run o.trec --explain
-search index words --model nowhere
 search index words --model other
-search index words --model colbert
-search index words --device tpu
 search index words --generation 99
 search index words --replicas 2
-search index words --address auto
 search index words --shards 0
-search index words --shard-memory x
 search index words --generation 1 --shards 1
 search
 search nowhere words
@@ -176,13 +139,9 @@ search plain words --rerank colbert
 search plain words --group-by file
 search damaged words
 mine data --model model --split test --index index --corpus data --out o
-mine data --index nowhere --split test --out o
 mine data --model other --index index --split test --out o
-mine data --out o
 mine data --model model --out o
-mine data --model nowhere --split test --out o
 mine data --model model --split test --out taken
-mine data --model model --split test --ranks x --out o
 mine data --model model --split test --margin bogus --out o
 mine data --model model --split test -n 0 --out o
 mine data --model bm25 --dtype int8 --split test --out o
@@ -192,104 +151,77 @@ mine f/rows-oops.jsonl --model bm25 --out o
 mine data --model model --corpus data --split test --out o
 serve =index
 serve index index
-serve index --fuse dense
 serve index --port 99999
 serve index --token-file nowhere
 serve index --token-file f/empty-token
 serve index --allow-origin nonsense
 serve index --allow-host 'a b'
 serve index --max-body 0
-serve index --timeout nan
 serve index --model other
 serve
-serve nowhere
 serve a=nowhere
-serch
---vrsion
 evaluate
 evaluate --model model --data nowhere --out o
-evaluate --model nowhere --data data --out o
 evaluate --model model --data badqrels --out o
 evaluate --model model --data noqrels --out o
-evaluate --model model --data data --split train --out o
 evaluate --model model --out o
 evaluate --model model --queries data/queries.jsonl --qrels data/qrels/test.tsv --out o
 evaluate --model bm25 --queries data/queries.jsonl --qrels f/header.csv --out o
-evaluate --index index --queries data/queries.jsonl --out o
 evaluate --index index --queries data/queries.jsonl --qrels f/good.csv --out o
 evaluate --index index --data data --qrels data/qrels/test.tsv --split test --out o
 evaluate --index index --data data --group-by page --out o
 evaluate --model model --data data --group-by file --out o
 evaluate --model model --data data --split ../x --out o
-evaluate --model model --data data --data data --out o
 evaluate --model model --data data --out results
-evaluate --model model --data data --out o --effort frantic
 evaluate --model bm25 --data data --out o --engine ivf-dense
-evaluate --model bm25 --data data --out o --dtype int8
 evaluate --model model --data data --out o --cache c --no-cache
 evaluate --model model --data data --out o --in-domain nowhere
 evaluate --model model --data beir/scifact --out o --offline
 report nowhere --out o.md
-report results
 report results --out o.docx
 report badresults --out o.md
 report results --layout paper --against Nobody --out o.md
 report results --against ModernBERT-base --out o.md
 report compare results
-report compare bm25 nowhere
-report compare results results --out o.docx
 report card nowhere --out o.yaml
 report mteb nowhere --out o
 report training nowhere
-collections show
 collections show nothing
 collections fetch nothing
 collections fetch beir/scifact --from nowhere
-collections squad nowhere.json --out o
 collections squad f/squad.json --out o
 train
-train quickstart
 train nowhere --out o
 train f/tab.yaml --out o
 train f/unsafe.yaml --out o
 train quickstart --out o training.batchsize=3
-train quickstart --out o training.batch_size=0
 train quickstart --out o training.learning_rate=nan
-train quickstart --out o batch_size=3
-train quickstart --out o data.train=nowhere.jsonl
 train quickstart --out o data.train=f/rows-bad.jsonl
 train quickstart --out o data.train=f/rows.jsonl model.source=nowhere
 train quickstart --out o data.train=f/rows.jsonl --resume
 train quickstart --out o --dtype int8
 train glue-base --out o
 train pretrain-small --out o
-validate
 validate nowhere
-sweep quickstart --out o
 sweep quickstart --out o training.bogus=1,2
 pretrain nowhere --out o
 pretrain quickstart --out o
 pretrain pretrain-small --out o phases.0.tokens=0
 pretrain pretrain-small --out o --resume
-average-checkpoints
 average-checkpoints model colbert --out o
 average-checkpoints model other --out taken
 teacher-scores f/rows.jsonl --out o
-teacher-scores nowhere.jsonl -t model --out o
-teacher-scores f/rows.jsonl -t nowhere --out o
 teacher-scores f/rows-bad.jsonl -t model --out o
 teacher-scores f/rows.jsonl -t model --weight 1 --out o
 teacher-scores f/rows.jsonl -t model -t other --weight 1 --out o
 teacher-scores f/rows.jsonl -t model -t other --weight 0 --weight 0 --out o
 teacher-scores f/rows.jsonl -t model --format ids --out o
 teacher-scores f/rows.jsonl -t model --document-field nothing --out o
-export nowhere --layout hf --out o
 export model --layout pylate --out o
 export colbert --layout sentence-transformers --out file.txt
 export model --layout hf --out model
 export model --layout hf --out o --run-folder nowhere
 export badconfig --layout hf --out o
-enlarge nowhere --to modernbert-large --out o
 enlarge model --to bogus --out o
 enlarge model --to f/list.json --out o
 enlarge model --to modernbert-base --out taken
@@ -297,7 +229,6 @@ extend-positions nowhere --factor 2 --out o
 extend-positions model --factor 2 --out o --plot x.docx
 estimate
 estimate --model modernbert-base
-estimate --model nowhere --docs 10
 estimate --model modernbert-base --docs inf
 estimate --model modernbert-base --docs 10 --preset-collection msmarco
 estimate --model modernbert-base --docs 10 --engine bogus
@@ -305,7 +236,6 @@ estimate --model modernbert-base --docs 10 --gpu gtx
 estimate --model modernbert-base --docs 10 --rates nowhere.json
 estimate --model model --sample nowhere
 estimate --model modernbert-base --docs 10 --words nan
-estimate --model model --docs 10 --dim 0
 glue quickstart --out o
 glue glue-base --out o --task bogus
 glue glue-base --out o data.source=nowhere model.source=model
@@ -467,48 +397,33 @@ SEARCH = "/v1/search"
 REQUESTS: list[tuple[str, str, object]] = [
     ("POST", SEARCH, body)
     for body in (
-        b"",
         b"{",
         b"[]",
-        b"null",
-        b"7",
         b"\xff\xfe",
         {},
         {"query": ""},
-        {"query": "  "},
         {"query": 5},
-        {"query": None},
         {"query": ["a"]},
         {"query": "a", "k": 0},
-        {"query": "a", "k": -1},
         {"query": "a", "k": 1.5},
-        {"query": "a", "k": "ten"},
         {"query": "a", "k": 10**9},
-        {"query": "a", "k": True},
         {"query": "a", "filter": "year"},
         {"query": "a", "filter": "nofield=1"},
-        {"query": "a", "filter": 3},
         {"query": "a", "retriever": "nobody"},
-        {"query": "a", "retriever": 1},
         {"query": "a", "effort": "frantic"},
-        {"query": "a", "effort": "nprobe=x"},
         {"query": "a", "target_recall": 2},
-        {"query": "a", "target_recall": "high"},
         {"query": "a", "unknown": 1},
         {"query": "a", "group_by": "nofield"},
-        {"query": "a", "group_by": ["year"]},
         {"query": "a" * 100_000},
         {"query": "\ud800"},
     )
 ] + [
     ("POST", f"{SEARCH}/batch", {"queries": []}),
-    ("POST", f"{SEARCH}/batch", {"queries": "a"}),
     ("POST", f"{SEARCH}/batch", {"queries": ["a", 1]}),
     ("POST", f"{SEARCH}/batch", {"queries": ["a"] * 10_000}),
     ("POST", "/v1/documents", {"documents": [{"id": "a", "text": "b"}]}),
     ("DELETE", "/v1/documents", {"ids": ["d1"]}),
     ("DELETE", SEARCH, {}),
-    ("PUT", SEARCH, {}),
     ("GET", "/v1/nothing", b""),
     ("GET", "/../../etc/passwd", b""),
 ]

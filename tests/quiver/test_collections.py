@@ -103,18 +103,6 @@ def test_an_unknown_home_folder_is_reported_in_one_line(quiver: Callable[..., An
     assert "no home folder is known for ~nosuchuser" in done.err
 
 
-def test_a_collection_is_made_of_squad_data(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    file, out = tmp_path / "squad.json", tmp_path / "out"
-    paragraph = {"context": "Quiver trains retrievers.", "qas": [{"id": "7-0-0", "question": "What does it train?"}]}
-    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
-    done = quiver("squad", file, "--out", out)
-    assert (done.code, done.out.strip()) == (0, f"{out}: 1 documents, 1 queries; test")
-    assert (out / "qrels" / "test.tsv").is_file()
-    again = quiver("squad", file, "--out", out)
-    assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "already contains a collection" in again.err
-
-
 def test_docstrings_makes_a_collection_that_is_searched_and_trained_on(quiver: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "data" / "code"
     told = quiver("docstrings", "--out", str(out)).out.splitlines()

@@ -182,12 +182,3 @@ def test_two_folders_and_an_emptied_one_by_the_command_line(quiver: Callable[...
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert f"nothing is left of {tmp_path / 'B'}; 1 of 2 documents are no longer in the source and would be deleted" in done.err
     assert "1 deleted, 1 unchanged" in quiver("index", "refresh", index, "--force").out
-
-
-def test_an_id_beside_the_id_can_be_filtered_by(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        '{"_id": "5f1", "id": "order-77", "text": "heron"}\n{"_id": "5f2", "id": "order-78", "text": "heron"}\n'
-    )
-    assert quiver("index", "build", tmp_path / "a.jsonl", "--model", "bm25", "--out", tmp_path / "index").code == 0
-    (hit,) = json.loads(quiver("search", tmp_path / "index", "heron", "--filter", "id = 'order-77'", "--json").out)
-    assert (hit["id"], hit["metadata"]) == ("5f1", {"id": "order-77"})

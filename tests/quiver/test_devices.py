@@ -54,27 +54,6 @@ def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[...,
     assert quiver("index", "add", index, tmp_path / "more.jsonl", "--device", "cpu").code == 0
 
 
-@pytest.mark.slow
-def test_devices_give_what_one_process_gives(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    shown = {}
-    for name, options in (("whole", ()), ("parts", ("--devices", "cpu,cpu", "--batch-tokens", "64"))):
-        index, out = tmp_path / f"index-{name}", tmp_path / name
-        assert quiver("index", "build", data, "--model", model, "--out", index, "--no-calibrate", *options).code == 0
-        shown[name] = json.loads(quiver("index", "info", index, "--json").out)
-        done = quiver("evaluate", "--model", model, "--data", data, "--out", out, "--no-bm25", "--no-cache", *options)
-        assert done.code == 0, done.err
-        mined = quiver(
-            "mine", data, "--split", "test", "--model", model, "--out", out / "mined", "--margin", "none", "--no-cache", *options
-        )
-        assert mined.code == 0, mined.err
-        rows = out / "mined" / "train.jsonl.gz"
-        scored = quiver("teacher-scores", rows, "--teacher", model, "--out", out / "scored", "--no-cache", *options)
-        assert scored.code == 0, scored.err
-    assert shown["parts"]["documents"] == shown["whole"]["documents"]
-    results = [json.loads((tmp_path / name / "results.json").read_text())["collections"] for name in ("whole", "parts")]
-    assert results[0][0]["measures"] == results[1][0]["measures"]
-
-
 def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
 ) -> None:

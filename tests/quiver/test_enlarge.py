@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,7 @@ from quiver.encoder import (
     Tokenizer,
     init_head,
     init_weights,
-    load_encoder,
     load_head,
-    save_encoder,
     save_head,
 )
 from quiver.encoder.checkpoints import config_to_hf
@@ -52,16 +49,3 @@ def test_a_masked_lm_is_enlarged_to_a_config(quiver: Callable[..., Any], model: 
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert Tokenizer.from_pretrained(out).to_json() == Tokenizer.from_pretrained(model).to_json()
-
-
-def test_an_encoder_is_enlarged_to_the_sizes_of_a_preset(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    save_encoder(init_weights(Encoder(SMALL), seed=1), tmp_path / "small")
-    done = quiver("enlarge", tmp_path / "small", "--to", "ettin-17m", "--out", tmp_path / "large", "--json")
-    assert done.code == 0
-    told = json.loads(done.out)
-    assert told["head"] is False
-    assert told["to"] == {"layers": 7, "width": 256, "heads": 4, "intermediate": 384}
-    config = load_encoder(tmp_path / "large").config
-    # What is not a size is the smaller model's.
-    assert (config.vocab_size, config.max_positions, config.local_theta) == (304, 32, SMALL.local_theta)
-    assert config.num_layers == 7

@@ -11,24 +11,16 @@ import pytest
 import yaml
 
 from quiver.cli.models import Layout
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.export.export import LAYOUTS
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.options import ModelFolder
+from tests.quiver.conftest import make_bi_encoder
 
 DOCUMENTS = {"d1": "a bird has wings", "d2": "the sea is deep", "d3": "retrieval finds documents"}
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer.train(DOCUMENTS.values(), vocab_size=300)
-    config = EncoderConfig.modernbert(
-        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
-    )
-    settings = ModelFolder("dense", tmp_path, max_length=24, normalize=True)
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, settings).save_pretrained(tmp_path / "runs" / "model")
-    return tmp_path / "runs" / "model"
+    return make_bi_encoder(tmp_path / "runs" / "model", DOCUMENTS.values())
 
 
 @pytest.fixture

@@ -9,26 +9,11 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.options import ModelFolder
-
 DOCUMENTS = [
     {"_id": "d1", "text": "a bird has wings", "year": 1999, "tags": ["animal", "air"]},
     {"_id": "d2", "text": "the sea is deep", "metadata": {"year": 2005}},
     {"_id": "d3", "text": "retrieval finds documents", "year": 2020, "tags": ["search"]},
 ]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer.train([str(document["text"]) for document in DOCUMENTS], vocab_size=300)
-    config = EncoderConfig.modernbert(
-        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
-    )
-    settings = ModelFolder("dense", tmp_path, max_length=24, normalize=True)
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, settings).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 @pytest.fixture
@@ -105,22 +90,6 @@ def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], ind
         assert message in done.err
 
 
-@pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        ("year=1999 & year=2005", "write AND, OR and NOT"),
-        ("tags=air land", "not a SQL condition at 'land'"),
-        ("tags in air, search", "the list of IN stands in parentheses"),
-        ("tags='air'", "write array_contains(tags, 'air')"),
-        ("year<=2005,5", "a decimal has a point"),
-    ],
-)
-def test_a_wrong_filter_is_refused_with_what_to_write(quiver: Callable[..., Any], index: Path, condition: str, message: str) -> None:
-    done = quiver("search", index, "wings", "--filter", condition)
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert message in done.err
-
-
 def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
     build = ("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
     done = quiver(*build, "--field", "yaer", "--field", "tags")
@@ -149,23 +118,6 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
     assert info["fields"] == {**strings, "authors.name": "string[]", "pages": "integer[]"}
     assert search(quiver, tmp_path / "index", "--filter", "array_contains(authors.name, 'B')") == {"1"}
     assert search(quiver, tmp_path / "index", "--filter", "venue.name = 'EMNLP'", "--filter", "array_contains(pages, 2)") == {"2"}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields have the name 'a.b'"),
-        ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
-    ],
-)
-def test_build_names_the_line_of_metadata_that_it_refuses(
-    quiver: Callable[..., Any], model: Path, tmp_path: Path, row: str, message: str
-) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"_id": "c", "text": "y"}\n' + row + "\n")
-    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"{corpus}:2: {message}" in done.err
 
 
 def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:

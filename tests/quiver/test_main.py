@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Callable
 from importlib import metadata
@@ -21,14 +20,9 @@ from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.attention import flash
 from quiver.encoder.cpu.support import kernels_available
-from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError
-from quiver.retrieval.models import folders
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelFolder
-from quiver.retrieval.records import Hit, QueryHits
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -158,40 +152,6 @@ def test_doctor_tells_what_commands_use_on_a_gpu(
     assert training["products"] == ("float32 weights, bfloat16 autocast" if trained[0] == "bfloat16" else "float32, without TF32")
 
 
-def test_doctor(quiver: Callable[..., Any]) -> None:
-    facts = json.loads(quiver("doctor", "--json").out)
-    assert facts["check"]["finite"]
-
-
-def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: the requested device is recorded, and the weights are loaded on the CPU."""
-    tokenizer = Tokenizer.train(["a few words"], vocab_size=270)
-    config = EncoderConfig.modernbert(
-        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
-    )
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save_pretrained(
-        tmp_path / "model"
-    )
-    asked: list[str | None] = []
-    load = folders.load_parts
-
-    def recorded(source: Any, *, device: str | None = None, **settings: Any) -> Any:
-        asked.append(device)
-        return load(source, device="cpu", **settings)
-
-    monkeypatch.setattr(folders, "load_parts", recorded)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for loader in (BiEncoder, load_model):
-        loader(tmp_path / "model")
-        loader(tmp_path / "model", device="cpu")
-    for settings in ({}, {"device": "cpu"}):
-        with pytest.raises(InputError, match="not a ColBERT checkpoint"):  # it has been read by then
-            ColBERT(tmp_path / "model", **settings)
-    assert asked == ["cuda", "cpu"] * 3
-
-
 def damage(path: Path, change: Callable[[str], str]) -> None:
     path.write_text(change(path.read_text()))
 
@@ -217,22 +177,6 @@ def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model:
     assert (gone.code, is_one_line(gone.err)) == (2, True)
 
 
-def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    source = (Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml").read_text()
-    path.write_text(source.replace("pooling: mean", "poolling: mean").replace("batch_size: ", "batch_size: -").replace("seed: ", "seed: x"))
-    done = quiver("validate", path)
-    assert done.code == 2
-    for part in (
-        "model.poolling: unknown key, did you mean 'pooling'?",
-        "training.batch_size: must be",
-        "training.seed: ",
-    ):
-        assert part in done.err
-    assert quiver("train", path, "--out", tmp_path / "out").code == 2
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,14 +186,8 @@ def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any
             ("search", "notes", "owls", "--top", "3"),
             "No such option: --top (Possible options: --out); the number of results is -k (see quiver search --help)",
         ),
-        (("doctor", "--jsn"), "--jsn"),
-        (("doctor", "extra"), "extra"),
         (("search",), "(see quiver search --help)"),
-        (("search", "INDEX", "x", "-k", "0"), "'-k'"),
-        (("search", "INDEX", "x", "-k", "ten"), "'-k'"),
         (("index", "build"), "(see quiver index build --help)"),
-        (("report", "results", "--out"), "--out"),
-        (("index", "biuld"), "No such command 'biuld'"),
         (("bench", "encoder"), "the benchmarks are scripts of the repository, such as python benchmarks/encoder.py"),
     ],
 )
@@ -285,25 +223,6 @@ def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch
     done = quiver("validate", "quickstart")
     assert done.code == 130
     assert "Traceback" not in done.err
-
-
-def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
-) -> None:
-    broken = BiEncoder(model)
-    with torch.no_grad():
-        broken.encoder.final_norm.weight.fill_(math.nan)
-    broken.save_pretrained(tmp_path / "broken")
-    for command, what in (
-        (("index", "build", data), "the vector of document 'd1' is not finite"),
-        (("evaluate", "--data", data), "the vector of the query 'which animal has wings' is not finite"),
-    ):
-        done = quiver(*command, "--model", tmp_path / "broken", "--out", tmp_path / "out")
-        assert done.code == 2
-        assert is_one_line(done.err), done.err
-        assert what in done.err
-        assert not (tmp_path / "out").exists()
-        assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("target", [".", "folder", "missing/run.trec"])
@@ -373,12 +292,6 @@ def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
         assert all(line.strip()[-1] in "hits┓┃┩│┘" for line in lines)  # the right border is there
         assert any(path in line for line in lines)
     assert any(text.strip() in line for line in lines)
-
-
-def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:
-    lines = repr(QueryHits([Hit("a", 0.5, "the text of the hit", "a long title " * 20, {"field": "value " * 20})])).splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "the text of the hit" in lines[1]
 
 
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:

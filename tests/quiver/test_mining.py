@@ -11,26 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder import Encoder, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.options import ModelFolder, ModelOptions
+from quiver.retrieval.models.options import ModelOptions
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
 QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    tokenizer = Tokenizer.train(list(DOCUMENTS.values()), vocab_size=300, max_length=32)
-    config = EncoderConfig.modernbert(
-        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
-    )
-    BiEncoder.from_parts(
-        init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
-    ).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -145,31 +132,6 @@ def test_rows_of_ids_come_with_their_texts(quiver: Callable[..., Any], model: Pa
     assert scored.code == 0, scored.err
     assert json.loads(scored.out)["result"]["pairs"] == 15
     assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
-
-
-def test_the_dtype_of_a_cross_encoder_is_refused_before_another_teacher_is_loaded(
-    quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from quiver.retrieval.training.mining import teacher_scores
-
-    loaded = list[str]()
-    monkeypatch.setattr(teacher_scores, "load_teacher", lambda source, **options: loaded.append(source))
-    done = quiver(
-        "teacher-scores", pairs, "--teacher", model, "--teacher", crossed(tmp_path), "--dtype", "bfloat16", "--out", tmp_path / "out"
-    )
-    assert (done.code, loaded) == (2, [])
-    assert "leave out dtype bfloat16" in done.err
-
-
-def test_a_folder_with_the_layout_of_bge_m3_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
-    done = quiver(
-        "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
-    )
-    assert done.code == 0, done.err
-    model = BiEncoder(bge_m3)
-    for row in rows_of(tmp_path / "out"):
-        query, document = model.encode_query([row["question"]])[0], model.encode_document([row["pos"]])[0]
-        assert row["scores"] == pytest.approx([float(query @ document)], abs=1e-5)
 
 
 class Bomb:

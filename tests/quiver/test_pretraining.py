@@ -14,7 +14,6 @@ import pytest
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.training import read_run, summary
 from quiver.retrieval.models.folders import load_parts
-from quiver.retrieval.training import dry_run
 
 pytest.importorskip("optimi")
 
@@ -115,14 +114,6 @@ def test_a_dry_run_predicts_what_the_run_records_and_writes_nothing(quiver: Call
     assert found["seconds"] == sum(phase["seconds"] for phase in found["phases"]) > 0
     corpus = np.diff(np.fromfile(folder / "out" / "corpus" / "train.ends", "<i8"), prepend=0)
     assert [phase["split"] for phase in found["phases"]] == [(corpus > context - 2).mean() for context in (16, 24)]
-
-
-def test_a_dry_run_reads_a_part_of_a_large_corpus(quiver: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "READ", 800)
-    found = json.loads(quiver("pretrain", "recipe.json", "--dry-run", "--json").out)
-    assert not found["exact"]
-    assert 20 < found["documents"] + found["held_out"] < 60
-    assert "more than" in quiver("pretrain", "recipe.json", "--dry-run").out
 
 
 def test_a_prepared_corpus_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:

@@ -137,23 +137,6 @@ def test_a_card_overwrites_only_cards(quiver: Callable[..., Any], results: Path,
     assert "README" not in quiver("report", "card", "--help").out
 
 
-def test_a_report_does_not_overwrite_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
-    target = results / "a" / "results.json"
-    before = target.read_bytes()
-    commands = [
-        ("report", "compare", "bm25", results / "a", "--out"),
-        ("report", results / "a", "--out"),
-        ("report", results / "a", "--layout", "paper", "--out"),
-        ("report", "card", results / "a", "--out"),
-    ]
-    for command in commands:
-        done = quiver(*command, target)
-        assert (done.code, len(done.err.splitlines()), "must end in ." in done.err) == (2, 1, True), command
-        assert target.read_bytes() == before
-    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.pdf").code == 2
-    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
-
-
 def test_vectors_are_cached_unless_no_cache_is_given(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,18 +182,6 @@ def drawn(explained: dict[str, Explained], *, colour: bool) -> str:
     return file.getvalue()
 
 
-def test_an_explanation_by_words_shows_the_text() -> None:
-    text = "much filler " * 100 + "a big Bird flies " + "and more " * 100
-    found: dict[str, Explained] = {"bm25": [WordScore("bird", 1.25), WordScore("flies", 1.0), WordScore("wings", 0.0)]}
-    file = io.StringIO()
-    for view in explanation_view("bird flies wings", found, text):
-        Console(file=file, width=600).print(view)
-    passage, line = (each.strip() for each in file.getvalue().splitlines())
-    assert passage.startswith("…")
-    assert "a big Bird flies and more" in passage
-    assert line == "bm25: bird 1.2500 + flies 1.0000 = 2.2500 (not in the text: wings)"
-
-
 def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
@@ -308,7 +296,7 @@ def check_nothing(
         assert (folder / "run").read_text() == ""
 
 
-SECOND = [(), ("--fuse", "bm25"), ("--fuse", "{colbert}"), ("--rerank", "{colbert}"), ("--rerank", "{colbert_model}")]
+SECOND = [(), ("--fuse", "bm25"), ("--rerank", "{colbert_model}")]
 
 
 @pytest.mark.parametrize("second", SECOND, ids=" ".join)
@@ -328,31 +316,6 @@ def test_values_in_a_message_are_short_and_without_control_characters(quiver: Qu
     done = quiver("search", tmp_path / "index", "words", "--filter", "kind = 'none'")
     assert f"values of kind: ]0;title red blue (1), {'y' * 40} (1)" in " ".join(done.out.split())
     assert "\x1b" not in done.out
-
-
-@pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
-def test_search_reports_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
-    check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("caf\udce9 owls",), "the query contains an unpaired surrogate"),
-        (("owls", "--filter", "file = 'caf\udce9'"), "contains an unpaired surrogate"),
-        (("--queries", "q.json", "--out", "r.trec"), "q.json:1: 'text' contains an unpaired surrogate"),
-        (("owls", "--group-by", "caf\udce9"), "caf\\udce9"),
-        (("owls", "--fuse", "caf\udce9"), "caf\\udce9"),
-    ],
-)
-def test_text_that_is_not_utf_8_is_refused_in_one_line(
-    quiver: Quiver, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("q.json").write_text('[{"id": "q", "text": "owls \\ud83d"}]')
-    done = quiver("search", built.dense, *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert message in done.err
 
 
 def test_search_refuses_to_fuse_indexes_without_a_common_document(quiver: Quiver, built: Built, tmp_path: Path) -> None:
@@ -379,18 +342,6 @@ def test_search_warns_when_fused_indexes_share_only_some_documents(
     build_index([DOCUMENTS[0]._replace(text="another passage"), *DOCUMENTS[1:]], model, tmp_path / "cut")
     assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "cut").code == 0
     assert "of 4 in both that were compared, 1 have another text; to fuse one index with BM25 over its own texts: " in caplog.text
-
-
-def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
-    done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
-    assert done.code == 0, done.err
-    assert "4 documents" in done.out
-    lengths = np.load(tmp_path / "out" / "lengths.npy")
-    assert np.load(tmp_path / "out" / "vectors.npy").shape == (lengths.sum(), 16)
-    described = json.loads(quiver("index", "export", built.dense, "-o", tmp_path / "dense", "--vectors", "safetensors", "--json").out)
-    assert described["files"] == ["documents.jsonl", "vectors.safetensors"]
-    done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
-    assert (done.code, done.err.count("\n")) == (2, 1)
 
 
 def test_lengths_prompts_and_width_by_option_are_remembered_by_the_index(quiver: Quiver, built: Built, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval import BiEncoder
 from quiver.retrieval.training.recipe import load_recipe
@@ -90,18 +89,6 @@ def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
     assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
-
-
-@pytest.mark.slow
-def test_a_stopped_sweep_reports_how_to_resume(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*arguments: object, **settings: object) -> None:
-        raise RunStoppedError(3)
-
-    monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
-    done = quiver("sweep", recipe, "--out", "sweep", "--no-progress")
-    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; repeat the command to resume\n")
-    done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
-    assert (done.code, "repeat the command without --overwrite to resume" in done.err) == (1, True)
 
 
 def test_torchrun_is_refused(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
