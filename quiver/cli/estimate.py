@@ -14,7 +14,6 @@ from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.options import Dtype, SourceOptions, parse_size
 
 if TYPE_CHECKING:
-    from quiver.encoder.config import EncoderConfig
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics
@@ -31,14 +30,12 @@ def estimate(
     model: str = option(..., f"Folder or hub id of the model, or a preset: {', '.join(PRESETS)}.", "-m"),
     docs: float | None = option(None, "Number of documents, such as 8.8e6.", min=1),
     collection: Collection | None = option(
-        None, "Collection to estimate: MS MARCO passages, the fifteen BEIR collections, or a billion passages.", "--preset-collection"
+        None, "MS MARCO passages, the fifteen BEIR collections, or a billion passages.", "--preset-collection"
     ),
     sample: str | None = option(None, "Corpus with typical texts, to count tokens and bytes per document."),
     given: SourceOptions,
     words: float | None = option(None, "Mean number of words per document. Default: that of MS MARCO passages.", min=1),
-    kind: Literal["dense", "colbert"] = option(
-        "dense", "Model that a preset becomes: dense (one vector per text) or colbert (one per token)."
-    ),
+    kind: Literal["dense", "colbert"] = option("dense", "Model of a preset: dense (one vector per text) or colbert (one per token)."),
     dim: int | None = option(None, "Vector width, for presets. Default: the encoder's, or 128 for ColBERT.", min=1),
     length: int | None = option(None, "Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.", min=3),
     measure: bool = option(False, "Measure the rates of this machine on --sample."),
@@ -68,13 +65,16 @@ def estimate(
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model
     from quiver.retrieval.planning import FORMULAS, Machine, estimate_index, estimate_rate, index_size, matrix_weights, measure_rate
+    from quiver.retrieval.records import ModelCard
 
     loaded: BiEncoder | ColBERT | None = None
     if model in PRESETS:
         if dtype is not None or device is not None:
             raise InputError("--dtype and --device apply only to models; a preset is not loaded")
         config = preset(model)
-        card, weights = _card_of_preset(model, config, kind, dim, length), matrix_weights(config)
+        dense = (dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
+        card = ModelCard(model, kind, "", *(dense if kind == "dense" else (dim or 128, "maxsim", 32, length or 180)))
+        weights = matrix_weights(config)
     else:
         if dim is not None or length is not None:
             raise InputError("--dim and --length apply only to presets; a model has its own")
@@ -100,14 +100,6 @@ def estimate(
     _print(f"{model}: {card.kind}, width {card.dim}", plans)
     if formulas:
         print_table("Formulas", ("figure", "formula"), list(FORMULAS.items()))
-
-
-def _card_of_preset(name: str, config: EncoderConfig, kind: Literal["dense", "colbert"], dim: int | None, length: int | None) -> ModelCard:
-    from quiver.retrieval.records import ModelCard
-
-    if kind == "dense":
-        return ModelCard(name, kind, "", dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
-    return ModelCard(name, kind, "", dim or 128, "maxsim", 32, length or 180)
 
 
 def _sampled(source: str, given: SourceOptions, model: BiEncoder | ColBERT, size: int = 512) -> tuple[list[Document], int]:
@@ -163,18 +155,9 @@ def _print(title: str, plans: dict[str, dict[str, Any]]) -> None:
         encode = "-" if hours is None else f"{hours:,.2f}" if hours >= 0.1 else f"{hours:.4f}"
         sizes = (index["disk"], each["build_memory"], each["search_memory"])
         price = "-" if cost is None else f"{cost:,.2f}"
-        rows.append(
-            (
-                name,
-                index["engine"],
-                f"{each['corpus']['documents']:,}",
-                f"{each['tokens'] / 1e6:,.1f}",
-                encode,
-                *map(_gigabytes, sizes),
-                f"{each['shards']:,}",
-                price,
-            )
-        )
+        counts = (f"{each['corpus']['documents']:,}", f"{each['tokens'] / 1e6:,.1f}", encode)
+        gigabytes = (f"{size / 1e9:,.2f}" if size >= 1e8 else f"{size / 1e9:.4f}" for size in sizes)
+        rows.append((name, index["engine"], *counts, *gigabytes, f"{each['shards']:,}", price))
     header = ("", "engine", "documents", "M tokens", "encode (h)", "disk (GB)", "build (GB)", "search (GB)", "shards", "cost")
     print_table(title, header, rows)
     costs = [each["cost"] for each in plans.values() if each["cost"] is not None]
@@ -185,7 +168,3 @@ def _print(title: str, plans: dict[str, dict[str, Any]]) -> None:
         say("hours are unknown without a rate; pass --measure or --gpu")
     else:
         say(f"rate: {rates['tokens_per_second']:,.0f} tokens/s, {'measured' if rates['measured'] else 'estimated, not measured'}")
-
-
-def _gigabytes(value: float) -> str:
-    return f"{value / 1e9:,.2f}" if value >= 1e8 else f"{value / 1e9:.4f}"

@@ -141,9 +141,7 @@ def evaluate(
     *,
     model: str | None = option(None, "Folder or hub id of the model, or bm25.", "-m"),
     index: Path | None = options.SEARCHED_INDEX,
-    run: Path | None = option(
-        None, "TREC run to score, instead of --model; for several collections a folder with COLLECTION.SPLIT.trec for each."
-    ),
+    run: Path | None = option(None, "TREC run to score instead of --model; for several collections a folder of COLLECTION.SPLIT.trec."),
     combination: options.Combination,
     name: str = option("", "Name of the system in reports. Default: made from its parts."),
     title: str = options.REPORT_TITLE,
@@ -153,9 +151,7 @@ def evaluate(
     effort: str | None = options.EFFORT,
     encoding: options.Encoding,
     settings: ModelOptions,
-    library: Literal["quiver", "sentence-transformers", "pylate"] = option(
-        "quiver", "Library that runs the model: quiver, sentence-transformers or pylate."
-    ),
+    library: Literal["quiver", "sentence-transformers", "pylate"] = option("quiver", "Library that runs the model."),
     k: int = option(1000, "Number of results per query.", min=1),
     bm25: bool = option(True, "Evaluate BM25 as a baseline.", "--bm25/--no-bm25"),
     in_domain: tuple[str, ...] = option((), "Collection the model was trained on, reported separately. Repeatable."),
@@ -309,7 +305,7 @@ def report_compare(
     systems: tuple[Path, ...] = argument("Results folders to compare with the baseline."),
     *,
     out: Path | None = option(
-        None, "Report file (.md, .html or .tex), with all measures, p values and the queries that changed most.", "-o"
+        None, "Report file (.md, .html or .tex) with all measures, p values and the queries that changed most.", "-o"
     ),
     title: str = options.REPORT_TITLE,
     output: options.Output,
@@ -417,16 +413,9 @@ def collections_list(names: tuple[str, ...] = options.COLLECTION_NAMES, json: bo
         return
     rows = []
     for each in known:
-        megabytes = None if each["bytes"] is None else each["bytes"] / 1e6
-        numbers = ((each["queries"], ","), (each["documents"], ","), (megabytes, ",.1f"))
-        rows.append(
-            (
-                each["key"],
-                each["split"],
-                *("" if number is None else format(number, form) for number, form in numbers),
-                "yes" * (each["folder"] is not None),
-            )
-        )
+        counts = ("" if each[name] is None else f"{each[name]:,}" for name in ("queries", "documents"))
+        megabytes = "" if each["bytes"] is None else f"{each['bytes'] / 1e6:,.1f}"
+        rows.append((each["key"], each["split"], *counts, megabytes, "yes" * (each["folder"] is not None)))
     header = ("name", "split", "queries", "documents", "MB", "cached")
     print_table(f"{len(entries)} collections; cache: {cache.root}", header, rows)
 
@@ -444,9 +433,8 @@ def collections_show(name: str = argument("Collection, such as beir/scifact."), 
         print_json(known)
         return
     for each in known:
-        shown = {
-            name: value for name, value in each.items() if name not in ("key", "sources", "folder", "held", "bytes", "revision", "url")
-        }
+        hidden = ("key", "sources", "folder", "held", "bytes", "revision", "url")
+        shown = {name: value for name, value in each.items() if name not in hidden}
         shown |= {"splits": ", ".join(each["splits"]), "download": _size(each["bytes"])}
         shown |= {f"from {key}": f"{one['url']} ({one['revision'] or 'no fixed revision'})" for key, one in each["sources"].items()}
         where = f"no; download with: quiver collections fetch {each['key']}"

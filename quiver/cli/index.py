@@ -299,7 +299,7 @@ def repair(
     *,
     model: options.IndexModel,
     encode: bool = option(
-        True, "Encode damaged documents again that are stored or in a source of the index; else they are lost.", "--encode/--no-encode"
+        True, "Encode damaged documents again whose text is stored or in a source; else they are lost.", "--encode/--no-encode"
     ),
     dry_run: bool = options.DRY_RUN,
     wait: float = options.WAIT,

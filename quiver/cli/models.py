@@ -85,9 +85,7 @@ def enlarge(
     out: Path = options.MODEL_OUT,
     revision: str | None = options.REVISION,
     shared: bool = option(
-        True,
-        "Divide weights among the copies of a column, so that outputs stay close; or copy them as published.",
-        "--shared/--as-published",
+        True, "Divide weights among copies of a column, so that outputs stay close; or copy them.", "--shared/--as-published"
     ),
     overwrite: bool = options.OVERWRITE,
     json: bool = options.JSON,

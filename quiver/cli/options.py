@@ -220,16 +220,11 @@ MODEL_DTYPE = option(
 )
 DEVICE = option(None, "Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
 BATCH_TOKENS = option(
-    None,
-    "Tokens that the model encodes at once. Default: 4,096 on a CPU; on a GPU what half of its free memory holds, up to 65,536.",
-    min=1,
+    None, "Tokens per batch of the model. Default: 4,096 on a CPU; on a GPU what half of its free memory holds, up to 65,536.", min=1
 )
 USE_TITLE = option(True, "Do not prepend the title to the text of each document.", " /--no-title", show_default=False)
 STORE_TEXT = option(
-    True,
-    "Do not store the texts in the index. It then shows no texts, and cannot be refreshed, grouped or fused with BM25.",
-    " /--no-text",
-    show_default=False,
+    True, "Store no texts: the index shows none and cannot be refreshed, grouped or fused with BM25.", " /--no-text", show_default=False
 )
 DOCUMENT_IDS = option(None, "File of document ids, one per line: delete or search these documents.", "--ids")
 ENGINE = option("auto", "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.")
@@ -246,7 +241,7 @@ EFFORT = option(
 )
 SPLIT = option("train", "Split of the relevance judgements: train, dev or test.")
 QUERY_FILE = option(
-    None, "File of queries with the fields id and text: .jsonl, .json, .csv, .tsv (also without a header), .parquet or .arrow.", "--queries"
+    None, "File of queries with fields id and text: .jsonl, .json, .csv, .tsv (header optional), .parquet or .arrow.", "--queries"
 )
 RENAME = option(
     (),
@@ -260,7 +255,7 @@ OUT = option(..., "Folder to write.", "-o")
 BEIR_OUT = option(..., "BEIR folder to write.", "--out", "-o")
 MODEL_OUT = option(..., "Model folder to write.", "--out", "-o")
 RUN_OUT = option(
-    None, "Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run.", "--out", "-o"
+    None, "Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Needed without --dry-run.", "--out", "-o"
 )
 RESUME = option(False, "Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
 OVERWRITE = option(False, "Overwrite the output if it exists.")
@@ -275,14 +270,10 @@ GROUPS[SourceOptions] = {
     "id": option(None, "Field of a table that holds the id. Default: _id, id, doc_id, docid or document_id, or a running number."),
     "title": option(None, "Field of a table that holds the title. Default: title."),
     "text": option(
-        (),
-        "Field of a table that holds the text. Repeatable: the texts are joined. Default: text, contents, content, body, passage or"
-        " document.",
+        (), "Field with the text. Repeatable: the texts are joined. Default: text, contents, content, body, passage or document."
     ),
     "lists": option(
-        (),
-        "Field of a table whose texts hold several values, such as tags separated by commas, semicolons or vertical bars. Repeatable.",
-        "--list",
+        (), "Field of a table whose texts hold several values, separated by commas, semicolons or vertical bars. Repeatable.", "--list"
     ),
     "columns": option(
         None,
@@ -294,9 +285,7 @@ GROUPS[SourceOptions] = {
         "Where texts are cut: headings, functions, tokens:256 (maximum of a passage), overlap:32 (tokens), separated by commas; or whole."
         " Default: headings,functions for files; tables are not cut.",
     ),
-    "include": option(
-        (), "Files of a folder to read, such as '*.md' or 'docs/**'; hidden ones and node_modules must be named. Repeatable."
-    ),
+    "include": option((), "Files of a folder to read, such as '*.md' or 'docs/**'; hidden ones and node_modules by name. Repeatable."),
     "exclude": option((), "Files or folders to leave out, such as tests or '*.min.js'. Repeatable."),
 }
 GROUPS[ModelOptions] = {
@@ -329,7 +318,7 @@ class FieldTypes:
         "--type",
     )
     on_type_error: Literal["error", "null"] = option(
-        "error", "What becomes of a value that does not fit the type of its field: an error, or null, which no filter finds."
+        "error", "A value that does not fit its field's type: an error, or null, which no filter finds."
     )
 
     def arguments(self) -> dict[str, Any]:
@@ -345,12 +334,7 @@ class FieldTypes:
 class IndexModel:
     """The model that searches an index."""
 
-    model: str | None = option(
-        None,
-        "Folder or hub id of the model, or folder of its ONNX export, which searches without PyTorch. Default: the model that built the"
-        " index.",
-        "-m",
-    )
+    model: str | None = option(None, "Folder or hub id of the model, or of its ONNX export (no PyTorch). Default: that of the index.", "-m")
     device: str | None = DEVICE
 
     def load(self, index: IndexReader, batch_tokens: int | None = None) -> BiEncoder | ColBERT | OnnxModel | BM25:
@@ -437,7 +421,7 @@ class Combination:
     """Fusion, re-ranking and grouping of rankings."""
 
     fuse: tuple[str, ...] = option(
-        (), "Ranking to fuse with: bm25, or another index of the same documents; in evaluate also a model or a run. Repeatable."
+        (), "Ranking to fuse with: bm25 or an index of the same documents; in evaluate a model or a run. Repeatable."
     )
     fusion: Literal["rrf", "weighted"] | None = option(None, "Fusion by reciprocal ranks (rrf) or by scores (weighted). Default: rrf.")
     weights: tuple[float, ...] | None = option(
@@ -449,8 +433,7 @@ class Combination:
     rerank: str | None = option(None, "Re-rank the candidates with a ColBERT model, or with the index of one.")
     candidates: int | None = option(None, "Candidates that each ranking contributes to fusion and re-ranking. Default: 100.", min=1)
     group_by: str | None = option(
-        None,
-        "Group passages by this field of the index, such as file: its values are ranked, each by its best passage, and -k counts values.",
+        None, "Group passages by a field, such as file: its values are ranked by their best passages, and -k counts them."
     )
 
     def make_fusion(self, searched: Sequence[str]) -> Fusion:

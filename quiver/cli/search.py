@@ -53,9 +53,7 @@ class ShardOptions:
     """Search over shards on a Ray cluster."""
 
     shards: int | None = option(None, "Number of Ray actors to distribute the index over.", min=1)
-    shard_memory: int | None = option(
-        None, "Memory for the index per shard, such as 2GB. Without --shards: use as few shards as fit.", parse=parse_size
-    )
+    shard_memory: int | None = option(None, "Memory per shard, such as 2GB. Without --shards: as few shards as fit.", parse=parse_size)
     replicas: int | None = option(None, "Replicas per shard; with 2, searches survive the loss of an actor. Default: 1.", min=1)
     address: str | None = options.ADDRESS
 
@@ -386,13 +384,7 @@ def _print_explained(
 def explanation_view(query: str, explained: Mapping[str, Explained], text: str | None = None) -> list[RenderableType]:
     """Render the explanations of one document: matched tokens as tables, words in a line, and the text with matches in colour.
 
-    Colour shows the similarity of two tokens, and so do the numbers in the tables. rich omits colours where the output is not a
-    terminal, or ``NO_COLOR`` is set.
-
-    Args:
-        query: Text of the query.
-        explained: Ranking -> explanation of the document's score.
-        text: Text of the document as it was encoded, shown where no token matched; None if it is not stored.
+    ``text`` is shown where no token matched. rich omits colours where the output is not a terminal, or ``NO_COLOR`` is set.
     """
     from quiver.retrieval.search.explain import Explanation
 

@@ -46,7 +46,7 @@ class Combining:
         " the texts of the index that it is fused with, and is served by itself too. Repeatable.",
     )
     rerank: str | None = option(
-        None, "Name of an index of a ColBERT model, or a ColBERT model: it re-ranks 100 candidates of every --fuse, or of the first index."
+        None, "Index of a ColBERT model, or the model: it re-ranks 100 candidates of every --fuse or the first index."
     )
 
     def of(self, first: str) -> Combinations:
@@ -69,15 +69,10 @@ class LimitOptions:
     body_bytes: int = option("8MB", "Largest size of a request body, such as 1MB.", "--max-body", parse=parse_body_size)
     queue: int = option(256, "Largest number of waiting queries; further requests are answered with status 429.", "--max-queue", min=1)
     connections: int = option(
-        1000,
-        "Largest number of open connections, fewer where ulimit -n is low; further requests are answered with status 503.",
-        "--max-connections",
-        min=1,
+        1000, "Most open connections, fewer where ulimit -n is low; others get status 503.", "--max-connections", min=1
     )
     seconds: float = option(10.0, "Time limit of a search, in seconds.", "--timeout", min=0.001)
-    read_seconds: float = option(
-        10.0, "Time limit for a client to send a request or read a response, in seconds.", "--client-timeout", min=0.1
-    )
+    read_seconds: float = option(10.0, "Time for a client to send a request or read a response, in seconds.", "--client-timeout", min=0.1)
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class AddressOptions:
     host: str = option("127.0.0.1", "Network interface to listen on; 0.0.0.0 for all.")
     port: int = option(8080, "Port to listen on; 0 for a free one.", "-p", min=0, max=65535)
     origins: tuple[str, ...] = option(
-        (), "Origin of web pages that may send requests (CORS), such as https://example.com, or *. Repeatable.", "--allow-origin"
+        (), "Origin of pages that may send requests (CORS): https://example.com, or *. Repeatable.", "--allow-origin"
     )
     hosts: tuple[str, ...] = option(
         (),
@@ -109,9 +104,7 @@ def serve(
     combining: Combining,
     model: options.IndexModel,
     listen: AddressOptions,
-    token_file: Path | None = option(
-        None, "File with the token that allows adding and deleting documents. Default: QUIVER_TOKEN, otherwise read-only."
-    ),
+    token_file: Path | None = option(None, "File with the token for adding and deleting documents. Default: QUIVER_TOKEN, else read-only."),
     read_token_file: Path | None = option(
         None,
         "File with the token that searches, reading documents and using models need. The token of --token-file is accepted too. Default:"

@@ -82,7 +82,7 @@ def _predict_training(recipe: Recipe, device: str | None, output: options.Output
     say_next = None if output.json else partial(typer.echo, err=True)
     found = dry_run(recipe, device=device, progress=output.progress, say=say_next)
     if output.json:
-        print_json(_dry_run_json(found))
+        print_json({**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds})
         return
     about = "" if found.exact else "about "
     left_out = 0 if recipe.training.no_duplicates else found.rows % recipe.training.batch_size  # with it, an epoch may have fewer batches
@@ -126,10 +126,6 @@ def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) ->
         raise InputError("--dry-run predicts a new run; remove --resume")
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
-
-
-def _dry_run_json(found: DryRun | PretrainingDryRun) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds}
 
 
 def _dry_run_values(found: DryRun | PretrainingDryRun) -> dict[str, str | None]:
@@ -224,7 +220,8 @@ def _predict_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
 
     found = dry_run_pretraining(recipe, device=device, progress=output.progress)
     if output.json:
-        print_json({**_dry_run_json(found), "phases": [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]})
+        phases = [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]
+        print_json({**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds, "phases": phases})
         return
     more = "" if found.exact else "more than "
     values = {
@@ -237,18 +234,18 @@ def _predict_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
     }
     print_values(f"{recipe.name}: dry run, nothing was written", values)
     header = ("phase", "tokens", "passes", "updates", "split documents", "packing", "tokens/s", "duration")
-    phases = []
+    rows = []
     for phase in found.phases:
         counts = (f"{phase.tokens:,}", f"{phase.passes:.1f}", f"{phase.updates:,}", f"{phase.split:.1%}", f"{phase.packing:.1%}")
-        phases.append((phase.name, *counts, f"{phase.tokens_per_second:,.0f}", _duration(phase.seconds)))
-    print_table("phases", header, phases)
+        rows.append((phase.name, *counts, f"{phase.tokens_per_second:,.0f}", _duration(phase.seconds)))
+    print_table("phases", header, rows)
 
 
 @command
 def sweep(
     recipe: str = argument("Recipe file, or the name of a shipped recipe; it needs a development section."),
     settings: tuple[str, ...] = argument(
-        "section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates.", ()
+        "section.setting=value,value to sweep; section.setting=value for all runs. Default: the learning rates.", ()
     ),
     *,
     out: Path = option(..., "Folder to write: one folder per run, sweep.json, sweep.md and sweep.svg.", "-o"),
@@ -308,7 +305,7 @@ def sweep(
 @command
 def validate(
     recipes: tuple[str, ...] = argument(
-        "Recipe files, names of shipped recipes, and settings to change in all of them: section.setting=value.", metavar="RECIPES..."
+        "Recipe files, names of shipped recipes, and settings for all: section.setting=value.", metavar="RECIPES..."
     ),
     json: bool = options.JSON,
 ) -> None:
@@ -396,9 +393,7 @@ def average_checkpoints(
 
 @command
 def mine(
-    data: tuple[str, ...] = argument(
-        "BEIR folder; or files of pairs (.jsonl, .csv, .tsv, .parquet), folders of such files, or hub:// sources."
-    ),
+    data: tuple[str, ...] = argument("BEIR folder; or files of pairs (.jsonl, .csv, .tsv, .parquet), folders of them, or hub:// sources."),
     *,
     out: Path = options.OUT,
     model: str | None = option(None, "Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index.", "-m"),
@@ -512,7 +507,7 @@ def teacher_scores(
     data: tuple[str, ...] = argument("Training rows: .jsonl, .csv, .tsv or .parquet files, folders of such files, or hub:// sources."),
     *,
     teachers: tuple[str, ...] = option(
-        ..., "Teacher model: folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable.", "--teacher", "-t"
+        ..., "Folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable.", "--teacher", "-t"
     ),
     out: Path = options.OUT,
     form: Literal["texts", "ids"] = option("texts", "Format of the rows: texts, or ids of texts in --queries and --documents.", "--format"),
