@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
+from tests.quiver.conftest import make_bi_encoder
+
 DOCUMENTS = [
     {"_id": "d1", "text": "a bird has wings", "year": 1999, "tags": ["animal", "air"]},
     {"_id": "d2", "text": "the sea is deep", "metadata": {"year": 2005}},
     {"_id": "d3", "text": "retrieval finds documents", "year": 2020, "tags": ["search"]},
 ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_bi_encoder(tmp_path / "model", (str(document["text"]) for document in DOCUMENTS))
 
 
 @pytest.fixture

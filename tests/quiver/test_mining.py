@@ -15,9 +15,15 @@ from quiver.encoder import Encoder, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelOptions
+from tests.quiver.conftest import make_bi_encoder
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
 QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_bi_encoder(tmp_path / "model", DOCUMENTS.values())
 
 
 @pytest.fixture
