@@ -382,3 +382,10 @@ def test_flexberts_ablations(tmp_path: Path, change: dict[str, object]) -> None:
         torch.testing.assert_close(
             weight.grad, gradient.float(), atol=1e-5 * gradient.abs().max().item(), rtol=1e-3, msg=f"{name} {{}}".format
         )
+    # And the states of a text do not depend on the others of its batch.
+    with torch.no_grad():
+        alone = [encoder.eval()(pack_ids([text])) for text in texts()]
+        for order in ([6, 5, 4, 3, 2, 1, 0], [2, 6, 0]):
+            batch = pack_ids([texts()[row] for row in order])
+            for row, states in zip(order, batch.unpack(encoder(batch)), strict=True):
+                torch.testing.assert_close(states, alone[row], atol=5e-6 * max(1.0, alone[row].abs().max().item()), rtol=0)

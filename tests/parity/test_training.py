@@ -218,6 +218,32 @@ def compare_dense(ours: Ours, theirs: SentenceTransformer, loss: torch.nn.Module
     assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)), steps=steps)
 
 
+@pytest.mark.slow
+def test_gradients_of_minilm(minilm: Path) -> None:
+    """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
+    theirs = SentenceTransformer(str(minilm), device="cpu").eval()
+    ours = our_dense(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
+    ours.module.eval()
+    generator = random.Random(3)
+    rows = [[{"query": text(generator, 1, 12), "document_1": text(generator, 2, 200)} for _ in range(8)]]
+    sides = ((ours.module, ours.loss, ours.batches(rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
+    values = []
+    for _, loss, [batch] in sides:
+        value = loss(*batch)
+        value.backward()
+        values.append(value.item())
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
+    pairs = {
+        "embeddings.tokens.weight": "embeddings.word_embeddings.weight",
+        "embeddings.norm.bias": "embeddings.LayerNorm.bias",
+        "layers.0.attention.out.weight": "encoder.layer.0.attention.output.dense.weight",
+        "layers.5.mlp.down.weight": "encoder.layer.5.output.dense.weight",
+    }
+    for ours_name, theirs_name in pairs.items():
+        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
 def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
     """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
@@ -279,6 +305,18 @@ def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path
         list(train(*side)) for side in ((ours.module, ours.loss, ours.batches(rows)), (theirs, loss, their_dense(theirs, rows)))
     )
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=1e-5)  # the losses are in the hundreds
+
+
+@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
+def test_dense_modules_are_trained(base: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, dense=True)
+    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    rows = without_scores(make_batches(2))
+    before = [projection.linear.weight.detach().clone() for projection in ours.model.settings.projections]
+    compare_dense(ours, theirs, DENSE_LOSSES[name](theirs), rows)
+    assert len(before) == 2
+    for old, projection in zip(before, ours.model.settings.projections, strict=True):
+        assert (projection.linear.weight - old).abs().max() > 1e-3
 
 
 PROMPTS = {"query": "the best window: ", "document": "wings of a "}
