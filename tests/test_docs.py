@@ -35,7 +35,6 @@ import pytest
 import typer.main
 
 from quiver.cli.main import COMMANDS, app
-from quiver.retrieval.models.folders import PROMPTS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.recipe import DISTILLATION, IN_BATCH, LOSSES_BY_KIND, LOSSES_BY_SETTING, LossSection, load_recipe
 from tests.hub import fill_hub
@@ -167,13 +166,6 @@ def test_the_rows_in_the_table_of_data_formats_are_read(row: str, settings: str,
     rows = prepare_rows(recipe.data, tmp_path / "work", seed=1)
     assert len(rows) >= 1
     assert rows.documents_per_row == int(documents)
-
-
-def test_the_published_prompts_are_in_supported_models() -> None:
-    text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
-    for pattern, prompts in PROMPTS.items():
-        for prompt in filter(None, prompts):
-            assert json.dumps(prompt, ensure_ascii=False) in text, pattern
 
 
 FENCE = re.compile(

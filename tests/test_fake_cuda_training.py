@@ -6,7 +6,6 @@ FakeTensorMode traces shapes. Autograd's engine cannot run on such tensors, beca
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from quiver.encoder.attention import dispatch
 from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
 from quiver.encoder.packing import copy_to
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, autocast, make_optimizer, require_optimizer
+from tests.test_fake_cuda import copy_name, fake_h100
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -69,20 +69,14 @@ class Trace(TorchDispatchMode):
         if name == "empty" and kwargs.get("pin_memory"):
             self.pinned.append(result.untyped_storage())
         if name in ("_to_copy", "copy") and inputs and outputs:
-            waits = inputs[-1][2] != outputs[0][2] and 0 not in outputs[0][1] and self._copy_waits(result, args, kwargs)
+            source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
+            waits = 0 not in outputs[0][1] and copy_name(source, result, args, kwargs, self.pinned) == "blocking copy"
         if name == "segment_reduce":
             waits = on_device and not kwargs.get("unsafe")  # it reads the lengths to check them
         if name == "index" and on_device:
             waits = any(dtype == torch.bool for dtype, *_ in inputs[1:])  # it counts them
         self.current.append(Operation(name, inputs, outputs, waits))
         return result
-
-    def _copy_waits(self, result: Tensor, args: Any, kwargs: Any) -> bool:
-        """Whether a copy between host and device waits: nothing asked for the contrary, or the memory of the host is not pinned."""
-        non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-        source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
-        host = source if source.device.type == "cpu" else result
-        return not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in self.pinned)
 
     def waits(self) -> list[str]:
         return [one.name for one in (*self.forward, *self.backward) if one.waits]
@@ -97,15 +91,7 @@ class Trace(TorchDispatchMode):
 def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     """An H100 that is not there, and what runs on it."""
     found = Trace()
-    monkeypatch.setattr(
-        "triton.runtime.jit.JITFunction.run",
-        lambda kernel, *args, grid, warmup, **options: found.current.append(Operation(kernel.fn.__name__)),
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
-    # Autocast asks for both before it is enabled.
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *arguments: True)
+    fake_h100(monkeypatch, lambda name: found.current.append(Operation(name)))
     monkeypatch.setattr(nn.Module, "to", lambda module, *arguments: module)  # fake weights cannot be moved; they are where they belong
     yield found
     dispatch.choose_backend.cache_clear()

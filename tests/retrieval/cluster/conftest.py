@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,29 +13,12 @@ import pytest
 from quiver.retrieval.cluster.index import Shard, ShardNotOpenError, ShardsClosedError, ShardSpec
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, calibrate_index, delete_documents
-from quiver.retrieval.index.files import Disk
 from quiver.retrieval.index.index import SearchRequest, encoded_queries
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
+from tests.retrieval.index.faults import ENGINES, FAST
 
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "exact-dense": {},
-    "pq-dense": {},
-    "ivf-dense": {"nlist": 4},
-    "faiss-dense": {"factory": "IVF4,SQ8"},
-    "exact-tokens": {},
-    "ivf-tokens": {"centroids": 8},
-    "bm25": {},
-}
-NARROW: Mapping[str, Mapping[str, Any]] = {
-    "exact-dense": {},
-    "pq-dense": {"k_factor": 1},
-    "ivf-dense": {"nprobe": 1, "k_factor": 1},
-    "faiss-dense": {"nprobe": 1, "k_factor": 1},
-    "exact-tokens": {},
-    "ivf-tokens": {"nprobe": 1, "tokens_k": 2, "candidates": 1},
-    "bm25": {},
-}
+NARROW = {name: kind.narrow for name, kind in ENGINES.items()}
 QUERIES = ["w1", "w3 w4 w19", "w7 other w2", " ".join(f"w{number}" for number in range(12))]
 FILTERS = {
     "all": None,
@@ -58,17 +41,6 @@ def documents(begin: int, count: int, *, late: bool = False) -> list[Document]:
     return made
 
 
-class FastDisk(Disk):
-    """Syncs nothing."""
-
-    def sync_file(self, path: Path) -> None:
-        assert path.is_file()
-
-    def sync_folder(self, path: Path) -> None:
-        assert path.is_dir()
-
-
-FAST = FastDisk()
 APART = 1
 """Bytes of memory in which an addition is merged with nothing: it stays a segment of its own."""
 
@@ -124,7 +96,7 @@ def build(word_sum: Any, word_by_word: Any) -> Build:
 
     def made(path: Path, engine: str = "exact-dense", *, measured: bool = False) -> Built:
         model = BM25() if engine == "bm25" else word_by_word if engine.endswith("tokens") else word_sum
-        options = BuildOptions(engine=engine, settings=SETTINGS[engine], calibrate=False)
+        options = BuildOptions(engine=engine, settings=ENGINES[engine].settings, calibrate=False)
         build_index(documents(0, 60), model, path, options=options, disk=FAST)
         for begin, count, late in ((60, 9, False), (69, 25, True), (94, 16, False)):
             add_documents(path, documents(begin, count, late=late), model, memory=APART, disk=FAST)

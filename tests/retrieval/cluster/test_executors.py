@@ -159,9 +159,6 @@ def test_devices_exclude_other_choices_of_workers(options: dict[str, Any], messa
         Encoding(**options, devices=["cpu", "cpu"]).open_executor()
 
 
-"""Imports every module of a task."""
-
-
 def test_devices_are_parsed_and_checked() -> None:
     assert parse_devices("cpu, cpu") == ["cpu", "cpu"]
     for text, message in (("0,99", "device cuda:"), ("cpu,tpu", "got 'tpu'"), ("", "got ''"), ("cpu,", "got ''"), ("cpu:1", "got 'cpu:1'")):

@@ -47,14 +47,6 @@ def word_piece() -> Tokenizer:
     return Tokenizer(backend, {})
 
 
-def sentence_piece() -> Tokenizer:
-    pieces = [("[UNK]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), ("\u2581bird", -1.0), ("s", -2.0), ("\u2581", -3.0)]
-    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.add_special_tokens([AddedToken(name, normalized=False) for name, _ in pieces[:4]])
-    return Tokenizer(backend, {})
-
-
 @pytest.fixture
 def make_model() -> MakeModel:
     def make(tokenizer: Tokenizer | None = None, **settings: object) -> ColBERT:
@@ -111,11 +103,6 @@ def test_word_pieces_keep_their_hashes(make_model: MakeModel) -> None:
     unknown = make_model(word_piece(), skiplist=("no single token",))  # stands for [UNK], as in the model
     assert names(unknown, "a zebra", "document") == ["[CLS]", "[D]", "a", "[SEP]"]
     assert len(unknown.encode_document(["a zebra"])[0]) == 4
-
-
-def test_sentence_pieces_are_shown_without_their_space_mark(make_model: MakeModel) -> None:
-    model = make_model(sentence_piece(), query_prefix="", document_prefix="", skiplist=(), query_expansion=False)
-    assert names(model, "bird birds", "query") == ["bird", "bird", "s"]
 
 
 def test_a_document_without_vectors_matches_nothing(make_model: MakeModel) -> None:

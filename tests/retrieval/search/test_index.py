@@ -60,11 +60,6 @@ def test_weights_are_those_of_the_rankings_in_their_order(index: Index) -> None:
     assert list(index.search(TEXT, 24, fuse="bm25", fusion="weighted")) == list(by_scores)
 
 
-def test_queries_with_ids_are_searched_as_texts(index: Index) -> None:
-    queries = [Query("a", TEXT), Query("b", "word3")]
-    assert index.search(queries, 4).ids == index.search([query.text for query in queries], 4).ids
-
-
 def test_one_string_is_one_id_or_one_field(index: Index) -> None:
     assert [hit.id for hit in index.search(TEXT, ids="d05")] == ["d05"]
     assert list(index.explain(TEXT, "d05")) == ["d05"]

@@ -13,12 +13,12 @@ import pytest
 
 from quiver import build_index, open_index
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, add_documents, delete_documents
+from quiver.retrieval.index import add_documents, delete_documents
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.groups import field_of
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import Combinations, Service, open_service
+from quiver.retrieval.serving.service import Service, open_service
 from tests.retrieval.serving.conftest import answer
 
 mcp = pytest.importorskip("mcp")
@@ -27,8 +27,6 @@ QUERY = "sea bird"
 
 class Built(NamedTuple):
     folder: Path
-    silent: Path
-    """The same documents, built without texts."""
     service: Service
     app: Any
 
@@ -45,9 +43,8 @@ def passages() -> list[Document]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("grouped")
     build_index(passages(), "bm25", root / "index")
-    build_index(passages(), "bm25", root / "silent", options=BuildOptions(store_text=False))
-    service = open_service({"words": root / "index", "silent": root / "silent"})
-    return Built(root / "index", root / "silent", service, create_application(service))
+    service = open_service({"words": root / "index"})
+    return Built(root / "index", service, create_application(service))
 
 
 class Shown(NamedTuple):
@@ -114,14 +111,6 @@ def test_pages_of_groups_are_parts_of_one_ranking(built: Built) -> None:
     assert call_tool(built.service, offset=6, group_by="document").structured_content["nothing_found"] is None
     explained = post(built.app, k=2, offset=1, explain=True).json()["hits"]
     assert [hit["explanation"]["score"] for hit in explained] == pytest.approx([hit["score"] for hit in whole[1:3]])
-
-
-def test_a_fused_retriever_ranks_groups(quiver: Callable[..., Any], built: Built) -> None:
-    app = create_application(open_service({"one": built.folder, "two": built.silent}, combined=Combinations(fused=[["one", "two"]])))
-    hits = post(app, retriever="one+two", k=3).json()["hits"]
-    done = quiver("search", built.folder, QUERY, "-k", 3, "--group-by", "document", "--fuse", built.silent, "--json")
-    assert shown(hits) == shown(json.loads(done.out))
-    assert [hit["group"] for hit in hits] == ["a", "c", "b"]
 
 
 def test_an_answer_is_partial_if_more_groups_need_too_many_passages(built: Built) -> None:
