@@ -53,7 +53,7 @@ def test_a_model_is_exported_with_its_run_and_scores(quiver: Callable[..., Any],
     assert index["name"] == "bird-search"
     values = {metric["name"]: metric["value"] for entry in index["results"] for metric in entry["metrics"]}
     assert values["nDCG@10"] == pytest.approx(scored["ndcg@10"], abs=1e-5)
-    assert "`birds`" in (out / "README.md").read_text()
+    assert "name: birds\n" in (out / "README.md").read_text()
     assert load_model(out).card.fingerprint == record["model"]["fingerprint"]
 
     other = quiver("export", out, "--layout", "hf", "--out", tmp_path / "bare", "--results", data)
