@@ -108,39 +108,37 @@ def open_corpus(source: Any, options: SourceOptions = DEFAULTS, tokens: PassageT
 
 
 def _open(source: Any, options: SourceOptions, tokens: PassageTokens, *, taken_over: bool) -> Corpus:
-    rules = _rules(options, tokens)
     columns = Columns(
         options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists, label=options.label
     )
     if not isinstance(source, str | Path):
         _refuse("documents", "they have no files to choose and no columns without names", options.include, options.exclude, options.columns)
         given = partial(read_given, source, columns)
-        read = _rows_or_passages("documents", given, options, rules, tokens)
+        read = _rows_or_passages("documents", given, options, tokens)
         return Corpus(IN_MEMORY, options, read, numbered=lambda: _is_numbered(partial(read_given, source), columns))
     if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:
-        return _standard_input(options, columns, rules, tokens)
+        return _standard_input(options, columns, tokens)
     if isinstance(source, str) and source.startswith((HUB, IR)):
         if source.startswith(HUB):
             HubSource.parse(source)
         documents = hub_documents if source.startswith(HUB) else ir_documents
-        read = _rows_or_passages(source, partial(documents, source, columns), options, rules, tokens)
+        read = _rows_or_passages(source, partial(documents, source, columns), options, tokens)
         return Corpus(source, options, read, numbered=lambda: _is_numbered(partial(documents, source), columns))
     path = expand_home(source)
     if _SURROGATE.search(str(path.absolute())):
         raise InputError(f"{str(path)!a}: the name is not in the encoding of the file system (UTF-8), so no index can store it; rename it")
     check_regular(path)
-    files = _files(path, options, rules, tokens)
-    if _is_files(path, files, options):
-        return Corpus(str(path.absolute()), options, files, numbered=lambda: True)
-    found = _tables(path, options, files)
+    if _is_files(path, options):
+        return Corpus(str(path.absolute()), options, _files(path, options, tokens), numbered=lambda: True)
+    found = _tables(path, options)
     if is_beir(path):
         _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
     tables = partial(read_tables, found, columns)
-    read = _rows_or_passages(str(path), tables, options, rules, tokens)
+    read = _rows_or_passages(str(path), tables, options, tokens)
     return Corpus(str(path.absolute()), options, read, numbered=partial(are_numbered, found, columns))
 
 
@@ -159,13 +157,13 @@ def _is_numbered(read: Callable[[Columns], Iterator[tuple[EntryPosition, Documen
 def holds_files(source: str | Path) -> bool:
     """Whether a source is read as files of text and code if no option names a field; otherwise it holds rows."""
     path = expand_home(source)
-    return not has_no_path(source) and _is_files(path, _files(path), DEFAULTS)
+    return not has_no_path(source) and _is_files(path, DEFAULTS)
 
 
 def holds_delimited(source: str | Path) -> bool:
     """Whether a source of rows holds CSV or TSV; raises InputError if it does not exist or is of no known type."""
     path = expand_home(source)
-    return not has_no_path(source) and any(map(is_delimited, _tables(path, DEFAULTS, _files(path))))
+    return not has_no_path(source) and any(map(is_delimited, _tables(path, DEFAULTS)))
 
 
 def is_beir(path: Path) -> bool:
@@ -178,9 +176,8 @@ def has_no_path(source: str | Path) -> bool:
     return str(source) == STANDARD_INPUT or (isinstance(source, str) and source.startswith((HUB, IR)))
 
 
-def _files(path: Path, options: SourceOptions = DEFAULTS, rules: PassageRules | None = None, tokens: PassageTokens = WORDS) -> FolderFiles:
-    choice = FileChoice(options.include, options.exclude)
-    return FolderFiles(path, choice, rules or _rules(options, tokens), tokens.spans, options.label)
+def _files(path: Path, options: SourceOptions, tokens: PassageTokens = WORDS) -> FolderFiles:
+    return FolderFiles(path, FileChoice(options.include, options.exclude), _rules(options, tokens), tokens.spans, options.label)
 
 
 def tokens_of(model: DenseModel | TokenModel) -> PassageTokens:
@@ -199,24 +196,23 @@ def _rules(options: SourceOptions, tokens: PassageTokens) -> PassageRules:
     return rules
 
 
-def _is_files(path: Path, files: FolderFiles, options: SourceOptions) -> bool:
+def _is_files(path: Path, options: SourceOptions) -> bool:
     """Whether a source is read as files of text and code."""
     if options.names_fields or is_beir(path):
         return False
     if path.is_dir():
-        return not files.is_empty()
+        return not _files(path, options).is_empty()
     return path.is_file() and not is_table(path) and (type_of(path) is not None or bool(options.include))
 
 
 ReadDocuments: TypeAlias = Callable[[], Iterator[tuple[EntryPosition, Document]]]
 
 
-def _rows_or_passages(
-    source: str, read: ReadDocuments, options: SourceOptions, rules: PassageRules, tokens: PassageTokens
-) -> ReadDocuments:
+def _rows_or_passages(source: str, read: ReadDocuments, options: SourceOptions, tokens: PassageTokens) -> ReadDocuments:
     """The rows of a table as documents, or their passages if the options ask for them."""
     if not options.passages:
         return read
+    rules = _rules(options, tokens)
     if rules.functions:
         raise InputError(f"{source}: --passages functions is for source files; rows of tables are cut by headings (of Markdown) and tokens")
     return partial(_cut_documents, read, rules, tokens.spans)
@@ -239,7 +235,7 @@ def _refuse(source: str, reason: str, *given: Sequence[str]) -> None:
         raise InputError(f"{source}: {reason}; remove --include, --exclude and --columns")
 
 
-def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[Path]:
+def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
     """The tables of a source; raises InputError if there are none."""
     if path.is_dir():
         if is_beir(path):
@@ -248,9 +244,10 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         found = [file for file in tables_of(path) if choice.has(file.name)]
         if special := sorted(file.name for file in path.iterdir() if is_special(file)):
             logger.warning("%s: pipes, sockets and devices left out: %d (such as %s)", path, len(special), special[0])
-        if not found and not files.is_empty():
-            raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
+            files = _files(path, options)
+            if not files.is_empty():
+                raise InputError(f"{path}: {_NOT_TABLES}")
             hidden = files.skipped() or ("change or remove --include and --exclude" if options.include or options.exclude else "")
             raise EmptyInputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
@@ -272,7 +269,7 @@ _NOT_TABLES = "--id, --title, --text, --list and --columns name fields of tables
 _SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 
-def _standard_input(options: SourceOptions, columns: Columns, rules: PassageRules, tokens: PassageTokens) -> Corpus:
+def _standard_input(options: SourceOptions, columns: Columns, tokens: PassageTokens) -> Corpus:
     """Keep standard input in a temporary file, which is removed together with the corpus."""
     folder = tempfile.TemporaryDirectory(prefix="quiver-")
     spool = Path(folder.name) / "standard-input.jsonl"
@@ -287,4 +284,4 @@ def _standard_input(options: SourceOptions, columns: Columns, rules: PassageRule
         except InputError as error:
             raise InputError(str(error).replace(str(spool), str(shown))) from error
 
-    return Corpus(STANDARD_INPUT, options, _rows_or_passages(STANDARD_INPUT, read, options, rules, tokens))
+    return Corpus(STANDARD_INPUT, options, _rows_or_passages(STANDARD_INPUT, read, options, tokens))
