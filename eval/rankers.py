@@ -48,6 +48,7 @@ from quiver.retrieval.search.retrievers import (
     RunRetriever,
     Scorer,
     SharedModel,
+    candidates_of,
     identity_of,
     indexes_of,
     search_with,
@@ -115,7 +116,7 @@ def rank(ranker: Ranker, benchmark: Benchmark, collection: Collection, k: int, e
     groups, policy = collection.documents if isinstance(collection.documents, GroupedDocuments) else None, benchmark.policy
     queries, wanted = collection.queries, depth(k, policy)
     retriever = ranker(benchmark, collection if groups is None else replace(collection, documents=groups.index.documents))
-    candidates: int | None = getattr(retriever, "candidates", None)  # a deeper search would take more of them than are in use
+    candidates = candidates_of(retriever)
     searched = list[Hits]()
 
     def search(most: int) -> Hits:

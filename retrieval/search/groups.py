@@ -96,7 +96,7 @@ class FieldValues:
             else:
                 found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
                 several: Sequence[Value] = [found] if isinstance(found, str | int | float) else found
-                self._known[key] = ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several))
+                self._known[key] = ", ".join(dict.fromkeys(str(typed_value(each, STRING)) for each in several)) or key  # an empty list
         return [self._known[key] for key in ids]
 
 

@@ -100,10 +100,15 @@ def search_with(retriever: Retriever, queries: Sequence[Query], k: int, filter: 
 
 def search_without_self(retriever: Retriever, queries: Sequence[Query], k: int, filter: FilterLike = None, effort: Effort = None) -> Hits:
     """Search a retriever for the documents that do not have the id of the query."""
-    hits = search_with(retriever, queries, min(k + 1, getattr(retriever, "candidates", k + 1)), filter, effort)
+    hits = search_with(retriever, queries, min(k + 1, candidates_of(retriever) or k + 1), filter, effort)
     others = (((key, score) for key, score in hits.ranking(row).items() if key != query.id) for row, query in enumerate(queries))
     without = Hits.of(dict(islice(each, k)) for each in others)
     return replace(hits, ids=without.ids, scores=without.scores)
+
+
+def candidates_of(retriever: Retriever) -> int | None:
+    """The candidates of a fusion or re-ranking: a deeper search would take more of them than are in use."""
+    return retriever.candidates if isinstance(retriever, FusedRetriever | RerankedRetriever) else None
 
 
 def one_effort(effort: str | Mapping[str, Setting] | None, target_recall: float | None) -> Effort:
@@ -124,7 +129,12 @@ class _FairLock:
         own = object()
         with self._turn:
             self._waiting.append(own)
-            self._turn.wait_for(lambda: self._waiting[0] is own)
+            try:
+                self._turn.wait_for(lambda: self._waiting[0] is own)
+            except BaseException:  # Ctrl-C: who no longer waits must not be next, or nobody gets the lock again
+                self._waiting.remove(own)
+                self._turn.notify_all()
+                raise
 
     def __exit__(self, *error: object) -> None:
         with self._turn:

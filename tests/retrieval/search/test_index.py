@@ -134,3 +134,9 @@ def test_any_retriever_is_evaluated_fused_and_given_to_langchain(index: Index) -
     pytest.importorskip("langchain_core")
     documents = langchain_retriever(FusedRetriever([index, Fixed()], Fusion(weights=(0, 1))), k=2).invoke(TEXT)
     assert [(each.id, each.page_content) for each in documents] == [(key, index.text_of(key)) for key in ("d01", "d05")]
+
+
+def test_documents_with_an_empty_list_are_groups_of_their_own() -> None:
+    documents = [{"id": str(number), "text": "word", "tags": ["x"] * (number > 2)} for number in range(5)]
+    hits = build_index(documents, "bm25").search("word", 5, group_by="tags")
+    assert sorted(str(hit.group) for hit in hits) == ["0", "1", "2", "x"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,16 @@ def test_an_index_of_bm25_is_not_fused_with_itself(tmp_path: Path) -> None:
     build_index(["a text about birds", "a text about salt"], "bm25", tmp_path / "words")
     with pytest.raises(InputError, match="an index of BM25, which bm25 would fuse with itself; leave out bm25"):
         OpenIndexes().fused([tmp_path / "words", "bm25"])
+
+
+def test_a_thread_that_is_interrupted_while_it_waits_for_a_model_leaves_the_queue(word_sum: Any, request: pytest.FixtureRequest) -> None:
+    # Background jobs of some shells ignore SIGINT.
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)))
+    shared, main = SharedModel(word_sum), threading.main_thread().ident
+    assert main is not None
+    with ThreadPoolExecutor(1) as pool:
+        with shared.lock:
+            threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                shared.encode_texts(["a word"], "query")
+        assert len(pool.submit(shared.encode_texts, ["another word"], "query").result(timeout=10).vectors) == 1
