@@ -72,8 +72,10 @@ def estimate(
         if dtype is not None or device is not None:
             raise InputError("--dtype and --device apply only to models; a preset is not loaded")
         config = preset(model)
-        dense = (dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
-        card = ModelCard(model, kind, "", *(dense if kind == "dense" else (dim or 128, "maxsim", 32, length or 180)))
+        if kind == "dense":
+            card = ModelCard(model, kind, "", dim or config.hidden_size, "cosine", 32, length or min(512, config.max_positions))
+        else:
+            card = ModelCard(model, kind, "", dim or 128, "maxsim", 32, length or 180)
         weights = matrix_weights(config)
     else:
         if dim is not None or length is not None:
