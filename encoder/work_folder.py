@@ -299,6 +299,8 @@ class SealedFolders:
         return target.with_name(f".{target.name}{worker and f'.{worker}'}.unfinished")
 
     def _write_seal(self, part: SealedFolder) -> None:
+        if taken := {"schema", "files", "sha256"} & part.about.keys():
+            raise ValueError(f"{', '.join(sorted(taken))}: these names of the seal cannot be used in about")
         (part.folder / f"{self.seal}.tmp").unlink(missing_ok=True)  # left where a killed process is resumed
         inside = sorted(path for path in part.folder.rglob("*") if path != part.folder / self.seal)
         for path in inside:

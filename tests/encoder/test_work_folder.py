@@ -198,6 +198,11 @@ def test_a_sealed_folder_is_read_back(folders: SealedFolders) -> None:
     assert entries(folders.folder) == ["b"]
 
 
+def test_a_note_with_a_name_of_the_seal_is_refused(folders: SealedFolders) -> None:
+    with pytest.raises(ValueError, match="sha256: these names of the seal"), folders.writing("b") as part:
+        part.about = {"sha256": "of something else"}
+
+
 def test_a_folder_that_fails_leaves_nothing_and_one_that_resumes_is_continued(folders: SealedFolders) -> None:
     def fail(*, resume: bool) -> None:
         with folders.writing("b", resume=resume) as part:

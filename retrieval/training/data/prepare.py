@@ -721,13 +721,14 @@ def _make_rows(work: Path, key: str, build: Callable[[Path], RowCounts], data: D
             counts = build(part.folder)
         finally:
             gc.unfreeze()
-        part.about |= counts._asdict()
+        part.about["counts"] = counts._asdict()
         logger.info("%s: prepared %d rows, skipped %d", work / key, counts.rows, counts.skipped)
 
     sealed = SealedFolders(work, _SCHEMA, RECORD).make(key, write, doing="preparing rows there", redo="preparing the rows again")
     repeats = data.short == "repeat"
     drawn = seed if data.negatives == "random" or repeats else None
-    return TrainingRows(Table(sealed.folder), RowCounts(**sealed.about), scored=bool(data.score_fields), seed=drawn, repeats=repeats)
+    counts = RowCounts(**sealed.about["counts"])
+    return TrainingRows(Table(sealed.folder), counts, scored=bool(data.score_fields), seed=drawn, repeats=repeats)
 
 
 def _sources(data: DataSection) -> list[str]:

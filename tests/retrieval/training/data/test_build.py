@@ -33,6 +33,15 @@ def test_rows_of_texts_are_read_back(write: Callable[..., Path], tmp_path: Path,
     assert list(rows.texts()) == [text for row in triplets for text in row.values()]
 
 
+def test_prepared_rows_are_used_again(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
+    section = DataSection(train=(str(write("rows.jsonl", triplets)),), document_fields=TRIPLET)
+    first = prepare_rows(section, tmp_path / "work", seed=0)
+    files = {path: path.stat().st_ino for path in (tmp_path / "work").rglob("*")}
+    again = prepare_rows(section, tmp_path / "work", seed=0)
+    assert {path: path.stat().st_ino for path in (tmp_path / "work").rglob("*")} == files
+    assert (list(again), again.counts) == (list(first), first.counts)
+
+
 def test_equal_data_have_equal_checksums_in_any_format(write: Callable[..., Path], tmp_path: Path, ids: DataSection) -> None:
     by_ids = prepare_rows(ids, tmp_path / "work", seed=0)
     texts = [
