@@ -63,6 +63,7 @@ DESCRIBED_COPIES = 12
 _IDS, _FIELDS, _TEXTS = "ids", "fields", "texts"
 _BATCH_ROWS, _BATCH_BYTES = 4096, 8 << 20  # of texts
 _SEARCHED = 2000  # an id is searched for among the sorted ids in the time in which so many rows are compared with a table of ids
+_FEW_IDS = 3  # ids that are found faster one by one, in tables of any size: documents of hits are read one by one
 
 
 def keeps_field(fields: Sequence[str] | None, name: str) -> bool:
@@ -114,7 +115,7 @@ class IdTable:
             DamagedIndexError: The table is damaged.
         """
         keys = [(key if type(key) is str else as_id(key)).encode("utf-8", "surrogatepass") for key in ids]
-        if len(keys) * _SEARCHED < len(self):
+        if len(keys) <= _FEW_IDS or len(keys) * _SEARCHED < len(self):
             return np.array([self._row_of(key) for key in keys], np.int64)
         wanted = binary_column(keys, self.array.type).dictionary_encode()
         numbers = pc.index_in(self.array, value_set=wanted.dictionary)
