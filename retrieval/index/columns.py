@@ -99,9 +99,8 @@ class StringColumn:
     def take(self, indices: NDArray[np.intp]) -> list[str]:
         """The strings with given numbers, in the order given."""
         if len(indices) <= _FEW:
-            offset = self._offsets.item
-            spans = [(offset(index), offset(index + 1)) for index in indices.tolist()]
-            return _decode([self._content[begin:end].data for begin, end in spans])
+            spans = [self._offsets.span(index, index + 2) for index in indices.tolist()]
+            return _decode([self._content.span(begin, end) for begin, end in spans])
         begins, ends = self._offsets[indices], self._offsets[indices + 1]
         content = self._content.spans(begins, ends).data
         return _decode([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])

@@ -378,6 +378,7 @@ class CheckedArray:
         is_verified: bool = True,
     ) -> None:
         self._array = array
+        self._memory: memoryview | None = None
         self._checks = checks
         self._lost = lost
         self._start = start
@@ -416,6 +417,15 @@ class CheckedArray:
         if self._checks is not None:
             self._checks.need(self._start + row * self._width, self._start + (row + 1) * self._width)
         return self._array.item(row)
+
+    def span(self, first: int, last: int) -> memoryview:
+        """The elements ``first`` to ``last - 1`` of a one-dimensional array: for a few, faster than an array of them."""
+        if self._checks is not None:
+            self._checks.need(self._start + first * self._width, self._start + last * self._width)
+        if self._memory is None:
+            native = self._array.dtype.newbyteorder("=")  # a memoryview reads no other
+            self._memory = self._array.astype(native, copy=False).view(native).data
+        return self._memory[first:last]
 
     def rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The complete array, after verifying the given rows."""

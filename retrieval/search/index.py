@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, overload
 
+import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.entries import OnTypeError
 from quiver.retrieval.index import build, refresh
@@ -21,6 +23,7 @@ from quiver.retrieval.index.build import add_documents, compact_index, delete_do
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.filters import Filter, FilterLike, as_filter
 from quiver.retrieval.index.index import IndexReader, TextsOrVectors
+from quiver.retrieval.index.index import SearchOptions as ReaderOptions
 from quiver.retrieval.index.pieces import BuildOptions, Model
 from quiver.retrieval.index.repair import CheckReport, check_index
 from quiver.retrieval.models import bm25
@@ -179,8 +182,9 @@ class Index(IndexReader):
             raise ValueError(f"offset must be >= 0, got {offset}")
         if not len(given):
             return Hits([], [])
-        asked = [each if isinstance(each, Query) else Query(str(number), each) for number, each in enumerate(given)]
-        by_text = all(isinstance(query.text, str) for query in asked)
+        listed = not isinstance(given, np.ndarray)
+        asked = [each if isinstance(each, Query) else Query(str(number), each) for number, each in enumerate(given)] if listed else []
+        by_text = listed and all(isinstance(query.text, str) for query in asked)
         others = [fuse] if isinstance(fuse, str | Path | IndexReader) else list(fuse)
         how = _choose_fusion(fusion, weights, fused=bool(others))
         condition, document = filter, self._document_or_none
@@ -194,8 +198,8 @@ class Index(IndexReader):
             find: Callable[..., Hits] = partial(search_with, retriever, asked, filter=condition, effort=chosen)
         else:
             vectors = self._encode_queries([query.text for query in asked] if by_text else given)
-            search: Callable[..., Any] = super().search
-            find = partial(search, vectors, filter=condition, effort=effort, target_recall=target_recall)
+            options = ReaderOptions(condition, effort, target_recall)
+            find = lambda k: self.answer(self.request(vectors, k, options))  # noqa: E731
         if group_by is None:
             hits = find(offset + k)
         else:
