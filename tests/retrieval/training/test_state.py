@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,32 @@ def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRec
     assert all(weight.requires_grad for weight in plain.encoder.parameters())
     assert not any("lora" in name for name, _ in plain.encoder.named_parameters())
     assert any("lora" in name for name in names) == ("LoRA" in case)
+
+
+class Bomb:
+    """Unpickling an instance creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
+def test_no_pickle_in_the_place_of_a_file_is_executed(save: Any, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe, folder, went_off = make_recipe("dense"), tmp_path / "step-000001", tmp_path / "went off"
+    folder.mkdir()
+    write_checkpoint(folder, make(recipe), Progress(step=1), [random_state()])
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "tokenizer_config.json"]  # for other libraries
+    assert {"model.safetensors", "config.json", "tokenizer.json", "modules.json", "trainer.json"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        save(Bomb(went_off), path)
+        with pytest.raises(InputError, match=path.name):
+            read_checkpoint(folder, make(recipe, load_trainable(folder)))
+        path.write_bytes(content)
+    assert not went_off.exists()
 
 
 def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
