@@ -297,7 +297,13 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether part of the index was not searched."""
+        """Whether part of the index was not searched.
+
+        Example:
+            >>> from quiver.retrieval.records import Hits
+            >>> Hits([], []).partial
+            False
+        """
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:

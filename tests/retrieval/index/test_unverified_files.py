@@ -26,7 +26,7 @@ USES: dict[str, Callable[[IndexReader, ModuleType], object]] = {
     "decode": lambda index, faults: index.segments[0].vectors.vectors(np.arange(9)),
     "score": lambda index, faults: index.scores(faults.TOKENS.encode_texts(["word3"], "query").vectors[0], ["a0", "a3", "a8"]),
     "filter": lambda index, faults: searched(index, faults, "exact", Filter.parse(["n<100"])),
-    "locate": lambda index, faults: index.locate([f"a{number}" for number in range(9)]),
+    "locate": lambda index, faults: [index.locate([f"a{number}"]) for number in range(9)],
     "name": lambda index, faults: list(index.ids),
     "show": lambda index, faults: list(index.documents),
 }
