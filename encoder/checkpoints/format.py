@@ -13,7 +13,7 @@ from typing import Any, Literal, get_type_hints
 from quiver.encoder.config import EncoderConfig, Family, global_every
 from quiver.encoder.errors import InputError
 
-ConfigStyle = Literal["v4", "v5"]  # generation of ModernBERT's keys; other families have one
+ConfigStyle = Literal["v4", "v5"]  # of ModernBERT's keys: v4 (read by transformers 4 and 5) or v5; other families ignore it
 
 # Hugging Face's names of the activations.
 HF_ACTIVATIONS = {
