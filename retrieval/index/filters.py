@@ -439,8 +439,11 @@ class _Binder:
         parts = re.findall(rf"(?s){re.escape(escape)}(.)|(.)", pattern) if escape else [("", each) for each in pattern]
         wild = [{"%": ".*", "_": "."}.get(plain, "") for _, plain in parts]
         literal = [escaped or plain for escaped, plain in parts]
-        if wild[-1:] == [".*"] and not any(wild[:-1]):
-            of_values = partial(pc.starts_with, pattern="".join(literal[:-1]), ignore_case=like.key == "ilike")
+        before, after = wild[:1] == [".*"], wild[-1:] == [".*"]
+        between = slice(before, len(wild) - after)
+        if (before or after) and not any(wild[between]):
+            test = pc.starts_with if not before else pc.match_substring if after else pc.ends_with
+            of_values = partial(test, pattern="".join(literal[between]), ignore_case=like.key == "ilike")
         else:
             regular = "(?s)^" + "".join(sign or re.escape(each) for sign, each in zip(wild, literal, strict=True)) + "$"
             of_values = partial(pc.match_substring_regex, pattern=regular, ignore_case=like.key == "ilike")
@@ -499,9 +502,15 @@ def _equals_any(values: pa.Array, kind: Kind, wanted: Sequence[Any]) -> pa.Array
     if kind in ("integer", "date", "timestamp"):
         wanted = [int(each) for each in wanted if _INT64.min <= each <= _INT64.max and each == math.floor(each)]
     literals = _to_values(wanted, kind, values)
-    if 0 < len(literals) <= 16:  # faster than a hash table, and -0.0 equals 0.0
-        return reduce(pc.or_kleene, (pc.equal(values, each) for each in literals))
-    if kind == "number":
+    # Comparing all values with one literal after the other is faster than a hash table, of numbers for more literals than of strings.
+    if kind in ("string", "boolean"):
+        if 0 < len(literals) <= 16:
+            return reduce(pc.or_kleene, (pc.equal(values, each) for each in literals))
+    elif len(literals) <= 64:
+        numbers = numbers_of(values)
+        found = reduce(np.logical_or, (numbers == each for each in numbers_of(literals)), np.zeros(len(numbers), bool))
+        return pc.if_else(values.is_valid(), number_column(found), pa.nulls(1, pa.bool_())[0])
+    elif kind == "number":  # -0.0 equals 0.0
         literals = pa.concat_arrays([literals, pc.negate(literals.filter(pc.equal(literals, number_column(np.zeros(1))[0])))])
     return pc.if_else(values.is_valid(), pc.is_in(values, value_set=literals), pa.nulls(1, pa.bool_())[0])
 

@@ -178,6 +178,7 @@ class Expressions:
         pattern, regular = self.draw.choice([
             (f"{start}%", re.escape(start) if not set(start) & set("%_") else None),
             (f"%{word}%", None),
+            (f"%{start}", None),
             (f"_{word[1:]}", None),
         ])  # fmt: skip
         if self.draw.random() < 0.3:
@@ -350,6 +351,12 @@ def test_long_lists_and_many_alternatives_are_read() -> None:
     years = [*range(2009, 5000), 2008]
     assert rows_of(f"year IN ({', '.join(map(str, years))})") == [0, 2]
     assert rows_of(" OR ".join(f"year = {year}" for year in years[:1500])) == [2]
+    table = pa.table({"price": [-0.0, 0.0, None, 1.5, 3.0], "day": pa.array([0, 1, None, 99, 3], pa.date32())})
+    for count in (20, 90):  # lists of different lengths are compared in different ways
+        days = ", ".join(f"'{datetime.date(1970, 1, 1) + datetime.timedelta(day)}'" for day in range(count))
+        for condition in (f"price IN ({', '.join(map(str, range(count)))})", f"day IN ({days})"):
+            assert Filter.parse(condition).rows(Columns.of(table), table.schema).tolist() == [True, True, False, False, True]
+            assert Filter.parse(f"NOT {condition}").rows(Columns.of(table), table.schema).tolist() == [False, False, False, True, False]
     assert as_filter(None) is None
     with pytest.raises(InputError, match="filter must be"):
         as_filter([3])  # type: ignore[list-item]
