@@ -1,4 +1,4 @@
-"""Entries of files: documents and queries made of rows, with checked ids and fields; ids that are used twice are found.
+"""Entries of files and the types of their fields: documents made of rows, checked ids, and `ColumnTypes`, which infers the types.
 
 Every error about an entry begins with its position, ``file:line``.
 

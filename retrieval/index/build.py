@@ -7,6 +7,7 @@ pieces.
 A build reads the corpus once (`quiver.retrieval.index.pieces.survey`), trains a codec if the engine has one, encodes the documents piece by
 piece in this process or by workers, and merges the pieces into segments. Merging copies bytes and encodes nothing; the resulting bytes do
 not depend on the borders of the pieces or on which worker made them. Training, merging and the commit happen in this process.
+`plan_pieces` divides the documents, `groups` limits the memory of a merge, and `first_merged` keeps the number of segments small.
 """
 
 from __future__ import annotations

@@ -183,6 +183,20 @@ def test_scores_of_chosen_documents(changed: tuple[IndexReader, list[Document]],
         index.scores(queries[0], ["d010"])
 
 
+def test_a_compacted_index_equals_a_new_build(changed: tuple[IndexReader, list[Document]], model: Any, tmp_path: Path) -> None:
+    index, alive = changed
+    queries = model.encode_texts(QUERIES, "query").vectors
+    found, compacted, built = index.search(queries, 20), compact_index(tmp_path / "i"), build_index(alive, model, tmp_path / "new")
+    assert len(index.segments) == 3
+    same(found, brute_force(model, alive, 20))
+    assert [segment.files for segment in compacted.manifest.segments] == [segment.files for segment in built.manifest.segments]
+    assert compact_index(tmp_path / "i").manifest.generation == compacted.manifest.generation  # nothing to do, nothing committed
+    delete_documents(tmp_path / "i", [alive[0].id])
+    delete_documents(tmp_path / "i", [alive[1].id])
+    same(index.search(queries, 20), found)  # the files of an opened index stay readable when they are removed
+    assert list(index.documents) == alive
+
+
 def test_compaction_with_a_small_memory_limit_keeps_several_segments(changed: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:
     _, alive = changed
     compacted = compact_index(tmp_path / "i", memory=1)

@@ -218,6 +218,21 @@ def test_a_table_is_refreshed_row_by_row(tmp_path: Path) -> None:
     assert same_as_new(tmp_path / "index", table, tmp_path)
 
 
+def test_rows_of_a_table_are_gone_when_a_folder_takes_its_place(root: Path, tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("id,text\n1,one\n2,two\n")
+    build_index(table, Counting(), tmp_path / "index")
+    table.unlink()
+    assert refresh_index(tmp_path / "index", Counting(), root, force=True).deleted == 2
+    assert same_as_new(tmp_path / "index", root, tmp_path)
+
+
+def test_a_build_from_documents_forgets_the_sources(index: Path) -> None:
+    build_index([Document("a", "x")], Counting(), index, overwrite=True)
+    with pytest.raises(InputError, match="the sources of this index are not known; pass the source: quiver index refresh"):
+        refresh_index(index, Counting())
+
+
 def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     table.write_text("id,text\n1,one\n2,two\n")
