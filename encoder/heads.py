@@ -192,7 +192,7 @@ MIN_ROWS = 128
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) and (V, D), a scalar in float32 or better.
+    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) by (V, D), and labels (M,): a scalar in float32 or better.
 
     Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
     else float32 or better. The gradients are computed together with the loss, so only one backward pass is possible: a second one

@@ -218,11 +218,6 @@ def _absent_fields(record: object, raw: Any, path: str = "") -> Iterator[str]:
             yield from _absent_fields(value, part, f"{path}{number}.")
 
 
-def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
-    """Describe the problems of a pydantic error as `validate` does, for code that pydantic validates by itself (a constructor, FastAPI)."""
-    return [_describe_problem(kind, one) for one in error.errors(include_url=False)]
-
-
 def _valid_value(kind: type[Schema], holder: object, path: Sequence[str], invalid: Sequence[tuple[str, ...]]) -> Any:
     """The valid value at a path of an instance or a raw mapping. Raises LookupError where there is none."""
     if any(bad[: len(path)] == tuple(path[: len(bad)]) or not bad for bad in invalid):

@@ -1,4 +1,4 @@
-"""Model folders, local or from the Hugging Face Hub, and their weight files.
+"""Model folders, local or from the Hugging Face Hub, the bases of LoRA adapters, and weight files.
 
 Weights are read from safetensors, otherwise from ``pytorch_model.bin``; each whole or in shards. A ``.bin`` file is a pickle: it is read by
 ``torch.load(weights_only=True)``, which builds tensors and plain containers and refuses everything else, so nothing in the file is
@@ -133,7 +133,7 @@ def adapter_file(folder: Path) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a folder's weight files, to the CPU, without its adapter (`quiver.encoder.checkpoints.peft.read_state`).
+    """Read all tensors of a folder's weight files, to the CPU, without its adapter (`quiver.encoder.checkpoints.checkpoint.read_state`).
 
     Tensors of ``.bin`` files may share memory with each other, and are views of the file until they are copied.
     """

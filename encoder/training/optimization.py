@@ -31,6 +31,8 @@ from quiver.encoder.training.recipe_file import AUTO, TrainingDtype
 from quiver.encoder.training.run_folder import recipe_of
 from quiver.encoder.training.sharding import load_whole_optimizer_state
 
+logger = logging.getLogger(__name__)
+
 OptimizerName = Literal["adamw", "schedule_free_adamw", "stable_adamw"]
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
@@ -128,8 +130,6 @@ def learning_rate_share(
     share = min(1.0, (done - decay_start) / max(1, total - decay_start))
     return final + (1.0 - final) * DECAYS[decay](share)
 
-
-logger = logging.getLogger(__name__)
 
 BFLOAT16_SINCE = (8, 0)  # compute capability of the first GPUs that multiply bfloat16 matrices
 

@@ -5,6 +5,8 @@ while the last backward pass runs (`quiver.encoder.training.sharding`). The host
 
 A checkpoint is saved before the evaluation of the same step, which stops between two batches when a signal asks for it: a process that is
 killed while it evaluates loses nothing. A resumed run is the run that was not interrupted, on a CPU bit for bit.
+
+Callbacks receive the steps and logged values: for a progress bar and for TensorBoard.
 """
 
 from __future__ import annotations
@@ -225,7 +227,7 @@ class Trainer:
         self._start = self._mark = time.perf_counter()
 
     def train(self) -> None:
-        """Run the remaining steps."""
+        """Run the remaining steps. RunStoppedError: stopped on request, with a checkpoint; InputError: a non-finite loss or gradient."""
         task, settings, progress = self._task, self._settings, self.progress
         self._start = time.perf_counter()
         task.module.train()
