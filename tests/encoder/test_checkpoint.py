@@ -201,6 +201,22 @@ def test_a_name_with_and_without_prefix_is_refused(encoder: Encoder) -> None:
         from_hf_state(encoder, {**to_hf_state(encoder), **to_hf_state(encoder, prefix=True)}, where="here")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers.9.extra.weight": torch.zeros(1)}, r"unknown layers\.9\.extra\.weight"),
+        ({"final_norm.weight": None}, r"missing final_norm\.weight"),
+        ({"final_norm.weight": torch.zeros(16)}, r"final_norm\.weight has shape \(16,\), config\.json requires \(32,\)"),
+    ],
+    ids=["unknown", "missing", "shape"],
+)
+def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], message: str) -> None:
+    encoder = Encoder(MODERNBERT)
+    state = {key: tensor for key, tensor in {**to_hf_state(encoder), **change}.items() if tensor is not None}
+    with pytest.raises(InputError, match=message):
+        from_hf_state(encoder, state, where="here")
+
+
 def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> None:
     encoder = Encoder(replace(BERT, norm_position="pre", final_norm=True))
     with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; use family quiver"):
@@ -284,6 +300,16 @@ def test_a_damaged_bin_file_is_an_input_error(damage: str, legacy: bool, tmp_pat
         load_encoder(tmp_path)
     assert "\n" not in str(caught.value)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {"weight": torch.ones(2)}}, [torch.ones(2)], {"weight": 1.0}])
+def test_a_bin_file_of_something_else_is_read_last_and_refused(content: object, tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(MODERNBERT), seed=1), tmp_path)
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    load_encoder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="must hold a dictionary of tensors by name"):
+        load_encoder(tmp_path)
 
 
 def test_a_folder_without_weights_names_what_is_missing(encoder: Encoder, tmp_path: Path) -> None:

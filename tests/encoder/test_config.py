@@ -247,6 +247,20 @@ def test_round_trip(family: str, style: str) -> None:
         assert ("layer_types" in written) == (style == "v5")
 
 
+def test_mosaicbert_is_known_by_its_code_too() -> None:
+    config = config_from_hf({**BERT_BASE, "auto_map": {"AutoModelForMaskedLM": "bert_layers.BertForMaskedLM"}})
+    assert (config.family, config.positions, config.max_positions) == ("mosaicbert", "alibi", 512)
+    assert config_from_hf({**BERT_BASE, "auto_map": {"AutoModel": "modeling_bert.BertModel"}}).family == "bert"
+
+
+def test_quivers_file_holds_every_field() -> None:
+    written = json.loads(json.dumps(config_to_hf(ABLATION)))
+    assert config_from_hf({**written, "torch_dtype": "float32"}) == ABLATION
+    del written["window"], written["hidden_size"]
+    with pytest.raises(InputError, match="the key 'hidden_size' is missing"):
+        config_from_hf(written)
+
+
 def test_an_irregular_pattern_needs_v5_keys() -> None:
     hf = {**MODERNBERT_BASE, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
     config = config_from_hf(hf)

@@ -181,6 +181,27 @@ def test_weights_that_do_not_fit_are_named(base: Path, tmp_path: Path, tensors: 
     assert message in str(refused.value)
 
 
+def test_an_adapter_without_weights_and_one_that_names_itself(base: Path, tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "adapter", update(QUERY), base_model_name_or_path=str(tmp_path / "adapter"))
+    with pytest.raises(InputError, match="must be a model without an adapter of its own"):
+        load_encoder(folder)
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors is missing, the weights of the adapter"):
+        load_encoder(folder)
+
+
+def test_weights_beside_an_adapter_that_are_not_its_bases_are_refused(base: Path, tmp_path: Path) -> None:
+    """As after merging into the same folder: the update would count twice."""
+    folder = adapter(shutil.copytree(base, tmp_path / "merged"), update(QUERY), base_model_name_or_path=str(base))
+    state = load_file(base / "model.safetensors")
+    save_file({key: tensor.half() for key, tensor in state.items()}, folder / "model.safetensors")  # the same in lower precision
+    load_encoder(folder)
+    save_file(state | {f"{QUERY}.weight": state[f"{QUERY}.weight"] + 0.01}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=rf"are not those of its base .*base \({QUERY}.weight differs\).*; delete adapter_config\.json"):
+        load_encoder(folder)
+
+
 def test_saving_over_an_adapter_removes_it(base: Path, tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter", update(QUERY), base_model_name_or_path=str(base))
     encoder = load_encoder(folder)

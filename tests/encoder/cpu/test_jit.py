@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,16 +103,23 @@ def made(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, total
 
 
-@pytest.mark.parametrize(
-    ("kept", "size"), [pytest.param("*.nbc", 100, marks=pytest.mark.slow), pytest.param("*.nbi", 0, marks=pytest.mark.slow)]
-)
-def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, script: Path, made: tuple[Path, float], tmp_path: Path) -> None:
+def flip(content: bytes) -> bytes:
+    """In the middle is machine code, which unpickles as well as any other."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kept", "damage"), [("*.nbc", lambda content: content[:100]), ("*.nbi", lambda _content: b""), ("*.nbc", flip)])
+def test_damaged_code_is_not_run_and_compiled_again(
+    kept: str, damage: Callable[[bytes], bytes], script: Path, made: tuple[Path, float], tmp_path: Path
+) -> None:
     cache, right = tmp_path / "cache", made[1]
     shutil.copytree(made[0], cache)
     files = sorted(cache.rglob(kept))
     assert len(files) == 4
     for path in files:
-        path.write_bytes(path.read_bytes()[:size])
+        path.write_bytes(damage(path.read_bytes()))
     again, log = run_loops(script, cache)
     assert again == right
     assert log
