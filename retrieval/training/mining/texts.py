@@ -42,7 +42,8 @@ class TextTable:
         """Open a table; ``identities`` are (P,) keys that equal texts share."""
         self.ids = TextColumn(stem.with_name("ids.arrow"))
         self.sha256 = sha256
-        self._index = index
+        self._documents = None if index is None else index.documents  # once: each access lists the documents that are not deleted
+        self._use_title = index is None or index.manifest.policy.use_title
         self._written = TextColumn(stem)
         self._first = KeyTable()
         self._first.add(identities, np.arange(len(identities)))
@@ -55,7 +56,9 @@ class TextTable:
 
     def __getitem__(self, number: int) -> str:
         of_index = len(self.ids) - len(self._written)
-        return index_text(self._index, number) if self._index is not None and number < of_index else self._written[number - of_index]
+        if self._documents is not None and number < of_index:
+            return self._documents[number].content(use_title=self._use_title)
+        return self._written[number - of_index]
 
     def __iter__(self) -> Iterator[str]:
         return (self[number] for number in range(len(self)))
@@ -140,11 +143,6 @@ class TextTableWriter:
         for key in ids:
             self._ids.add(key.encode("utf-8"))
         self._digest.update(text_keys(ids).tobytes() + keys.tobytes())
-
-
-def index_text(index: IndexReader, number: int) -> str:
-    """Text of a document of an index, as it was encoded."""
-    return index.documents[number].content(use_title=index.manifest.policy.use_title)
 
 
 def identity_keys(texts: Sequence[str]) -> Keys:
