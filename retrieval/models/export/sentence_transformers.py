@@ -232,6 +232,10 @@ class _DenseSettings(_NamedModule):
     use_residual: bool = False
 
 
+class _PoolingSettings(FolderSettings):
+    include_prompt: bool = True
+
+
 class _MaskSettings(FolderSettings):
     skiplist_words: tuple[str, ...] = ()
     skiplist_tasks: tuple[Literal["document"]] = ("document",)
@@ -346,10 +350,8 @@ def _add_module(result: ModelFolder, kind: str, values: Mapping[str, Any], path:
         modes = [values["pooling_mode"]] if "pooling_mode" in values else [mode for key, mode in POOLING_KEYS.items() if values.get(key)]
         if len(modes) != 1 or modes[0] not in list(POOLINGS):
             raise InputError(f"{path}: pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}")
-        include = values.get("include_prompt")
-        if include not in (None, True, False):
-            raise InputError(f"{path}: include_prompt must be true or false, got {include!r}")
-        return replace(result, pooling=str(modes[0]), include_prompt=include is not False)
+        include = read_settings(_PoolingSettings, values, path).include_prompt
+        return replace(result, pooling=str(modes[0]), include_prompt=include)
     if kind == "M":
         return replace(result, colbert=replace(result.colbert, skiplist=read_settings(_MaskSettings, values, path).skiplist_words))
     for key, name in read_settings(_NamedModule, values, path):

@@ -105,7 +105,8 @@ def test_settings_files_with_an_older_name_are_read(dense: Path, kind: str) -> N
             "manhattan",
             "similarity_fn_name: must be one of cosine, dot; got 'manhattan'",
         ),
-        ("1_Pooling/config.json", "include_prompt", "no", "include_prompt must be true or false"),
+        ("1_Pooling/config.json", "include_prompt", "no", "include_prompt: must be true or false"),
+        ("1_Pooling/config.json", "include_prompt", 0, "include_prompt: must be true or false"),
         ("2_Dense/config.json", "in_features", "x", "in_features: must be a number, got 'x'"),
         ("2_Dense/config.json", "in_features", 0, "in_features: must be >= 1, got 0"),
         ("2_Dense/config.json", "out_features", 17, "the tensors do not match config.json"),
@@ -160,7 +161,7 @@ def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> None:
+def test_the_fingerprint_covers_architecture_settings_and_projections_and_nothing_else() -> None:
     words = tokenizer()
 
     def printed(settings: ModelFolder, **config: object) -> str:
@@ -178,9 +179,22 @@ def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> N
         printed(dataclasses.replace(plain, normalize=True)),
         printed(dataclasses.replace(plain, projections=(Projection(32, 16),))),
         printed(dataclasses.replace(plain, projections=(tanh,))),
+        *(printed(plain, **change) for change in ({"norm_eps": 0.1}, {"activation": "silu"}, {"num_heads": 4}, {"window": 4})),
     ]
     assert len(set(prints)) == len(prints)
     assert printed(plain, attention_dropout=0.3, pad_token_id=7) == prints[0]
+
+
+def test_a_model_that_needs_prompts_and_has_none_gets_one_warning(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = dense.rename(dense.parent / "e5-small-v2")
+    card = load_model(named).card
+    (record,) = caplog.records
+    assert record.getMessage().endswith("""pass --query-prompt "query: " --document-prompt "passage: \"""")
+    caplog.clear()
+    load_index_model(card)  # what an index was built with is not asked again
+    load_model(named, options=ModelOptions(query_prompt=""))
+    load_model(named.rename(named.parent / "my-model"))
+    assert caplog.records == []
 
 
 def change(path: Path, **values: object) -> None:
