@@ -1,4 +1,4 @@
-"""Prepare training rows: read the sources of a recipe, select rows, and write them as Arrow files under the run folder.
+"""Prepare training rows once per run folder: select rows of a recipe's sources, write them as Arrow files, and read them for training.
 
 ``work/<key>`` holds the table, sealed by ``rows.json`` (`quiver.encoder.work_folder`). The key is a hash of the recipe's data section and
 of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. Rows are streamed:
@@ -16,7 +16,6 @@ Shapes: R rows, T texts, B numbers of a call, n documents per row.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import logging
 import platform
@@ -53,16 +52,25 @@ from quiver.retrieval.training.data.sources import (
 )
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
-Item = TypeVar("Item")
+logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+RECORD = "rows.json"  # the seal of a table
 SCORES = "scores"  # column of the teacher scores in a training row
 BLOCK = 4096  # rows or texts handled together
+SAMPLE_BLOCK = 1024  # rows that are read at a time
 
 # Bytes of text after which a batch is written, so that megabyte documents do not pile up in memory.
 _BATCH_BYTES = 16 << 20
 _DIGEST = 32
+_SCHEMA = "quiver-rows/6"
 TEXTS = pa.schema({"text": pa.string()})
 _ROWS = pa.schema({"query": pa.int64(), "documents": pa.list_(pa.int64()), "scores": pa.list_(pa.float64())})
+
+
+# Write and read a table.
 
 
 def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
@@ -340,17 +348,6 @@ class TrainingRows:
         return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
 
 
-logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
-
-RECORD = "rows.json"  # the seal of a table
-
-_SCHEMA = "quiver-rows/6"
-
-SAMPLE_BLOCK = 1024  # rows that are read at a time
-
-
 # Select rows.
 
 
@@ -527,7 +524,7 @@ class TextsById:
         for number in np.flatnonzero(first != np.arange(len(keys))).tolist():
             one, other = writer.digests([self._first + first[number], self._first + number])
             if one != other:
-                raise InputError(f"{source}: rows {first[number] + 1} and {number + 1} have one id and different texts")
+                raise InputError(f"{source}: rows {first[number] + 1} and {number + 1} have the same id and different texts")
 
     def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
@@ -758,4 +755,4 @@ def _stamps(data: DataSection) -> list[object]:
 
 
 def _key(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()[:32]
+    return sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()[:32]

@@ -109,7 +109,7 @@ def test_an_id_with_two_texts_is_refused(ids: DataSection, write: Callable[..., 
     write("documents.jsonl.gz", entries)
     assert len(rows_of(ids, tmp_path)) == 4
     write("documents.jsonl.gz", [*entries, {"document_id": "d4", "text": "something else"}])
-    with pytest.raises(InputError, match=r"documents\.jsonl\.gz: rows 5 and 13 have one id and different texts"):
+    with pytest.raises(InputError, match=r"documents\.jsonl\.gz: rows 5 and 13 have the same id and different texts"):
         rows_of(ids, tmp_path)
 
 
