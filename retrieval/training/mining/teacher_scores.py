@@ -79,7 +79,7 @@ def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
             for example, row in read_whole(section, all_columns=True):
                 fields = {name: value for name, value in row.items() if name != SCORES}
                 try:
-                    line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+                    line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8")
                 except (TypeError, ValueError) as error:
                     reason = f"a field cannot be written as JSON ({error}); remove it from the file"
                     raise InputError(f"{example.location}: {reason}") from error
