@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -176,3 +177,27 @@ def test_an_address_without_a_cluster_is_reported_at_once() -> None:
         with pytest.raises(InputError, match=f"ray: '{address}' is not an address; write HOST:PORT"):
             Encoding(executor="ray", address=address).open_executor()
     assert time.monotonic() - started < 30
+
+
+WITHOUT_GPU = """
+import sys
+import torch.cuda
+
+def refuse(*_, **__):
+    raise SystemExit("a GPU was used")
+
+for name in ("is_available", "device_count", "init", "_lazy_init", "_cuda_init", "_cuda_getDeviceCount"):
+    for module in (torch.cuda, torch._C):
+        if hasattr(module, name):
+            setattr(module, name, refuse)
+import quiver.retrieval.data.embedding_store, quiver.retrieval.index.pieces, quiver.retrieval.models.colbert
+import quiver.retrieval.training.mining.teacher_scores
+assert "triton" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_modules_of_tasks_use_no_gpu_while_they_are_imported() -> None:
+    """Workers are forked from a process that has imported them: they could not use a GPU that it has used."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GPU], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -333,3 +333,24 @@ def test_a_batch_size_below_one_is_refused(tokens: int) -> None:
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_a_gpu_encodes_as_one_text_at_a_time(kind: str, role: Role) -> None:
     check_like_plain(model_of(kind, batch_tokens=40, device="cuda"), role, 1e-4)
+
+
+def test_truncated_texts_are_logged_once_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval.models.encoding"):
+        model_of("dense", batch_tokens=20).encode_texts(["a bird has wings " * 40, "a", "wings " * 90], "document")
+    assert caplog.messages == ["2 of 3 texts were truncated to the model's maximum length"]
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_gpu_never_makes_the_loop_wait(kind: str) -> None:
+    model, texts = model_of(kind, batch_tokens=200, device="cuda", dtype=torch.bfloat16), TEXTS * 40
+    model.encode_texts(texts, "document")  # loads kernels and libraries
+    torch.cuda.set_sync_debug_mode("error")  # raises where the host waits for the device, except for events
+    try:
+        model.encode_texts(texts, "document")
+        list(model.encode_chunks([texts[:90], texts[90:]], "document"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert workers() == []

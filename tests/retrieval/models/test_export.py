@@ -328,6 +328,17 @@ def run_folder(tmp_path: Path, source: Path, **changes: object) -> Path:
     return folder
 
 
+def test_scores_of_another_model_and_repeated_scores_are_refused(dense: Path, tmp_path: Path) -> None:
+    own = load_model(dense).card.fingerprint
+    for scores, message in (
+        ([ModelScores("there", "0" * 64, [ENTRY])], "there: scores of another model"),
+        ([ModelScores(where, own, [ENTRY]) for where in ("one", "two")], "two and one both hold scores of SciFact"),
+    ):
+        with pytest.raises(InputError, match=message):
+            export_model(dense, tmp_path / "out", layout="sentence-transformers", scores=scores)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
     scores = ModelScores("results", load_model(dense).card.fingerprint, [ENTRY])
     run = run_folder(tmp_path, dense)

@@ -57,6 +57,14 @@ def test_packed_maxsim_is_the_sum_of_maxima_with_empty_documents_anywhere() -> N
         np.testing.assert_allclose(maxsim_packed(queries, *pack(documents)), by_hand(queries, documents), rtol=1e-5, atol=1e-5)
 
 
+def test_block_sizes_do_not_change_scores() -> None:
+    queries, documents = random_texts(2, [4, 9, 1, 30, 2]), random_texts(3, [7, 0, 64, 1, 1, 0, 20, 33, 5])
+    whole = maxsim_packed(queries, *pack(documents))
+    for query_tokens, document_tokens in ((1, 1), (40, 8), (61, 64), (1000, 21)):
+        scores = maxsim_packed(queries, *pack(documents), query_block=query_tokens, document_block=document_tokens)
+        np.testing.assert_allclose(scores, whole, rtol=1e-5, atol=1e-5)
+
+
 def test_padded_maxsim_is_the_sum_of_maxima_and_ranks_empty_documents_last() -> None:
     queries, documents = random_texts(0, [5, 1, 7]), random_texts(1, LENGTHS)
     (q, q_mask), (d, d_mask) = pad(queries), pad(documents)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder.errors import RunStoppedError
+from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.run_folder import LOG, read_log
 from quiver.encoder.training.trainer import Callback
@@ -225,6 +225,9 @@ def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_once(
     out = tmp_path / "out"
     with pytest.raises(Killed):
         train(recipe, out, scorer=Encodes(only_in(call, die)))
+    if case == "the best is kept":
+        with pytest.raises(InputError, match=r"development\.keep_best was true, and the best score decides"):
+            train(recipe.replace(development=None), out, resume=True)
     again = Encodes()
     resumed = train(recipe, out, resume=True, scorer=again)
     assert_same_run(out, resumed, tmp_path / "whole", whole)

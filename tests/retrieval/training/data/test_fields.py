@@ -69,6 +69,8 @@ def test_dotted_paths_reach_nested_values(path: str, found: list[str]) -> None:
         ("['a' 'b']", ["a", "b"]),
         ('["q\\"1"]', ['q"1']),
         (" [1,2,] ", ["1", "2"]),
+        ("[007 8]", ["007", "8"]),
+        ("[007, 8]", ["007", "8"]),
     ],
 )
 def test_lists_stored_as_text(text: str, items: list[object]) -> None:
