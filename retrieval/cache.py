@@ -99,7 +99,7 @@ def mark_used(path: Path) -> None:
 
 
 def cache_entries(name: str) -> list[CacheEntry]:
-    """List the entries of one part of the cache: folders of shards of vectors, folders of the other parts."""
+    """List the entries of one part of the cache: a folder for each shard of vectors, or for each entry of another part."""
     folder, entries = cache_folder(name), []
     for path in folder.glob("*/[0-9]*" if name == VECTORS else "[!.]*"):
         if path.suffix == ".tmp":

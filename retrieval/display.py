@@ -21,7 +21,9 @@ CELL = 300
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100, limits: Mapping[str, int] = MappingProxyType({})
 ) -> str:
-    """Align cells in columns; the last column is cut so that no line is longer than ``width`` characters, others by ``limits``.
+    """Align cells in columns; the last column is cut so that no line is longer than ``width`` characters.
+
+    ``limits`` maps the names of other columns to the number of characters to which their cells are cut.
 
     Example:
         >>> print(text_table(("id", "text"), [("owl", "Owls have wings."), ("trout", "Trout have fins.")], width=16))

@@ -133,7 +133,7 @@ def _layer_weights(config: EncoderConfig) -> int:
 
 @dataclass(frozen=True)
 class IndexSize:
-    """Size of an index, in bytes unless said."""
+    """Size of an index; in bytes unless stated otherwise."""
 
     engine: str  # ``auto`` resolved
     vectors: int  # number of stored vectors T

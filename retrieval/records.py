@@ -343,7 +343,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Of each of B texts the number of tokens, truncated and with special ones, and whether it was truncated, and is blank; each (B,)."""
+    """Token counts of B texts after truncation, special tokens included; whether each was truncated, and whether it is blank; each (B,)."""
 
     tokens: NDArray[np.int32]
     truncated: NDArray[np.bool_]

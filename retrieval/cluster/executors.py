@@ -246,7 +246,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(device: str, visible: str | None) -> str:
-    """Return the ``CUDA_VISIBLE_DEVICES`` of a worker for one of the devices that this process, with its own ``visible``, sees.
+    """Return the ``CUDA_VISIBLE_DEVICES`` of a worker that uses ``device``, one of those that this process sees with its ``visible``.
 
     Example:
         >>> visible_devices("cuda:1", None), visible_devices("cuda:1", "2,GPU-8932"), visible_devices("cpu", "0,1")

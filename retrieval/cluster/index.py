@@ -337,7 +337,10 @@ class ServedShards:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits in seconds: for a shard to answer a search, in which a lost replica may be replaced; more per further query; to open."""
+    """Time limits in seconds: ``answer`` for a shard to answer, ``query`` more for each further query, ``start`` for all shards to open.
+
+    A lost replica may be replaced within the time for an answer.
+    """
 
     answer: float = 30.0
     query: float = 0.1

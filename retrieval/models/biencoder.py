@@ -56,7 +56,7 @@ class EvaluatorScores:
     eval_results_dict: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, Any], epoch: int = 0, step: int = 0) -> None:
-        """Store the scores of an evaluator, which calls this; epoch and step are those of a training that is not there."""
+        """Store the scores of an evaluator, which calls this method; ``epoch`` and ``step`` are ignored."""
         del epoch, step
         self.eval_results_dict[evaluator] = dict(metrics)
 

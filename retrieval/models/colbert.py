@@ -344,10 +344,8 @@ class ColBERT(PretrainedModel[TokenEncoding]):
         texts, others = _list_matrices(queries), _list_matrices(documents)
         if not texts or not others:
             return torch.zeros(len(texts), len(others))
-        device, (query_offsets, document_offsets) = (
-            others[0].device,
-            (torch.tensor([0, *accumulate(map(len, each))], dtype=torch.int32) for each in (texts, others)),
-        )
+        device = others[0].device
+        query_offsets, document_offsets = (torch.tensor([0, *accumulate(map(len, each))], dtype=torch.int32) for each in (texts, others))
         return maxsim_ragged(torch.cat(texts).to(device), query_offsets, torch.cat(others), document_offsets.to(device))
 
     def similarity_pairwise(self, queries: TokenMatrices, documents: TokenMatrices) -> Tensor:

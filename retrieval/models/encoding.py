@@ -111,7 +111,7 @@ def pool_tokens(vectors: TokenVectors, factor: int, *, protected: int = 1) -> To
 
     An index pools in another way: with ``pool_factor`` of its engine, clusters are those of squared distances, and means have length 1.
 
-    Of unit vectors (n, d) the first, ``protected`` ones are kept; a mean replaces ``factor`` of the others on average, and means are in the
+    The first ``protected`` of the unit vectors (n, d) are kept; a mean replaces ``factor`` of the others on average. The means are in the
     order of the first vector of each cluster.
 
     Example:

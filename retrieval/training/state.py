@@ -126,7 +126,7 @@ class Schedule:
         return epoch + batches / self.batches_per_epoch
 
     def due(self, every: int | None, step: int, ends: Collection[int]) -> bool:
-        """Whether a periodic action is due after a step, with None for the end of each epoch; after the last step it always is."""
+        """Whether an action with a period in steps (None: each epoch) is due after a step; after the last step it always is."""
         return step == self.steps or (step % every == 0 if every else step in ends)
 
     def planned(self, steps: Iterable[int], every: int | None, ends: Collection[int]) -> list[int]:

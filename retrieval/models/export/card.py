@@ -125,7 +125,7 @@ def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokeni
     if layout == "stanford":  # sentence-transformers 6 makes the markers tokens when it loads the folder, and puts a space after them
         prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
         tokenizer = with_prefixes(written, prefixes)
-    # It strips no white space itself.
+    # sentence-transformers 6 strips no white space itself.
     in_6 = ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes if prefix)
     missing = left_out(settings) if layout == "hf" else []
     pooled = POOLING.get(settings.pooling, "hidden")

@@ -38,6 +38,9 @@ _BATCH = 256
 def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Read the rows of a source in their order.
 
+    Of Parquet files and data sets of the Hub, only the columns that the dotted paths ``fields`` need are read (all columns if there are
+    none), and those whose names in lower case are in ``also``.
+
     Yields:
         The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet, Arrow and the Hub the number counts rows, from 1. The
         values of CSV and TSV are strings.
@@ -77,7 +80,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int | None:
-    """Count the rows of sources for a progress bar, of lines from the beginning of a file; None if one is compressed or on the Hub."""
+    """Count rows for a progress bar; lines are estimated from the beginning of a file. None if a source is compressed or on the Hub."""
     count = 0.0
     if any(source.startswith(HUB) for source in sources):
         return None
