@@ -19,7 +19,7 @@ from quiver.retrieval.models.pooling import Projection
 pytest.importorskip("pylate.models")
 
 from quiver.retrieval.training.dataloader import Collator, teacher_scores
-from quiver.retrieval.training.losses import LossModel
+from quiver.retrieval.training.losses import SHARED, LossModel
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
@@ -179,3 +179,18 @@ def test_minmax_keeps_the_proportions() -> None:
     labels = teacher_scores([[-2.0, 6.0, 0.0], [5.0, 5.0, 5.0]], minmax=True)
     torch.testing.assert_close(labels, torch.tensor([[0.0, 1.0, 0.25], [0.0, 0.0, 0.0]]))
     assert torch.equal(teacher_scores([[1, 2]], minmax=False), torch.tensor([[1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("make", [make_dense, make_colbert])
+def test_features_are_made_without_reading_from_the_device(parts: tuple[Encoder, Tokenizer], make: Any) -> None:
+    """On the meta device nothing can be read; on a GPU, reading makes every step wait."""
+    model = make(parts)
+    batch = Collator(model)(ROWS)
+    here, there = (LossModel(model).columns(one, batch["columns"], one_pass=True) for one in (batch["texts"], batch["texts"].to("meta")))
+    for one, other in zip(here, there, strict=True):
+        assert one["packed"].offsets == other["packed"].offsets
+        assert SHARED in one
+        assert SHARED in other
+        for key, value in one.items():
+            if isinstance(value, torch.Tensor):
+                assert (other[key].shape, other[key].device.type) == (value.shape, "meta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.trainer import Progress
+from quiver.encoder.training.trainer import STATE, Progress
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import Recipe
@@ -165,3 +166,15 @@ def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path:
         save_file(other, tmp_path / WEIGHTS)
         with pytest.raises(InputError, match=rf"{WEIGHTS}: contains the weights of another model"):
             read_checkpoint(tmp_path, make(make_recipe("dense", *LORA)))
+
+
+@pytest.mark.parametrize("missing", ["progress", "optimizer", "random"])
+def test_a_checkpoint_of_another_version_is_refused(missing: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense")
+    write_checkpoint(tmp_path, make(recipe), Progress(), [])
+    path = tmp_path / f"{STATE}.json"
+    tree = json.loads(path.read_text())
+    tree["state"]["dict"] = [[key, value] for key, value in tree["state"]["dict"] if key != missing]
+    path.write_text(json.dumps(tree))
+    with pytest.raises(InputError, match=r"written by another version of Quiver or torch .*; start the run again"):
+        read_checkpoint(tmp_path, make(recipe, load_trainable(tmp_path)))

@@ -21,7 +21,8 @@ from quiver.encoder.work_folder import WorkFolder
 from quiver.eval.datasets.benchmarks import Policy
 from quiver.eval.rankers import StreamedWords
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.index import build_index
+from quiver.retrieval.index import BuildOptions, build_index, delete_documents, open_index
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.mining import negatives
@@ -523,3 +524,27 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert table.same.tolist() == [0, 1, 0, 3, 4]
     assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
     assert len(set(table.ids)) == len(table) == 5
+
+
+def test_an_index_of_another_model_or_corpus_or_without_texts_is_refused(
+    beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path
+) -> None:
+    bare = build_index(beir, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
+    other = build_index([Document("x", "wings")], word_sum, tmp_path / "other")
+    missing = r"beir: 11 of 11 relevant judgements name documents that are not in .*other, such as 'd0'"
+    for index, model, message in (
+        (bare, other_word_sum, "built with word-sum-a"),
+        (bare, word_sum, "bare: built without texts"),
+        (other, word_sum, missing),
+    ):
+        with pytest.raises(InputError, match=message):
+            mine_negatives(BeirSource(beir), MiningSystem(model, index), tmp_path / "out", rules=Rules(), output=Output())
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_of_an_index_are_those_of_its_living_documents(word_sum: Any, tmp_path: Path) -> None:
+    build_index([Document(f"d{number}", f"w{number}") for number in range(4)], word_sum, tmp_path / "index")
+    delete_documents(tmp_path / "index", ["d1"])
+    with TextTableWriter(tmp_path, index=open_index(tmp_path / "index")) as writer:
+        assert writer.number(["w3", "new"]).tolist() == [2, 3]
+    assert list(writer.table()) == ["w0", "w2", "w3", "new"]
