@@ -111,9 +111,7 @@ def _open_for_texts(
     elif model is not None or others:
         raise TypeError("model and fuse are for an index; a retriever has its own")
     else:
-        retriever = index
-        for each in indexes_of(retriever):
-            opened.index(each)
+        retriever, opened = index, OpenIndexes(indexes_of(index))
     if rerank is not None:
         retriever = opened.reranked(retriever, rerank)
     use_title = all(each.manifest.policy.use_title for each in opened.indexes[:1])

@@ -15,7 +15,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, IndexReader
 from quiver.retrieval.integrations import langchain_retriever, llama_index_retriever
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.retrievers import IndexSearcher
+from quiver.retrieval.search.retrievers import FusedRetriever, IndexSearcher
 from tests.retrieval.integrations.conftest import DOCUMENTS
 
 TEXT = "word1 word2"
@@ -54,6 +54,12 @@ def test_the_llama_index_retriever_returns_the_documents_of_a_search(index: Inde
     assert "part" not in found[0].node.get_content(metadata_mode="llm")
     again = asyncio.run(retriever.aretrieve(TEXT))
     assert [(each.node.node_id, each.score) for each in again] == [(each.node.node_id, each.score) for each in found]
+
+
+def test_a_retriever_may_search_several_indexes_in_memory() -> None:
+    parts = [IndexSearcher(build_index([Document(key, f"{key} {TEXT}")], "bm25")) for key in ("a", "b")]
+    found = langchain_retriever(FusedRetriever(parts)).invoke(TEXT)
+    assert {each.id: each.page_content for each in found} == {key: f"{key} {TEXT}" for key in ("a", "b")}
 
 
 @pytest.mark.parametrize("make", [langchain_retriever, llama_index_retriever])
