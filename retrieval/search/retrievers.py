@@ -126,15 +126,15 @@ class _FairLock:
         self._waiting = deque[object]()  # the first holds the lock
 
     def __enter__(self) -> None:
-        own = object()
+        own, is_first = object(), False
         with self._turn:
             self._waiting.append(own)
             try:
-                self._turn.wait_for(lambda: self._waiting[0] is own)
-            except BaseException:  # Ctrl-C: who no longer waits must not be next, or nobody gets the lock again
-                self._waiting.remove(own)
-                self._turn.notify_all()
-                raise
+                is_first = self._turn.wait_for(lambda: self._waiting[0] is own)
+            finally:
+                if not is_first:  # Ctrl-C: a thread that no longer waits must leave the queue, or nobody gets the lock again
+                    self._waiting.remove(own)
+                    self._turn.notify_all()
 
     def __exit__(self, *error: object) -> None:
         with self._turn:
@@ -534,11 +534,16 @@ def text_of(indexes: Sequence[IndexReader], key: str) -> str:
 
 
 class OpenIndexes:
-    """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them."""
+    """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them; ``indexes`` are open already."""
 
-    def __init__(self, *, device: str | None = None, verify: bool = True, progress: bool = False) -> None:
+    def __init__(
+        self, indexes: Iterable[IndexReader] = (), *, device: str | None = None, verify: bool = True, progress: bool = False
+    ) -> None:
         self._device, self._verify, self._progress = device, verify, progress
         self._indexes: dict[Path, IndexReader] = {}
+        for each in indexes:
+            path = _path_of(each)  # one for all indexes in memory
+            self._indexes[path if path.is_dir() else path / str(len(self._indexes))] = each
         self._sharded: dict[Path, DistributedIndex] = {}
         self._sources: dict[Path, str | None] = {}  # of the indexes that were opened here: folder or hub id of the model
         self._words: dict[Path, IndexReader] = {}
