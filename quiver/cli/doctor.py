@@ -71,7 +71,7 @@ def gather(*, with_check: bool = True) -> dict[str, dict[str, Any]]:
             "faiss": faiss.omp_get_max_threads(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         },
-        **_choices(),
+        **_describe_choices(),
     }
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
@@ -106,7 +106,7 @@ def packages_and_extras(requirements: Iterable[str]) -> tuple[dict[str, str], di
     return versions(None), {extra: versions(extra) for extra, names in list(packages.items()) if extra and names}
 
 
-def _choices() -> dict[str, dict[str, Any]]:
+def _describe_choices() -> dict[str, dict[str, Any]]:
     """The devices of this machine, and what commands choose on it: device, dtype and attention backend."""
     import torch
 

@@ -117,11 +117,11 @@ def search(
     sharded = context.with_resource(_sharded(folder, sharding, verify=verify))
     opened = OpenIndexes(device=model.device, verify=verify, progress=output.progress)
     index = opened.index(folder, model=model.model, generation=generation, sharded=sharded)
-    retriever = _combine(opened, combination, folder, how)
+    retriever = _open_combination(opened, combination, folder, how)
     if model.device is not None and combination.rerank is None and all(each.manifest.model.kind == "bm25" for each in opened.indexes):
         raise InputError(f"--device {model.device}: BM25 has no model that runs on a device; remove the option")
     if out is not None:
-        _check_run(out, asked, opened.indexes)
+        _check_run_target(out, asked, opened.indexes)
     how_far = target_recall if target_recall is not None else parse_effort(effort or "balanced")
     search_to = partial(search_with, retriever, asked, filter=condition, effort=how_far)
     group_by = combination.group_by
@@ -136,7 +136,7 @@ def search(
     if wordless is not None and any(found.ids):
         logger.warning("%s", wordless)
     if out is not None:
-        _write_run(found, [query.id for query in asked], out)
+        _write_hits(found, [query.id for query in asked], out)
         return
     explained = retriever.explain(text or "", found.ids[0]) if explain else {}
     hits = _describe_hits(opened, found, explained)
@@ -151,7 +151,7 @@ def search(
         _print_explained(text or "", hits, explained, filtered) if explain else _print_hits(hits, found, among, group_by, filtered)
 
 
-def _combine(opened: OpenIndexes, combination: options.Combination, folder: Path, fusion: Fusion) -> Retriever:
+def _open_combination(opened: OpenIndexes, combination: options.Combination, folder: Path, fusion: Fusion) -> Retriever:
     from quiver.retrieval.search.retrievers import CANDIDATES
 
     candidates = combination.candidates or CANDIDATES
@@ -195,7 +195,7 @@ def _read_queries(text: str | None, queries: Path | None, rename: Mapping[str, s
     return found
 
 
-def _check_run(run: Path, queries: Sequence[Query], indexes: Sequence[IndexReader]) -> None:
+def _check_run_target(run: Path, queries: Sequence[Query], indexes: Sequence[IndexReader]) -> None:
     """Check before the search that the run can be written."""
     from quiver.encoder.files import check_target
     from quiver.retrieval.data.corpus import UNFIT, fits_run
@@ -207,7 +207,7 @@ def _check_run(run: Path, queries: Sequence[Query], indexes: Sequence[IndexReade
                 raise InputError(f"{run}: the {kind} id {key!r} {UNFIT}")
 
 
-def _write_run(found: Hits, queries: Sequence[str], out: Path) -> None:
+def _write_hits(found: Hits, queries: Sequence[str], out: Path) -> None:
     from quiver.retrieval.data.corpus import write_run
 
     run = found.to_run(queries)

@@ -122,7 +122,7 @@ def fuse(rankings: Sequence[Ranking], fusion: Fusion) -> dict[str, float]:
     if not rankings:
         raise ValueError("there are no rankings to fuse")
     used = [(ranking, weight) for ranking, weight in zip(rankings, fusion.weights_of(len(rankings)), strict=True) if weight]
-    terms = [(*_contributions(ranking, fusion), weight) for ranking, weight in used]
+    terms = [(*_compute_contributions(ranking, fusion), weight) for ranking, weight in used]
     scores: dict[str, float] = {}
     for document in dict.fromkeys(document for ranking, _ in used for document in ranking):
         # fsum rounds once, so the order of the rankings does not matter.
@@ -212,7 +212,7 @@ def describe_nothing_found(index: IndexReader, condition: Filter | None, *, word
     return "; ".join(parts)
 
 
-def _contributions(ranking: Ranking, fusion: Fusion) -> tuple[Mapping[str, float], float]:
+def _compute_contributions(ranking: Ranking, fusion: Fusion) -> tuple[Mapping[str, float], float]:
     """Unweighted contributions of a ranking: of each of its documents, and of all others."""
     if fusion.method == "rrf":
         return {document: 1 / (fusion.constant + rank) for rank, document in enumerate(ranked(ranking), start=1)}, 0.0

@@ -371,7 +371,7 @@ class Routes:
 
         def describe() -> Response:
             found = [replace(each.info(), warning=service.compared_warning(each)) for each in service.retrievers.values()]
-            return _write(Info(found, service.limits, service.access.writable, service.access.private, _version()))
+            return _write_json(Info(found, service.limits, service.access.writable, service.access.private, _version()))
 
         return await asyncio.get_running_loop().run_in_executor(service.threads, describe)
 
@@ -395,17 +395,17 @@ class Routes:
         """Search with one query that is written in the address."""
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet, group_by)
         (found,) = await search(self._service, request)
-        return await self._write(found)
+        return await self._write_in_thread(found)
 
     async def search(self, request: Annotated[SearchRequest, Bounded]) -> Response:
         """Search with one query."""
         (found,) = await search(self._service, request)
-        return await self._write(found)
+        return await self._write_in_thread(found)
 
     async def search_batch(self, request: Annotated[BatchRequest, Bounded]) -> Response:
         """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
-        return await self._write(answer)
+        return await self._write_in_thread(answer)
 
     async def document(
         self,
@@ -413,7 +413,7 @@ class Routes:
         retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
         """Get a document by its id."""
-        return await self._write(self._service.document(key, retriever))
+        return await self._write_in_thread(self._service.document(key, retriever))
 
     async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a change."""
@@ -425,11 +425,11 @@ class Routes:
 
     async def models(self) -> Response:
         """List the models, as OpenAI's API does."""
-        return _write(self._models.listed())
+        return _write_json(self._models.listed())
 
     async def model(self, name: Annotated[str, Path(description="Name of the model or its retriever.", min_length=1)]) -> Response:
         """Describe a model, as OpenAI's API does."""
-        return _write(self._models.describe(self._models.find(name, dense=False)))
+        return _write_json(self._models.describe(self._models.find(name, dense=False)))
 
     async def embeddings(self, request: EmbeddingsBody) -> Response:
         """Embed texts, as OpenAI's API does."""
@@ -457,22 +457,22 @@ class Routes:
 
     async def _encoded(self, work: Awaitable[Any]) -> Response:
         content = await self._within(work, "the texts were not encoded within {} seconds; send fewer or shorter ones")
-        return await self._write(content)
+        return await self._write_in_thread(content)
 
-    async def _write(self, content: Any) -> Response:
+    async def _write_in_thread(self, content: Any) -> Response:
         """The response with an answer that may be megabytes: not made in the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _write, content)
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _write_json, content)
 
     async def add_documents(self, request: Annotated[AddRequest, Bounded]) -> Response:
         """Add documents; searches find them when the response is sent."""
         found, limits = self._find_changed(request, len(request.documents)), self._service.limits
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
-        return await self._change(found, found.served.add(documents, replace=request.replace, wait=limits.lock_seconds))
+        return await self._answer_change(found, found.served.add(documents, replace=request.replace, wait=limits.lock_seconds))
 
     async def delete_documents(self, request: Annotated[DeleteRequest, Bounded]) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
         found, limits = self._find_changed(request, len(request.ids)), self._service.limits
-        return await self._change(found, found.served.delete(request.ids, wait=limits.lock_seconds))
+        return await self._answer_change(found, found.served.delete(request.ids, wait=limits.lock_seconds))
 
     def _find_changed(self, request: AddRequest | DeleteRequest, count: int) -> ServedRetriever:
         """The retriever whose index a request changes, by default that of the first index."""
@@ -485,20 +485,20 @@ class Routes:
             raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
         return found
 
-    async def _change(self, found: ServedRetriever, change: Awaitable[Generation]) -> Response:
+    async def _answer_change(self, found: ServedRetriever, change: Awaitable[Generation]) -> Response:
         unfinished = "not finished within {} seconds; the change continues, watch the generation in /v1/info"
         changed = await self._within(change, unfinished)
-        return _write(ChangeAnswer(found.name, changed.number, len(changed.index)))
+        return _write_json(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def healthy(self) -> Response:
         """Report that the service is running."""
-        return _write(Status("ok"))
+        return _write_json(Status("ok"))
 
     async def ready(self) -> Response:
         """Report whether the service accepts requests; not while it shuts down."""
         if self._service.draining:
             raise RequestError(503, "draining", "the service is shutting down")
-        return _write(Status("ready"))
+        return _write_json(Status("ready"))
 
     async def metrics(self) -> Response:
         """Return the metrics for Prometheus."""
@@ -512,7 +512,7 @@ class Routes:
             raise RequestError(504, "timeout", problem.format(f"{seconds:g}")) from None
 
 
-def _write(content: Any) -> Response:
+def _write_json(content: Any) -> Response:
     """The JSON response of a dataclass or of a list."""
     several = isinstance(content, list)
     plain = [asdict(each) if is_dataclass(each) and not isinstance(each, type) else each for each in (content if several else [content])]

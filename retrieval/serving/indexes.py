@@ -123,7 +123,7 @@ class ServedIndex:
             flat = list(map(_flatten_metadata, documents))
             return add_documents(self.folder, flat, self.current.model, replace_existing=replace, wait=wait)
 
-        return await self._change(change)
+        return await self._apply_change(change)
 
     async def delete(self, ids: Sequence[str], *, wait: float) -> Generation:
         """Delete documents; searches no longer find them when this returns. Waits as `add` does."""
@@ -134,15 +134,15 @@ class ServedIndex:
                 raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
             return delete_documents(self.folder, ids, wait=wait)
 
-        return await self._change(change)
+        return await self._apply_change(change)
 
-    async def _change(self, change: Callable[[], IndexReader]) -> Generation:
+    async def _apply_change(self, change: Callable[[], IndexReader]) -> Generation:
         async def run() -> Generation:
             async with self._changing:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._threads, change)
                 except (InputError, OSError) as error:
-                    raise _refusal_of(error) from error
+                    raise _make_refusal(error) from error
                 return await self.refresh()
 
         # Shielded: if the client disconnects, the change is still completed and served.
@@ -152,7 +152,7 @@ class ServedIndex:
 _LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def _refusal_of(error: InputError | OSError) -> Exception:
+def _make_refusal(error: InputError | OSError) -> Exception:
     """What clients are told of a change that failed; a fault of the disk stays what it is. The writers leave the index as it was."""
     full = full_disk(error)
     if full is not None:

@@ -418,7 +418,7 @@ class TextModels:
         """Re-rank documents; see `RerankRequest`."""
         self._check_count(request.documents)
         names = request.rank_fields or ["text"]
-        documents = [_choose_fields(each, names, place) for place, each in enumerate(request.documents)]
+        documents = [_select_ranked_fields(each, names, place) for place, each in enumerate(request.documents)]
         texts = [" ".join(map(str, each.values())) for each in documents]
         model, found = await self._score(request.query, texts, request.model)
         ranked = list(zip(found.order, (found.values / found.terms).tolist(), strict=True))[: request.top_n]
@@ -445,7 +445,7 @@ class TextModels:
             raise RequestError(422, "beyond_limit", f"texts per request: at most {most:,} (--max-texts), got {len(texts):,}")
 
 
-def _choose_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
+def _select_ranked_fields(document: str | dict[str, Any], names: Sequence[str], place: int) -> dict[str, Any]:
     """The fields that a document is ranked by; of a text, the text."""
     if isinstance(document, str):
         return {"text": document}
