@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,13 @@ def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(
     for k in (1, 5, 1000):
         same(index.search(QUERIES, k), over(alive, k))
     assert word_index(index) is index
+
+
+def test_searching_words_imports_no_torch(built: tuple[IndexReader, list[Document]]) -> None:
+    command = "import sys; from quiver.cli.main import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
+    words = [sys.executable, "-c", command, "search", str(built[0].path), "word3", "--explain"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
 
 
 def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[IndexReader, list[Document]], tmp_path: Path) -> None:

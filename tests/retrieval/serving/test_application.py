@@ -279,6 +279,11 @@ def test_a_batch_beyond_the_limits_is_refused(app: Any) -> None:
     assert refused(answer(app, "POST", "/v1/search/batch", json={"queries": []})) == (422, "invalid_request")
 
 
+def test_no_message_contains_the_path_of_an_index(app: Any, indexes: Indexes) -> None:
+    said = search(app, query="a", filter="colour = 'red'").text + answer(app, "GET", "/v1/info").text
+    assert str(indexes.dense.parent.parent) not in said
+
+
 def test_unknown_paths_are_refused(app: Any) -> None:
     assert refused(answer(app, "GET", "/none")) == (404, "not_found")
     assert refused(answer(app, "GET", "/v1/search/batch")) == (405, "method_not_allowed")
@@ -486,6 +491,14 @@ def test_a_disk_that_fills_while_documents_are_added_leaves_the_index_as_it_was(
     after = search(app, query="bird", k=20).json()
     assert (after["hits"], after["generation"]) == (before["hits"], before["generation"])
     assert answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED).json()["documents"] == 110
+
+
+def test_every_token_is_compared_in_constant_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN, "another token of enough characters")))
+    compared: list[bytes] = []
+    monkeypatch.setattr("hmac.compare_digest", lambda given, allowed: compared.append(allowed) is None)
+    assert answer(app, "GET", "/v1/info", headers={"Authorization": "Bearer wrong"}).status_code == 200
+    assert len(set(compared)) == 2  # also where the first one is the right one
 
 
 def test_a_change_is_completed_when_its_client_disconnects(indexes: Indexes, tmp_path: Path) -> None:

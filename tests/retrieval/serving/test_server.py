@@ -73,14 +73,30 @@ def test_the_command_serves(child: Child) -> None:
     assert query(child, "granite snow", retriever="bm25").status_code == 200
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /api/sea", HEADER], ids=["nothing", "half a line", "half a header"])
+SECOND = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /api/sea", HEADER, SECOND], ids=["nothing", "half a line", "half a header", "half a second one"]
+)
 def test_a_client_that_never_finishes_its_header_is_disconnected(child: Child, sent: bytes) -> None:
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(sent)
-        assert read_all(connection) == b""
+        assert read_all(connection)[:17] == (b"HTTP/1.1 200 OK\r\n" if sent == SECOND else b"")
     assert time.monotonic() - begun < 30
     assert query(child).status_code == 200
+
+
+def test_a_client_that_sends_its_header_byte_by_byte_is_disconnected(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        sent = 0
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while sent < 600:
+                connection.sendall(HEADER[sent % len(HEADER) :][:1])
+                sent += 1
+                time.sleep(0.05)
+    assert 5 < sent < 600
 
 
 def test_a_body_that_is_never_sent_is_refused(child: Child) -> None:
