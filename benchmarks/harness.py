@@ -126,13 +126,15 @@ class Worker:
         self._timeout = timeout
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_answer_requests, args=(other, open_backend, dict(arguments), log), daemon=False)
-        cpus = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, sorted(cpus)[:threads])
+        cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []  # Linux alone restricts a process
+        if cpus:
+            os.sched_setaffinity(0, cpus[:threads])
         try:
             with patch.dict(os.environ, environment or {}):
                 self._process.start()
         finally:
-            os.sched_setaffinity(0, cpus)
+            if cpus:
+                os.sched_setaffinity(0, cpus)
         other.close()
         self.ask(None)  # loading ended
 
