@@ -225,7 +225,7 @@ class VectorFolder:
         counts = [pa.array(np.concatenate([getattr(each, name) for each in tokens])) for name in ("tokens", "truncated", "empty")]
         batch = pa.RecordBatch.from_arrays([keys_column, *counts, column], schema=self._schema())
         try:
-            with self._locked():
+            with self._lock_writers():
                 self._sealed.remove_unfinished()
                 remove_temporary(self.path)
                 # The older one of two shards with the same text is always used. A name is never that of another shard, which may be in use.
@@ -288,12 +288,12 @@ class VectorFolder:
             {"key": pa.binary(KEY.itemsize), "tokens": pa.int32(), "truncated": pa.bool_(), "empty": pa.bool_(), "vectors": vectors}
         )
 
-    def _locked(self) -> AbstractContextManager[None]:
+    def _lock_writers(self) -> AbstractContextManager[None]:
         return exclusive_lock(self.path / ".lock", "writing there", remedy="wait for it", wait=math.inf, keep=True)
 
     def _remove_damaged(self, name: str, flaw: str) -> None:
         logger.warning("%s: damaged (%s); its texts are encoded again", self._sealed.path(name), flaw)
-        with suppress(InputError, OSError), self._locked():  # a read-only folder keeps it, and it is not used
+        with suppress(InputError, OSError), self._lock_writers():  # a read-only folder keeps it, and it is not used
             if self._sealed.flaw(name):  # still, now that no other process writes
                 self._sealed.remove(name)
 

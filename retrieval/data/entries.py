@@ -513,7 +513,6 @@ def unique(
     for position, entry in read() if suspects else ():
         if hashed(entry.id) in suspects:
             if (before := seen.get(entry.id)) is not None and position is not None:
-                # Positions may be equal: of minified JSON, all documents are on one line.
                 raise InputError(f"{position}: id '{entry.id}' is already used {before.seen_from(position)}; ids must be unique")
             if entry.id in seen:
                 raise InputError(f"document id '{entry.id}' occurs twice; ids must be unique")

@@ -636,7 +636,7 @@ class _SegmentBuild:
         wanted, count, dense = engine(name, self.card).sample, self.source.count, self.card.kind == "dense"
         if wanted(count):
             self.sample = self._encode_sample("sample", self._choose_sample(wanted))
-        folder = self._finished(_CODEC)
+        folder = self._find_finished(_CODEC)
         if folder is None:
             sample, mean = Sample(np.zeros((0, self.card.dim), np.float32)), 0.0
             if self.sample:
@@ -685,7 +685,7 @@ class _SegmentBuild:
 
     def _make(self, pieces: Sequence[Piece], description: str, codec: AnyCodec | tuple[str, Path] | None = None) -> list[SealedFolder]:
         """Return pieces in the order given; those that are not finished are made."""
-        found = {piece.name: self._finished(piece.name) for piece in pieces}
+        found = {piece.name: self._find_finished(piece.name) for piece in pieces}
         missing = [piece for piece in pieces if found[piece.name] is None]
         if len(missing) < len(pieces):
             logger.info("%s: %d of %d pieces were finished before the interruption", description, len(pieces) - len(missing), len(pieces))
@@ -713,7 +713,7 @@ class _SegmentBuild:
                     found.update((piece.name, folder) for piece, folder in finished)
         return [folder for folder in found.values() if folder is not None]
 
-    def _finished(self, name: str) -> SealedFolder | None:
+    def _find_finished(self, name: str) -> SealedFolder | None:
         return self.sealed.finished(name, "this piece of the build is made again")
 
     def merged(self, pieces: Sequence[tuple[Path, Contents]], before: Sequence[OpenSegment] = ()) -> list[tuple[Path, Contents]]:

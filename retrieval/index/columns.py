@@ -409,7 +409,7 @@ class ColumnBatches:
     def __init__(self, files: Files, stem: str) -> None:
         self._content, self._path = files.map(f"{stem}.arrow", np.uint8, (-1,)), files.folder / stem
         described = files.map(f"{stem}.json", np.uint8, (-1,))
-        with self._naming_misfits():
+        with self._name_misfits():
             self._layouts = json.loads(described.whole().tobytes()) if described.is_whole else _find_layout(self._content.whole())
         self._made: dict[int, dict[str, Column]] = {}
 
@@ -418,17 +418,17 @@ class ColumnBatches:
 
     def rows(self, column: str) -> list[int]:
         """The number of rows of each batch."""
-        with self._naming_misfits():
+        with self._name_misfits():
             return [int(columns[column]["rows"]) for columns in self._layouts]
 
     def __getitem__(self, number: int) -> Mapping[str, Column]:
         if number not in self._made:
-            with self._naming_misfits():
+            with self._name_misfits():
                 self._made[number] = {name: Column(self._content, layout) for name, layout in self._layouts[number].items()}
         return self._made[number]
 
     @contextmanager
-    def _naming_misfits(self) -> Iterator[None]:
+    def _name_misfits(self) -> Iterator[None]:
         try:
             yield
         except DamagedIndexError:

@@ -132,8 +132,8 @@ def search_exact(  # noqa: PLR0913 - one option for each choice
         if placed is None:
             host = HostScorer(
                 len(some_queries),
-                partial(_blocks, rows, offsets, some_queries, allowed, limits),
-                partial(_rescored, rows, offsets, some_queries, limits),
+                partial(_read_blocks, rows, offsets, some_queries, allowed, limits),
+                partial(_score_exactly, rows, offsets, some_queries, limits),
                 limits.scores_held,
             )
             errors = _bound_errors(some_queries, largest_norm, tokens=offsets is not None)
@@ -156,7 +156,7 @@ def _bound_errors(queries: Queries, largest_norm: float, *, tokens: bool) -> NDA
     return np.array([float32_error(count, float(length) * largest_norm) for count, length in zip(terms, lengths, strict=True)])
 
 
-def _blocks(
+def _read_blocks(
     rows: Rows, offsets: NDArray[np.int64] | None, queries: Queries, allowed: Bitmap | None, limits: SearchLimits
 ) -> Iterator[Block]:
     """The documents in blocks of whole documents."""
@@ -191,7 +191,7 @@ def _score_tokens(
     return scores
 
 
-def _rescored(
+def _score_exactly(
     rows: Rows, offsets: NDArray[np.int64] | None, queries: Queries, limits: SearchLimits, query: int, places: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     return exact_scores(rows, offsets, queries[query], places, size=limits.tokens_rescored)

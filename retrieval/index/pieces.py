@@ -472,7 +472,7 @@ class _PieceMaker:
             if isinstance(piece, SamplePiece):
                 stream = (self._reading.span(number, number + 1)[0] for number in piece.numbers.tolist())
                 size = self._options.pieces.chunk_documents
-                with self._encode(iter(lambda: list(islice(stream, size)), [])) as encodings:
+                with self._encode_chunks(iter(lambda: list(islice(stream, size)), [])) as encodings:
                     StoredSample.write(made.folder, concatenate_encoded([encoded for _, encoded in encodings]), self._disk)
                 return made
             if self._codec is None:
@@ -484,7 +484,7 @@ class _PieceMaker:
             made.about = asdict(writer.close())
         return made
 
-    def _encode(self, chunks: Iterable[Sequence[Document]]) -> closing[Generator[tuple[Sequence[Document], Encoded], None, None]]:
+    def _encode_chunks(self, chunks: Iterable[Sequence[Document]]) -> closing[Generator[tuple[Sequence[Document], Encoded], None, None]]:
         return closing(encode(self._model, chunks, use_title=self._options.use_title, advance=self._advance))
 
     def _encode_piece(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
@@ -503,7 +503,7 @@ class _PieceMaker:
                 if not known.all():
                     yield [document for document, stored in zip(documents, known.tolist(), strict=True) if not stored]
 
-        with self._encode(missing()) as encodings:
+        with self._encode_chunks(missing()) as encodings:
             for encoded in chain((encoded for _, encoded in encodings), [None]):
                 while waiting and waiting[0][2].all():
                     first, documents, known = waiting.popleft()

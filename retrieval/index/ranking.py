@@ -128,7 +128,7 @@ class HostScorer:
                 scores, places = block.nearest(min(k, block.count))
                 best.add_result(scores, places + block.start)
                 continue
-            for some in self._groups(range(self.queries), block):
+            for some in self._group_queries(range(self.queries), block):
                 scores = np.ascontiguousarray(block.scores(some))
                 best.heaps.addn(block.count, _faiss.swig_ptr(scores), block.start, some[0], len(some))
         best.finalize()
@@ -144,13 +144,13 @@ class HostScorer:
         """See `Scorer`."""
         least = dict(zip(queries, thresholds, strict=True))
         for block in self.blocks():
-            for some in self._groups(queries, block):
+            for some in self._group_queries(queries, block):
                 for query, scores in zip(some, block.scores(some), strict=True):
                     rows = np.flatnonzero(scores >= least[query]) + block.start
                     if len(rows):
                         yield query, rows, self.exact_scores(query, rows)
 
-    def _groups(self, queries: Sequence[int], block: Block) -> Iterator[Sequence[int]]:
+    def _group_queries(self, queries: Sequence[int], block: Block) -> Iterator[Sequence[int]]:
         """Groups of queries whose scores with a block fit into memory."""
         size = max(1, self.held // block.count)
         return (queries[start : start + size] for start in range(0, len(queries), size))

@@ -131,7 +131,7 @@ def _check_generation(layout: Layout, generation: int) -> GenerationReport:
     problems = _find_folder_problems(layout.codecs / manifest.codec.name, manifest.codec.files)
     for segment in manifest.segments:
         problems += _find_folder_problems(layout.segments / segment.name, segment.files)
-        with _noting(problems):
+        with _note_damage(problems):
             verify_alive(layout, segment)
     return GenerationReport(generation, manifest, tuple(problems))
 
@@ -140,7 +140,7 @@ def _find_folder_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[
     """Descriptions of the damage in a folder, one line per file."""
     problems = list[str]()
     for name, entry in files.items():
-        with _noting(problems):
+        with _note_damage(problems):
             verify_file(folder / name, entry.bytes, entry.sha256)
     stored = b"".join(digests.tobytes() for digests in read_digests(folder, files).values())
     if not problems and (not (folder / CHECKSUMS).is_file() or (folder / CHECKSUMS).read_bytes() != stored):
@@ -149,7 +149,7 @@ def _find_folder_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[
 
 
 @contextmanager
-def _noting(problems: list[str]) -> Iterator[None]:
+def _note_damage(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except DamagedIndexError as error:
@@ -257,7 +257,7 @@ class _Plan:
         self._healthy: list[OpenSegment] = []  # the healthy rows of damaged segments
         for entry in self.manifest.segments:
             alive, problems = self._find_alive(entry), list[str]()
-            with _noting(problems):
+            with _note_damage(problems):
                 verify_alive(layout, entry)
             if not _find_folder_problems(layout.segments / entry.name, entry.files):
                 self._intact.append((entry, alive, bool(problems)))
@@ -428,7 +428,7 @@ def _open_damaged_codec(layout: Layout, manifest: Manifest) -> tuple[AnyCodec, b
             for content in (read_around(folder / file, Path.read_bytes) or b"", copy[place : place + size]):
                 target.write_bytes(content)
                 problems = list[str]()
-                with _noting(problems):
+                with _note_damage(problems):
                     verify_file(target, size, files[file].sha256)
                 if not problems:
                     break
