@@ -174,6 +174,14 @@ def test_repair_reads_damaged_documents_from_their_source(from_file: Path, word_
     assert scores_of(open_index(from_file)) == pytest.approx(right)
 
 
+def test_a_source_that_is_gone_leaves_the_documents_lost(from_file: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+    (from_file.parent / "corpus.jsonl").unlink()
+    wipe(only(from_file, "vectors.f32"), 1000, 1)
+    report = repair_index(from_file, model=word_sum)
+    assert (report.encoded, len(report.lost), report.documents) == ((), 16, COUNT - 16)
+    assert "no documents of this source can be encoded again" in caplog.text
+
+
 def test_documents_of_unknown_ids_are_not_guessed_where_the_source_has_more_new_ones(from_file: Path, word_sum: Any) -> None:
     add_documents(from_file, [Document("more", "word1")], word_sum)
     delete_documents(from_file, ["d0790"])

@@ -128,3 +128,15 @@ def test_stored_vectors_make_the_same_index(
     np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="3 ids for the vectors of 4"):
         index_vectors(["a", "b", "c"], stored.rows, model.card, lengths=stored.lengths)
+
+
+def test_no_row_below_zero_leaves_an_index_of_faiss() -> None:
+    """FAISS fills up with row -1 where the probed lists hold fewer vectors than asked for; NumPy would read it as the last document."""
+    vectors = np.random.default_rng(0).standard_normal((1000, 32)).astype(np.float32)
+    ids, card = [f"d{number}" for number in range(1000)], ModelCard("vectors", "dense", "", 32, "dot", 0, 0)
+    index = index_vectors(ids, vectors, card, engine="faiss-dense:factory=IVF64,Flat")
+    hits = index.search(vectors[:40], 10, effort={"nprobe": 1, "k_factor": 10.0})
+    for number, found in enumerate(hits.ids):
+        assert found[0] == ids[number]
+        assert len(found) == len(set(found))
+    assert sum("d999" in found for found in hits.ids) < 5

@@ -23,6 +23,7 @@ from quiver.retrieval.index import (
     compact_index,
     delete_documents,
     open_index,
+    repair,
     repair_index,
 )
 from quiver.retrieval.index import files as blocks
@@ -162,6 +163,23 @@ def test_a_file_that_may_not_be_read_is_no_damage_and_repair_keeps_it(
 
 def refused_with_io_error(path: Path) -> str:
     raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+def test_a_check_during_commits_does_not_report_removed_files_as_damage(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
+    verify, commits = repair.verify_file, iter(["old1", "old2", "old3"])
+
+    def verify_slowly(*arguments: Any) -> None:
+        for key in commits:
+            compact_index(built)
+            delete_documents(built, [key])
+        verify(*arguments)
+
+    monkeypatch.setattr(repair, "verify_file", verify_slowly)
+    report = check_index(built)
+    assert report.problems == ()
+    assert report.generations[-1].generation == Layout(built).generations()[-1] > 3
+    assert all(not each.problems for each in report.generations)
 
 
 def test_an_index_with_a_damaged_codec_can_be_built_again_in_its_place(built: Path, word_sum: Any) -> None:
