@@ -124,6 +124,16 @@ def test_damaged_word_tables_are_counted_again(
     assert len(list(cache.iterdir())) == 3  # and nothing is left beside them
 
 
+def test_words_are_counted_once_with_titles_and_once_without(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "words"
+    for use_title, number in ((True, 10), (False, 0)):
+        index = build_index(DOCUMENTS, word_sum, tmp_path / f"{use_title}", options=BuildOptions(use_title=use_title))
+        assert len(word_index(index, cache=cache).search(["title2"], 100).ids[0]) == number
+        with monkeypatch.context() as patched:
+            patched.setattr("quiver.retrieval.search.bm25.split_words", None)
+            assert len(word_index(index, cache=cache, verify=False)) == len(word_index(index, cache=cache)) == len(index)
+
+
 def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
     bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts, which BM25 needs"):

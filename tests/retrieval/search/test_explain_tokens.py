@@ -156,3 +156,13 @@ def test_spans_of_a_truncated_text_are_right(make_model: MakeModel, side: str) -
         ["a", "bird", "has"] if side == "right" else ["wings", "a", "bird"]
     )
     assert len(text_tokens(model, text, "document")) == len(model.encode_document([text])[0])
+
+
+def test_sentence_pieces_are_shown_without_their_space_mark(make_model: MakeModel) -> None:
+    pieces = [("[UNK]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), ("\u2581bird", -1.0), ("s", -2.0), ("\u2581", -3.0)]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name, _ in pieces[:4]])
+    model = make_model(Tokenizer(backend, {}), query_prefix="", document_prefix="", skiplist=(), query_expansion=False)
+    assert names(model, "bird birds", "query") == ["bird", "bird", "s"]
+    assert [part for part in spans(model, "bird  birds", "query") if part and part.strip()] == ["bird", "bird", "s"]
