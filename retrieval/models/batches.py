@@ -228,7 +228,7 @@ class _Batch:
 
 
 @dataclass
-class _Group:
+class _TextGroup:
     """Inputs that are being encoded, the first row of each text in ``out``, (B,), and the number of batches that are not finished."""
 
     inputs: ModelInputs
@@ -238,7 +238,7 @@ class _Group:
     left: int
 
 
-_UnderWay: TypeAlias = tuple[_Group, NDArray[np.int64], Download | None]
+_UnderWay: TypeAlias = tuple[_TextGroup, NDArray[np.int64], Download | None]
 """A group, texts of it, and their vectors on the way to the host; None for a group without texts."""
 
 
@@ -303,12 +303,12 @@ class BatchLoop:
         if failure is not None:
             raise failure
 
-    def _plan_group(self, inputs: ModelInputs, *, at_once: bool) -> _Group:
+    def _plan_group(self, inputs: ModelInputs, *, at_once: bool) -> _TextGroup:
         """Choose the batches of a group; pack and copy them at once, or when they are taken."""
         rows = self._divide(inputs, np.arange(len(inputs.ids)))
-        batches = (self._pack(inputs, each) for each in rows)
+        batches = (self._pack_batch(inputs, each) for each in rows)
         starts, out = np.cumsum(inputs.vectors) - inputs.vectors, torch.empty(int(inputs.vectors.sum()), self._dim)
-        return _Group(inputs, starts, out, list(batches) if at_once else batches, max(1, len(rows)))
+        return _TextGroup(inputs, starts, out, list(batches) if at_once else batches, max(1, len(rows)))
 
     def _divide(self, inputs: ModelInputs, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Divide texts into batches."""
@@ -319,7 +319,7 @@ class BatchLoop:
             return batches
         return [each[first : first + self._most] for each in batches for first in range(0, len(each), self._most)]
 
-    def _pack(self, inputs: ModelInputs, rows: NDArray[np.int64]) -> _Batch:
+    def _pack_batch(self, inputs: ModelInputs, rows: NDArray[np.int64]) -> _Batch:
         """Pack a batch and start its copy to the device."""
         lengths = [len(inputs.ids[row]) for row in rows.tolist()]
         try:
@@ -337,14 +337,14 @@ class BatchLoop:
             kept = torch.from_numpy(np.flatnonzero(np.concatenate([inputs.keep[row] for row in numbers])))
         return self._copies.upload(replace(batch, batch_invariant=self._invariant), kept)
 
-    def _queue(self, group: _Group) -> Iterator[_UnderWay]:
+    def _queue(self, group: _TextGroup) -> Iterator[_UnderWay]:
         """Queue the forward pass of each batch, and the copy of its vectors; a group without texts has one entry without a batch."""
         for batch in group.batches:
             waiting = deque([batch])
             while waiting:
                 following = waiting.popleft()
                 if following.tokens > self._size.limit(following.longest):  # packed before the batch size was halved
-                    parts = [self._pack(group.inputs, rows) for rows in self._divide(group.inputs, following.rows)]
+                    parts = [self._pack_batch(group.inputs, rows) for rows in self._divide(group.inputs, following.rows)]
                     group.left += len(parts) - 1
                     waiting.extendleft(reversed(parts))
                 elif (vectors := self._run_batch(group.inputs, following)) is None:

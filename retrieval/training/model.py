@@ -97,7 +97,7 @@ class _Choice:
 
     def __init__(self, section: ModelSection, *, own: bool) -> None:
         self.section, self.own = section, own
-        self._kept: list[tuple[str, object, object]] = []
+        self._differing: list[tuple[str, object, object]] = []
         self._changed: list[tuple[str, object, object]] = []
 
     def of(self, name: str, wanted: Value | None, known: Value) -> Value:
@@ -107,16 +107,16 @@ class _Choice:
         if not self.own:
             return wanted
         if name in self.section.only_if_bare:
-            self._kept.append((name, known, wanted))
+            self._differing.append((name, known, wanted))
             return known
         self._changed.append((name, known, wanted))
         return wanted
 
     def log(self) -> None:
         """Log which settings of the checkpoint the recipe changes, and which it would have changed."""
-        if self._kept:
-            kept = "; ".join(f"{name} {_shown(known)}, not the recipe's {_shown(wanted)}" for name, known, wanted in self._kept)
-            logger.warning("%s keeps its own settings: %s; model.%s=... changes one", self.section.init, kept, self._kept[0][0])
+        if self._differing:
+            kept = "; ".join(f"{name} {_shown(known)}, not the recipe's {_shown(wanted)}" for name, known, wanted in self._differing)
+            logger.warning("%s keeps its own settings: %s; model.%s=... changes one", self.section.init, kept, self._differing[0][0])
         if self._changed:
             changed = "; ".join(f"{name} from {_shown(known)} to {_shown(wanted)}" for name, known, wanted in self._changed)
             logger.warning(

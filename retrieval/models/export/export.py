@@ -278,7 +278,8 @@ def _read_run_record(run: Path, fingerprint: str) -> Mapping[str, Any]:
         raise InputError(f"{path}: not the record of a training run (schema {RUN_SCHEMA})")
     found = (record.get("model") or {}).get("fingerprint")
     if found != fingerprint:
-        raise InputError(f"{path}: belongs to another model (fingerprint {_shorten(found)}, the exported one has {_shorten(fingerprint)})")
+        theirs, ours = _shorten_fingerprint(found), _shorten_fingerprint(fingerprint)
+        raise InputError(f"{path}: belongs to another model (fingerprint {theirs}, the exported one has {ours})")
     return record
 
 
@@ -288,7 +289,7 @@ def _check_scores(scores: Sequence[ModelScores], model: BiEncoder | ColBERT) -> 
     for each in scores:
         fingerprint = with_dtype(model, each.dtype).card.fingerprint
         if each.fingerprint != fingerprint:
-            theirs, ours = _shorten(each.fingerprint), _shorten(fingerprint)
+            theirs, ours = _shorten_fingerprint(each.fingerprint), _shorten_fingerprint(fingerprint)
             raise InputError(f"{each.where}: scores of another model (fingerprint {theirs}, the exported one has {ours})")
         for entry in each.entries:
             if same := [where for where, dataset in found if dataset == entry["dataset"]]:
@@ -296,7 +297,7 @@ def _check_scores(scores: Sequence[ModelScores], model: BiEncoder | ColBERT) -> 
             found.append((each.where, entry["dataset"]))
 
 
-def _shorten(fingerprint: str | None) -> str:
+def _shorten_fingerprint(fingerprint: str | None) -> str:
     return (fingerprint or "unknown")[:12]
 
 

@@ -311,7 +311,7 @@ class TrainingRows:
 
     def columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
         """Return rows by number as columns of equal length B."""
-        rows = [self._drawn(number) for number in self._table.order[list(numbers)].tolist()]
+        rows = [self._draw_row(number) for number in self._table.order[list(numbers)].tolist()]
         if not rows:
             return {name: [] for name in self.column_names}
         texts = iter(self._table.texts.take(np.concatenate([[row.query, *row.documents] for row in rows])))
@@ -332,7 +332,7 @@ class TrainingRows:
         """Draw the negatives of an epoch from now on; without random negatives nothing changes."""
         self.epoch = epoch
 
-    def _drawn(self, number: int) -> Row:
+    def _draw_row(self, number: int) -> Row:
         """A row with n documents, or fewer: the positive, and negatives in the order of the table."""
         row = self._table[number]
         have, wanted = len(row.documents) - 1, self.documents_per_row - 1

@@ -425,7 +425,7 @@ def score_rows(
         with progress_bar("reading", 1, enabled=progress):
             data = read_scoring_data(section, job.scratch("texts"))
         job.agree({"data": data.sha256})
-        parts, pairs = _split_rows(data.ends), int(data.ends[-1])
+        parts, pairs = _split_parts(data.ends), int(data.ends[-1])
         for position, member in enumerate(members):
             first = position * len(parts)  # each teacher's parts follow those of the previous one
             missing = {number - first: parts[number - first] for number in job.missing(range(first, first + len(parts)))}
@@ -448,7 +448,7 @@ def score_rows(
         return job.finish(content, command)
 
 
-def _split_rows(ends: NDArray[np.int64]) -> list[slice]:
+def _split_parts(ends: NDArray[np.int64]) -> list[slice]:
     """Slices of rows with at most ``PAIRS_PER_PART`` pairs, but at least one row."""
     parts: list[slice] = []
     first, rows = 0, len(ends) - 1
