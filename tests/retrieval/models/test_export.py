@@ -18,7 +18,7 @@ from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.export import LAYOUTS, ModelScores, export_model
+from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes
 from quiver.retrieval.models.folders import read_model_folder
 from quiver.retrieval.models.loading import load_model
@@ -447,6 +447,18 @@ def test_a_git_clone_keeps_its_history_and_other_files(
 
 def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_file_of_an_export_is_listed(dense: Path, colbert: Path, tmp_path: Path) -> None:
+    """Only a folder of listed files is overwritten; those of the layout onnx are in another test."""
+    found = set[str]()
+    for source, layouts in ((dense, ("sentence-transformers", "hf")), (colbert, ("sentence-transformers", "pylate", "hf", "stanford"))):
+        for layout in layouts:
+            found |= files_in(export_model(source, tmp_path / f"{source.name}-{layout}", layout=layout).folder)
+    assert {name for name in found if "/" not in name} | {"model.onnx", "model.onnx.data", "onnx_config.json"} == FILES
+    modules = {tuple(name.split("/")) for name in found if "/" in name}
+    assert {name for _, name in modules} == MODULE_FILES
+    assert all(MODULE.fullmatch(folder) for folder, _ in modules)
 
 
 @pytest.mark.parametrize("target", ["dense", "."])

@@ -79,3 +79,14 @@ def test_transformers_reads_the_rule_from_both_tokenizer_files(tmp_path: Path) -
     with_strip(plain).save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(RAW)["input_ids"] == ids(plain, [text.strip() for text in RAW])
+
+
+@pytest.mark.parametrize("token", ["[X]", "wings ", "\n"])
+def test_a_tokenizer_that_cannot_have_the_rule_is_not_changed(token: str) -> None:
+    trained = Tokenizer.train(TEXTS, vocab_size=400, max_length=64)
+    backend = tokenizers.Tokenizer.from_str(trained.to_json())
+    special = token == "[X]"
+    (backend.add_special_tokens if special else backend.add_tokens)([tokenizers.AddedToken(token, normalized=True, special=special)])
+    made = Tokenizer(backend, trained.settings)
+    assert with_strip(made) is made
+    assert not ignores_outer_space(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,3 +164,21 @@ def test_extending_a_stanford_folder_is_refused(quiver: Callable[..., Any], tmp_
     assert done.code == 2
     assert "quiver export --layout pylate" in done.err
     assert not (tmp_path / "new").exists()
+
+
+def test_other_forms_of_the_old_weights_are_not_copied_from_a_subfolder(dense: Path, tmp_path: Path) -> None:
+    old, inner = tmp_path / "old", tmp_path / "old" / "0_Transformer"
+    inner.mkdir(parents=True)
+    for path in dense.iterdir():
+        at_top = path.is_dir() or path.name in ("modules.json", "config_sentence_transformers.json")
+        path.rename((old if at_top else inner) / path.name)
+    modules = json.loads((old / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (old / "modules.json").write_text(json.dumps(modules))
+    (inner / "pytorch_model.bin").write_bytes(b"the old weights")
+    (inner / "onnx").mkdir()
+    new = tmp_path / "new"
+    lengthen_model(old, new, factor=2)
+    left = {path.relative_to(old) for path in old.rglob("*")} - {path.relative_to(new) for path in new.rglob("*")}
+    assert sorted(map(str, left)) == ["0_Transformer/onnx", "0_Transformer/pytorch_model.bin"]
+    assert load_model(new).card.document_length == 64
