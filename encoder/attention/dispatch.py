@@ -281,13 +281,13 @@ def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int,
     # With gradients in one piece: in the backward pass each slice would be a full tensor of zeros.
     step = blocks if torch.is_grad_enabled() else LOCAL_BLOCKS
     outputs = [
-        _attend_blocks(q, k, v, mask.bias[first : first + step], first, window // 2, slopes, dropout) for first in range(0, blocks, step)
+        _attend_windows(q, k, v, mask.bias[first : first + step], first, window // 2, slopes, dropout) for first in range(0, blocks, step)
     ]
     output = (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[: len(q)]
     return output if mask.sees is None else output * mask.sees
 
 
-def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, first: int, half: int, slopes: Tensor | None, dropout: float) -> Tensor:
+def _attend_windows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, first: int, half: int, slopes: Tensor | None, dropout: float) -> Tensor:
     """Attention of the queries of neighbouring blocks over their keys, a halo of ``half`` on either side: (W * BLOCK, H, K)."""
     if slopes is not None:
         distance = _block_distance(half, slopes.device).abs()

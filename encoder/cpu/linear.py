@@ -100,7 +100,7 @@ class _PackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return packed_product(_pack(weight.detach(), len(x)), bias)(x)
+        return packed_product(_pack_weight(weight.detach(), len(x)), bias)(x)
 
     @staticmethod
     @once_differentiable
@@ -108,11 +108,11 @@ class _PackedLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         gradient = gradient.contiguous()
-        of_x = packed_product(_pack(weight.detach().t().contiguous(), len(x)), None)(gradient) if wants_x else None
+        of_x = packed_product(_pack_weight(weight.detach().t().contiguous(), len(x)), None)(gradient) if wants_x else None
         return of_x, gradient.t() @ x if wants_weight else None, gradient.sum(0) if wants_bias else None
 
 
-def _pack(weight: Tensor, tokens: int) -> Tensor:
+def _pack_weight(weight: Tensor, tokens: int) -> Tensor:
     """Convert a weight to oneDNN's layout that is fastest for a number of tokens; it works for any number."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, tokens)
     return packed
@@ -176,14 +176,14 @@ class FloatMatrix:
         self.bias = None if bias is None else bias.to(compute)
         plain_is_faster = compute == torch.float64 or (compute == torch.float32 and prefers_plain_weights())
         self._packs = has_onednn() and not plain_is_faster
-        self.weight = wide if plain_layout or not self._packs else _pack(wide, TYPICAL_TOKENS)
+        self.weight = wide if plain_layout or not self._packs else _pack_weight(wide, TYPICAL_TOKENS)
         self.rows = PlainMatrix(self.weight, self.bias).split(parts) if plain_layout else []
         self._parts = parts
 
     @cached_property
     def _product(self) -> Product:
         packs = self._packs and not self.weight.is_mkldnn
-        return packed_product(_pack(self.weight, TYPICAL_TOKENS) if packs else self.weight, self.bias)
+        return packed_product(_pack_weight(self.weight, TYPICAL_TOKENS) if packs else self.weight, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""

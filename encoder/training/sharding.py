@@ -140,7 +140,7 @@ class GradientReducer:
         whole = [weight for weight in reversed(list(weights)) if not isinstance(weight, DTensor)] if processes.size > 1 else []
         self._buckets: list[_Bucket] = []
         for _, alike in groupby(whole, lambda weight: (weight.dtype, weight.device)):
-            self._buckets += [_Bucket(part) for part in _parts(alike, bucket_bytes)]
+            self._buckets += [_Bucket(part) for part in _cut_weights(alike, bucket_bytes)]
         bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
         self._hooks = [
             weight.register_post_accumulate_grad_hook(lambda weight, bucket=bucket: self._added(bucket))  # type: ignore[no-untyped-call]
@@ -201,7 +201,7 @@ class GradientReducer:
         bucket.work = distributed.all_reduce(bucket.flat.div_(self._processes.size), async_op=True)
 
 
-def _parts(weights: Iterable[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
+def _cut_weights(weights: Iterable[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
     """Weights in order, cut after each one with which a part has at least this many bytes."""
     parts: list[list[nn.Parameter]] = []
     full = True

@@ -305,7 +305,7 @@ class Trainer:
         task.after_step(step)
         task.optimizer.zero_grad()
         self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, memory.before)
-        self._count(batches, mean, int(tokens), dict(zip(names, map(int, summed), strict=True)), activations)
+        self._count_step(batches, mean, int(tokens), dict(zip(names, map(int, summed), strict=True)), activations)
         return grad_norm, stop > 0
 
     def _move_input(self, name: str, value: Any, batch: TrainingBatch) -> Any:
@@ -363,7 +363,7 @@ class Trainer:
         remedy = f"check its texts, or lower {self._task.learning_rate_setting}"
         return InputError(f"{what} at step {step}; the batch was saved to {folder}: {remedy}")
 
-    def _count(self, batches: Sequence[TrainingBatch], loss: float, tokens: int, counts: Mapping[str, int], activations: int) -> None:
+    def _count_step(self, batches: Sequence[TrainingBatch], loss: float, tokens: int, counts: Mapping[str, int], activations: int) -> None:
         progress, now = self.progress, time.perf_counter()
         progress.step += 1
         if batches:
@@ -539,14 +539,14 @@ class BarCallback(Callback):
 
     def on_step(self, step: int) -> None:
         """Advance the bar."""
-        self._show(step)
+        self._move_bar(step)
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values."""
         self._latest.update(values)
-        self._show(step)
+        self._move_bar(step)
 
-    def _show(self, step: int) -> None:
+    def _move_bar(self, step: int) -> None:
         before, self._done = self._done, self._position(step)
         news = (form.format(self._latest[key]) for key, form in self._forms.items() if key in self._latest)
         self._advance(self._done - before, ", ".join(news))
