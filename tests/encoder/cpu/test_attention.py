@@ -64,6 +64,16 @@ def test_every_width_of_a_head(width: int, window: int | None) -> None:
     torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=3e-6, rtol=0)
 
 
+def test_scores_that_rise_for_ever() -> None:
+    """What a query counts from may lag behind its maximum, but never so far that a power of two overflows."""
+    batch = batch_of((3000,))
+    v = heads(3000)[2]
+    q, k = torch.zeros_like(v), torch.zeros_like(v)
+    q[..., 0], k[..., 0] = 8, torch.arange(3000)[:, None] * 0.0625  # 5.8 powers of two per panel of keys, below what is rescaled
+    found = attend(q, k, v, batch, None, backend="compiled")
+    torch.testing.assert_close(found, definition(q, k, v, batch, None), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 300.0])
 @pytest.mark.parametrize("window", [None, 128])
 def test_flat_and_steep_scores(spread: float, window: int | None) -> None:

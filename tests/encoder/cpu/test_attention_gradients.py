@@ -146,3 +146,15 @@ def test_an_encoder_is_trained_with_it() -> None:
     assert found["compiled"].keys() == found["packed"].keys()
     for key, gradient in found["packed"].items():
         torch.testing.assert_close(found["compiled"][key], gradient, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 300.0])
+def test_flat_and_steep_scores(spread: float) -> None:
+    batch = batch_of((700,))
+    heads, given = inputs(batch, spread=spread)
+    expected = definition(heads, given, batch, None)
+    found, other = (gradients(heads, given, batch, None, backend) for backend in ("compiled", "packed"))
+    for mine, torchs, wanted in zip(found, other, expected, strict=True):
+        assert mine.isfinite().all()
+        # A float32 score of 5,000 is off by some 1e-4 whoever computes it.
+        assert (mine - wanted).abs().max() <= 6 * (torchs - wanted).abs().max() + 5e-6
