@@ -272,3 +272,10 @@ for window in (None, 6, 128):
 @pytest.mark.slow
 def test_a_processor_with_half_the_registers(run_as: Callable[..., str]) -> None:
     run_as(NARROW, "haswell", "+avx2,+fma")
+
+
+def test_a_copy_of_a_prepacked_encoder_has_its_own_weights(encoder_of: Callable[..., Encoder]) -> None:
+    prepacked = optimize_for_inference(encoder_of())
+    one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (prepacked, copy.deepcopy(prepacked)))
+    assert torch.equal(one, two)
+    assert one.data_ptr() != two.data_ptr()

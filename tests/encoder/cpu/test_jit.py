@@ -161,3 +161,34 @@ def test_a_private_folder_for_temporary_files_keeps_code_where_no_other_can(seal
     folder.chmod(0o777)  # others could put code there
     _, _, log = run(sealed, str(tmp_path), **nowhere)
     assert "compiled code cannot be cached" in log[0]
+
+
+@pytest.mark.slow
+def test_code_is_compiled_again_when_a_module_that_it_calls_changes(tmp_path: Path) -> None:
+    own = "from quiver.encoder.cpu.jit import jit\nfrom other import constant\n\n\n@jit\ndef own(x):\n    return x + constant(x)\n"
+    (tmp_path / "own.py").write_text(own)
+    results = []
+    for value in (1, 2, 2):
+        (tmp_path / "other.py").write_text(f"import numba\n\n\n@numba.njit\ndef constant(x):\n    return {value}\n")
+        code = "from own import own; print(own(1), sum(own.stats.cache_hits.values()))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        results.append(done.stdout.split())
+    assert results == [["2", "0"], ["3", "0"], ["3", "1"]]
+
+
+def test_without_a_compiler_a_warning_is_logged_and_pytorch_attends() -> None:
+    code = """
+import logging, sys, torch
+logging.basicConfig(stream=sys.stdout)
+from quiver.encoder import pack_ids
+from quiver.encoder.attention import attend
+q, k, v = torch.ones(3, 300, 2, 16)
+print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
+"""
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "slower than it could be: numba is told" in done.stdout
+    assert done.stdout.splitlines()[-1] == "9600.0"
