@@ -416,10 +416,13 @@ def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> Mo
         next(((token, "") for token in (prompt, prompt.rstrip()) if token and reads_as_token(tokenizer, prompt, token)), ("", prompt))
         for prompt in (found.prompts.get("query", ""), found.prompts.get("document", ""))
     )
-    given = read_settings(TransformerSettings, read_json(where) if where.is_file() else {}, where)
+    stored = read_json(where) if where.is_file() else {}
+    given = read_settings(TransformerSettings, stored, where)
     limits = (result.max_length, tokenizer.max_length, config_from_hf(read_json(base_folder(inner) / "config.json")).max_positions)
     longest = min(limit for limit in limits if limit is not None)
     query_length, expanded_length, expansion = given.query_length or longest, None, given.query_expansion
+    if not stored.get("query_expansion"):  # an empty mapping means no expansion, too
+        expansion = None
     if expansion is not None:
         if expansion.token and tokenizer.token_id(expansion.token) != tokenizer.special_id("mask"):
             raise InputError(f"{where}: the expansion token must be the mask token, got {expansion.token!r}")

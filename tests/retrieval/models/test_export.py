@@ -208,8 +208,9 @@ def test_unsupported_settings_are_refused(multi_vector: Path, file: str, values:
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_settings_has_the_length_of_its_tokenizer_and_no_expansion(multi_vector: Path) -> None:
-    (multi_vector / "sentence_bert_config.json").write_text("{}")
+@pytest.mark.parametrize("stored", ["{}", '{"query_expansion": {}}'])
+def test_a_model_without_settings_has_the_length_of_its_tokenizer_and_no_expansion(multi_vector: Path, stored: str) -> None:
+    (multi_vector / "sentence_bert_config.json").write_text(stored)
     change(multi_vector / "config_sentence_transformers.json", prompts={"query": "", "document": None})
     settings = read_model_folder(multi_vector).colbert
     assert (settings.query_length, settings.document_length, settings.query_expansion) == (50, 50, False)
