@@ -1,5 +1,5 @@
 """Text in, hidden states out: the native encoder. It knows nothing of retrieval."""
 
-from quiver.encoder.exports import attach_stub
+from quiver.encoder.environment import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

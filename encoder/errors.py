@@ -44,20 +44,6 @@ class RunStoppedError(Exception):
         self.step = step
 
 
-def check_utf8(text: str, where: str) -> str:
-    """Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand, or raise InputError.
-
-    Half of a surrogate pair cannot be written: it comes from an escape in JSON, and from bytes of a shell argument or a file name that are
-    not UTF-8. Texts are checked where they come in; ``where`` says where.
-    """
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where} contains an unpaired surrogate; replace the invalid character") from error
-    return text
-
-
 def first_line(error: object) -> str:
     """Return the first line of an error's message, or the name of its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -28,13 +28,27 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from safetensors import SafetensorError
 
-from quiver.encoder.errors import EmptyInputError, InputError, check_utf8
+from quiver.encoder.errors import EmptyInputError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 logger = logging.getLogger(__name__)
+
+
+def check_utf8(text: str, where: str) -> str:
+    """Return a text unchanged if UTF-8 can hold it, as files, tokenizers and terminals demand, or raise InputError.
+
+    Half of a surrogate pair cannot be written: it comes from an escape in JSON, and from bytes of a shell argument or a file name that are
+    not UTF-8. Texts are checked where they come in; ``where`` says where.
+    """
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where} contains an unpaired surrogate; replace the invalid character") from error
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:

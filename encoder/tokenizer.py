@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import read_json, write_json, write_text
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, read_json, write_json, write_text
 
 # ModernBERT's names, in the order of its ids.
 SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}

@@ -1,5 +1,5 @@
 """Evaluation of retrievers: collections, measures, baselines, results and reports."""
 
-from quiver.encoder.exports import attach_stub
+from quiver.encoder.environment import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

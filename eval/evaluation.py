@@ -20,8 +20,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import expand_home, file_sha256, write_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, expand_home, file_sha256, write_json
 from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, find, resolve
 from quiver.eval.datasets.catalogue import Metadata

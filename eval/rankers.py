@@ -24,7 +24,6 @@ from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
-from quiver.retrieval.display import short_names
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
@@ -35,7 +34,7 @@ from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, TokenCounts, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, TokenCounts, TokenModel, short_names
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (

@@ -35,8 +35,8 @@ from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.encoder.work_folder import SETTINGS, WorkFolder, open_work, writable
 from quiver.eval.metrics import DEFAULT, Interval, Part, average, data_sets
-from quiver.retrieval.display import html_table, short_names, text_table
-from quiver.retrieval.records import Document, Dtype, ModelCard, Query
+from quiver.retrieval.display import html_table, text_table
+from quiver.retrieval.records import Document, Dtype, ModelCard, Query, short_names
 
 logger = logging.getLogger(__name__)
 

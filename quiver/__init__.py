@@ -8,7 +8,7 @@ Example:
     (True, True)
 """
 
-from quiver.encoder.exports import attach_stub
+from quiver.encoder.environment import attach_stub
 
 _import, __dir__, _names = attach_stub(__name__, __file__)
 __all__ = [*_names, "__version__"]

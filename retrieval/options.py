@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 """Dtype of an encoder's weights in memory; int8 is for CPUs only, where kernels multiply quantized matrices."""

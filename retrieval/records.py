@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
@@ -547,3 +548,22 @@ class InProcess:
 
 IN_PROCESS = InProcess()
 """The default executor."""
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Names of indexes and models in tables: the last part of each path, with as many before it as tell it from the other paths.
+
+    ``model``, the folder of a training run's model, tells nothing without the one before it.
+
+    Example:
+        >>> short_names(["indexes/dense", "bm25"]), short_names(["/x/a/dense", "/x/b/dense", "runs/code/model"])
+        (['dense', 'bm25'], ['a/dense', 'b/dense', 'code/model'])
+    """
+    parts = {path: (Path(path) if Path(path).name else Path(path).resolve()).parts for path in paths}
+    names = []
+    for path, own in parts.items():
+        others = [each for other, each in parts.items() if other != path]
+        ends = (own[-count:] for count in range(min(2, len(own)) if own[-1] == "model" else 1, len(own) + 1))
+        found = next((end for end in ends if all(each[-len(end) :] != end for each in others)), None)
+        names.append(path if found is None else Path(*found).as_posix())
+    return [dict(zip(parts, names, strict=True))[path] for path in paths]

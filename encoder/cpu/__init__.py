@@ -6,6 +6,6 @@
 eight seconds to compile once, so import kernel modules where they are used.
 """
 
-from quiver.encoder.exports import attach_stub
+from quiver.encoder.environment import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -16,8 +16,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import read_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, read_json
 from quiver.eval.metrics import (
     CHANGED,
     DEFAULT,

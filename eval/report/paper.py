@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8
 from quiver.eval.metrics import average, data_sets
 from quiver.eval.published import (
     BM25_FLAT,

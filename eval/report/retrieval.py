@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import write_text
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, write_text
 from quiver.eval.metrics import grouped, is_whole
 from quiver.eval.report.charts import Bar, Dot, Key, axis_top, bar_chart, interval, latency_chart, latency_limits
 from quiver.eval.report.compare import significance as test_significance

@@ -14,7 +14,6 @@ from quiver.cli import options
 from quiver.cli.options import argument, command, group, option
 from quiver.cli.output import print_json, say
 from quiver.encoder.errors import InputError
-from quiver.retrieval.display import short_names
 from quiver.retrieval.options import parse_size
 
 if TYPE_CHECKING:
@@ -182,6 +181,8 @@ def named_folders(given: Sequence[str]) -> dict[str, Path]:
         >>> named_folders(["indexes/a", "second=indexes/b"])
         {'a': PosixPath('indexes/a'), 'second': PosixPath('indexes/b')}
     """
+    from quiver.retrieval.records import short_names
+
     named = ["=" in each and not Path(each).is_dir() for each in given]
     paths = [each.partition("=")[2] if has_name else each for each, has_name in zip(given, named, strict=True)]
     short = iter(short_names([path for path, has_name in zip(paths, named, strict=True) if not has_name]))

@@ -29,8 +29,8 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import atomic_file, decoded_lines, read_json_lines, read_lines, write_json_lines
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file, check_utf8, decoded_lines, read_json_lines, read_lines, write_json_lines
 from quiver.retrieval.data.entries import (
     BEIR_FIELDS,
     EntryPosition,

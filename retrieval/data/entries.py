@@ -30,8 +30,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import warn_once
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, warn_once
 from quiver.retrieval.records import Document, Metadata, Query, Value
 
 STRING: Final = "string"

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8
 from quiver.retrieval.index.columns import binary_column, number_column, numbers_of, truths_of
 from quiver.retrieval.index.engines import did_you_mean
 from quiver.retrieval.records import Value

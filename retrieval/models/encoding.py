@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError, check_utf8
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:

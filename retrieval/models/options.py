@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from quiver.encoder.errors import InputError, check_utf8
-from quiver.encoder.files import expand_home, read_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_utf8, expand_home, read_json
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.pooling import Projection

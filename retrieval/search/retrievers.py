@@ -23,7 +23,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.cache import WORDS as WORD_TABLES
 from quiver.retrieval.cache import folder_if_known
-from quiver.retrieval.display import short_names
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, encoded_queries, open_index
@@ -44,6 +43,7 @@ from quiver.retrieval.records import (
     TokenCounts,
     TokenEncoding,
     TokenModel,
+    short_names,
 )
 from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
 from quiver.retrieval.search.explain import Explanation, explain, explain_texts

@@ -4,6 +4,6 @@ Where compiled code cannot be cached on disk, numba compiles it again in every p
 that names the remedy).
 """
 
-from quiver.encoder.exports import attach_stub
+from quiver.encoder.environment import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import parquet
 
-from quiver.encoder.errors import InputError, check_utf8, download_errors, first_line, import_for
-from quiver.encoder.files import expand_home, open_binary
+from quiver.encoder.errors import InputError, download_errors, first_line, import_for
+from quiver.encoder.files import check_utf8, expand_home, open_binary
 from quiver.encoder.progress import Advance
 from quiver.retrieval.data.entries import key_of
 from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
