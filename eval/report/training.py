@@ -55,7 +55,7 @@ from quiver.eval.report.formats import (
 )
 from quiver.eval.report.rows import LABELS, points
 from quiver.eval.results import HEADLINE
-from quiver.retrieval.training.sweep import LEARNING_RATE, SEED, Candidate, Sweep, Value, short_names, show_settings, show_value
+from quiver.eval.sweep import LEARNING_RATE, RUN, SEED, Candidate, Measure, Sweep, Value, short_names, show_settings, show_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -409,25 +409,28 @@ def write_sweep_report(sweep: Sweep, folder: str | Path) -> list[Path]:
     """Write ``sweep.md`` and, once a run is finished, ``sweep.svg``, replacing existing files."""
     target = Path(folder)
     write(sweep_report(sweep, target), target / REPORT)
-    scored = any(candidate.scores for candidate in sweep.candidates)
-    return [target / name for name in ((REPORT, PLOT) if scored else (REPORT,))]
+    return [target / name for name in ((REPORT, PLOT) if _charted_measure(sweep) is not None else (REPORT,))]
+
+
+def _charted_measure(sweep: Sweep) -> Measure | None:
+    """The first measure that is a fraction and that a candidate has."""
+    return next((each for each in sweep.measures if each.in_points and any(each.key in one.scores for one in sweep.candidates)), None)
 
 
 def train_command(sweep: Sweep, out: str | Path) -> str:
     """The command that trains the best candidate again."""
     if sweep.best is None:
         raise ValueError("no candidate of this sweep has all its runs yet")
-    return shlex.join(["quiver", "train", sweep.recipe, "--out", str(out), *sweep.best.overrides])
+    return shlex.join(["quiver", *sweep.trained_by.split(), sweep.recipe, "--out", str(out), *sweep.best.overrides])
 
 
 def sweep_report(sweep: Sweep, folder: Path) -> Report:
-    """Make the report of a sweep; nDCG@10 in points, hundredths of a fraction."""
+    """Make the report of a sweep; fractions in points, their hundredths."""
     counts = {status: sum(run.status == status for run in sweep.runs) for status in ("finished", "failed", "waiting")}
     statuses = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
-    development = f"{sweep.development['data']}, split {sweep.development['split']}"
     seeds = ", the mean over the seeds" if SEED in sweep.axes else ""
     blocks: list[Block] = [
-        Paragraph(f"{len(sweep.runs)} runs: {statuses}. Selected by nDCG@10 on {development}{seeds}."),
+        Paragraph(f"{len(sweep.runs)} runs: {statuses}. Selected by {sweep.measures[0].label} on {sweep.scored_on}{seeds}."),
         candidate_table(sweep),
     ]
     if sweep.best is not None:
@@ -436,11 +439,11 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
                 f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best_blocks(sweep, sweep.best, folder)), "best"
             )
         )
-    if scored := [candidate for candidate in sweep.candidates if candidate.scores]:
-        values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
-        blocks.append(
-            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {values}", file=PLOT)
-        )
+    if (measure := _charted_measure(sweep)) is not None:
+        scored = [candidate for candidate in sweep.candidates if candidate.scores]
+        title = f"{measure.label} of the candidates"
+        values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {measure.show(each.mean(measure))}" for each in scored)
+        blocks.append(Figure(title, partial(sweep_chart, sweep, scored, measure), f"{title}: {values}", file=PLOT))
     if failed := [[run.folder, run.error or ""] for run in sweep.runs if run.error is not None]:
         errors = table((Column("Run", numeric=False), Column("Error", numeric=False)), failed, name="Failed runs")
         again = Paragraph("Run the command of the sweep again to retry them.")
@@ -468,51 +471,60 @@ def cautions(sweep: Sweep) -> list[str]:
         if path != SEED and len(numbers) == len(values) > 1 and best.settings[path] in (min(numbers), max(numbers)):
             end = "highest" if best.settings[path] == max(numbers) else "lowest"
             found.append(f"{path}={show_value(best.settings[path])} is the {end} value of the sweep; a value beyond it may be better.")
-    close = [other for other in sweep.candidates[1:] if not other.missing and _within_noise(best, other)]
+    measure = sweep.measures[0]
+    close = [other for other in sweep.candidates[1:] if not other.missing and _within_noise(best, other, measure)]
     if close:
         names = "; ".join(show_settings(other.settings) for other in close)
         found.append(f"Less than two standard errors behind: {names}. More seeds would separate them.")
-    if best.deviation is None and len(sweep.candidates) > 1:
+    if best.deviation(measure) is None and len(sweep.candidates) > 1:
         found.append("One seed per candidate: the variation between seeds is unknown. Add training.seed=1,2,3 as an axis.")
     return found
 
 
-def _within_noise(best: Candidate, other: Candidate) -> bool:
-    if best.mean is None or other.mean is None or best.deviation is None or other.deviation is None:
+def _within_noise(best: Candidate, other: Candidate, measure: Measure) -> bool:
+    deviations, means = [each.deviation(measure) for each in (best, other)], [each.mean(measure) for each in (best, other)]
+    if None in deviations or None in means:
         return False
-    error = math.hypot(best.deviation / math.sqrt(len(best.scores)), other.deviation / math.sqrt(len(other.scores)))
-    return best.mean - other.mean < 2 * error
+    sizes = [len(each.scores[measure.key]) for each in (best, other)]
+    error = math.hypot(*(float(deviation or 0) / math.sqrt(size) for deviation, size in zip(deviations, sizes, strict=True)))
+    return abs(float(means[0] or 0) - float(means[1] or 0)) < 2 * error
 
 
 def candidate_table(sweep: Sweep) -> Table:
-    """The candidates, best first, with their scores in points."""
+    """The candidates, best first, with their scores; fractions in points."""
     axes = [path for path in sweep.axes if path != SEED]
-    labels = short_names(axes)
-    seeds = SEED in sweep.axes
-    columns = [Column("Rank", numeric=False), *(Column(labels[path], numeric=False) for path in axes), Column("nDCG@10", ranked=True)]
-    columns += [Column("Deviation"), Column("By seed", numeric=False)] if seeds else []
+    labels, listed, seeds = short_names(axes), RUN in axes, SEED in sweep.axes
+    columns = [Column("Rank", numeric=False), *(Column(labels[path], numeric=False) for path in axes)]
+    columns += [Column("Changes", numeric=False)] if listed else []
+    for measure in sweep.measures:
+        columns += [
+            Column(measure.label, ranked=not measure.lower_is_better),
+            *([Column("Deviation"), Column("By seed", numeric=False)] * seeds),
+        ]
     rows = []
     for position, candidate in enumerate(sweep.candidates, start=1):
-        cells = [points(candidate.mean)]
-        if seeds:
-            cells += [points(candidate.deviation), " ".join(map(points, candidate.scores))]
-        rank = str(position) if not candidate.missing else "incomplete"
-        rows.append([rank, *(show_value(candidate.settings[path]) for path in axes), *cells])
+        cells = [show_value(candidate.settings[path]) for path in axes]
+        cells += [" ".join(each for each in candidate.overrides if each not in sweep.fixed)] if listed else []
+        for measure in sweep.measures:
+            cells.append(measure.show(candidate.mean(measure)))
+            by_seed = " ".join(map(measure.show, candidate.scores.get(measure.key, ())))
+            cells += [measure.show(candidate.deviation(measure)), by_seed] if seeds else []
+        rows.append([str(position) if not candidate.missing else "incomplete", *cells])
     return table(columns, rows, name="Candidates")
 
 
-def sweep_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
-    """Draw nDCG@10 over the learning rate, one line per combination of the other settings; small rings are single seeds.
+def sweep_chart(sweep: Sweep, scored: Sequence[Candidate], measure: Measure) -> Drawing:
+    """Draw a measure, a fraction, over the learning rate, one line per combination of the other settings; small rings are single seeds.
 
     If the sweep has no axis of learning rates, the candidates are bars.
     """
     if len(sweep.axes.get(LEARNING_RATE, ())) > 1:
-        return _line_chart(sweep, scored)
-    bars = [Bar(Key("", 1, show_settings(each.settings) or "the recipe"), each.mean or 0.0) for each in scored]
+        return _line_chart(sweep, scored, measure)
+    bars = [Bar(Key("", 1, show_settings(each.settings) or "the recipe"), each.mean(measure) or 0.0) for each in scored]
     return bar_chart(bars, axis_top(max(bar.value for bar in bars)))
 
 
-def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
+def _line_chart(sweep: Sweep, scored: Sequence[Candidate], measure: Measure) -> Drawing:
     groups: dict[str, list[Candidate]] = {}
     for each in scored:
         others = {path: value for path, value in each.settings.items() if path != LEARNING_RATE}
@@ -524,10 +536,12 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         for position, (label, members) in enumerate(groups.items()):
             colour = PALETTE[1 + position % (len(PALETTE) - 1)]
             ordered = sorted(members, key=lambda each: _rate_of(each.settings))
-            means = [(_rate_of(each.settings), 100 * (each.mean or 0.0)) for each in ordered]
+            means = [(_rate_of(each.settings), 100 * (each.mean(measure) or 0.0)) for each in ordered]
             shown = fit(visible(label), 48) or None
             axes.plot(*zip(*means, strict=True), color=colour, marker="o", markersize=5, linewidth=1.4, label=shown)
-            seeds = [(_rate_of(each.settings), 100 * score) for each in ordered if len(each.scores) > 1 for score in each.scores]
+            seeds = [
+                (_rate_of(each.settings), 100 * score) for each in ordered for score in each.scores[measure.key] if each.deviation(measure)
+            ]
             axes.plot([x for x, _ in seeds], [y for _, y in seeds], color=colour, marker="o", mfc="none", markersize=3.5, linestyle="none")
         rates = sorted(float(rate) for rate in sweep.axes[LEARNING_RATE] if isinstance(rate, int | float))
         axes.set_xscale("log")
@@ -536,7 +550,7 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         axes.locator_params(axis="y", nbins=5)
         axes.tick_params(length=0)
         axes.set_xlabel("learning rate", loc="right")
-        axes.set_title("nDCG@10", loc="left", fontsize=9)
+        axes.set_title(measure.label, loc="left", fontsize=9)
         if any(groups):
             figure.legend(loc="outside lower left", fontsize=8, frameon=False)
         return figure

@@ -243,9 +243,9 @@ def _predict_pretraining(recipe: PretrainingRecipe, device: str | None, output: 
 
 @command
 def sweep(
-    recipe: str = argument("Recipe file, or the name of a shipped recipe; it needs a development section."),
+    recipe: str = argument("Recipe of any kind: a file, or the name of a shipped one; a retriever's needs a development section."),
     settings: tuple[str, ...] = argument(
-        "section.setting=value,value to sweep; section.setting=value for all runs. Default: the learning rates.", ()
+        "section.setting=value,value to sweep; section.setting=value for all runs. Default for retrievers: the learning rates.", ()
     ),
     *,
     out: Path = option(..., "Folder to write: one folder per run, sweep.json, sweep.md and sweep.svg.", "-o"),
@@ -253,27 +253,24 @@ def sweep(
     overwrite: bool = options.OVERWRITE,
     output: options.Output,
 ) -> None:
-    """Train a recipe with every combination of some settings and select the best on its development collection.
+    """Train a recipe with every combination of some settings, or the runs that a sweep recipe lists, and rank them by their scores.
+
+    Retrievers are ranked by nDCG@10 on their development collection, pretraining by the held-out loss, GLUE by the mean of its tasks, span
+    answers by F1.
 
     An interrupted sweep resumes when the command is repeated; values may be added to a finished sweep. Seeds are replicates:
     candidates are compared by their mean over the seeds.
 
-    Example: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
+    Examples: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
-    from quiver.eval.development import development_scorer
     from quiver.eval.report.training import candidate_table, cautions, train_command, write_sweep_report
-    from quiver.retrieval.training import run as training_run
-    from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
+    from quiver.eval.sweep import RECORD, Trainer, make_grid, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
     grid = make_grid(recipe, training.overrides(settings))
-    development = grid.runs[0].recipe.development
-    if development is None:  # make_grid requires one
-        raise ValueError("the runs of a sweep have a development section")
-    scorer = development_scorer(development, progress=output.progress)
-
-    train = partial(training_run.train, progress=output.progress, command=command_line(), scorer=scorer, device=training.device)
+    train = Trainer(progress=output.progress, command=command_line(), device=training.device)
+    train.read_collections(grid)
     sweep = run_sweep(
         grid,
         out,
@@ -287,7 +284,7 @@ def sweep(
         say((out / RECORD).read_text(encoding="utf-8").rstrip())
     else:
         shown = candidate_table(sweep)
-        title = f"nDCG@10 on {sweep.development['data']}, split {sweep.development['split']}, in points"
+        title = f"{', '.join(measure.label for measure in sweep.measures)} on {sweep.scored_on}; fractions in points"
         print_table(title, [column.label for column in shown.columns], [[cell.text for cell in row.cells] for row in shown.rows])
         for caution in cautions(sweep):
             say(caution)
@@ -357,19 +354,11 @@ def recipes(json: bool = options.JSON) -> None:
 
 
 def _load_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Any]:
-    """The command of a recipe and the recipe, by its ``kind``; one of an unknown kind as a retriever's, whose loader reports the kind."""
-    from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
-    from quiver.encoder.pretraining.recipe import load_pretraining_recipe
-    from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
-    from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS, load_glue_recipe, load_qa_recipe
-    from quiver.retrieval.training.recipe import load_recipe
+    """The command of a recipe and the recipe, by its ``kind``."""
+    from quiver.eval.sweep import kind_of
 
-    kind = recipe_kind(find_recipe(name))
-    if kind in PRETRAINING_KINDS:
-        return "pretrain", load_pretraining_recipe(name, overrides)
-    if kind in GLUE_KINDS:
-        return "glue", load_glue_recipe(name, overrides)
-    return ("qa train", load_qa_recipe(name, overrides)) if kind in QA_KINDS else ("train", load_recipe(name, overrides))
+    kind = kind_of(name)
+    return kind.command, kind.load(name, overrides)
 
 
 @command

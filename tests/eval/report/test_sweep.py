@@ -10,27 +10,24 @@ from pathlib import Path
 import pytest
 
 from quiver.eval.report.training import cautions, sweep_chart, write_sweep_report
-from quiver.retrieval.training.sweep import Candidate, Sweep, SweepRun, Value
+from quiver.eval.sweep import NDCG, Candidate, Sweep, SweepRun, Value
 
 RATE, SIZE, SEED = "training.learning_rate", "training.batch_size", "training.seed"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def candidate(settings: Mapping[str, Value], *scores: float, missing: int = 0, deviation: float | None = None) -> Candidate:
+def candidate(settings: Mapping[str, Value], *scores: float, missing: int = 0) -> Candidate:
     overrides = tuple(f"{path}={value}" for path, value in settings.items())
-    mean = sum(scores) / len(scores) if scores else None
-    return Candidate(
-        settings, overrides, tuple(f"runs/{overrides[0]}_{seed}" for seed in range(len(scores))), scores, missing, mean, deviation
-    )
+    folders = tuple(f"runs/{overrides[0]}_{seed}" for seed in range(len(scores)))
+    return Candidate(settings, overrides, folders, {NDCG.key: scores} if scores else {}, missing)
 
 
 def sweep(axes: Mapping[str, tuple[Value, ...]], *candidates: Candidate, failed: str | None = None) -> Sweep:
-    runs = [SweepRun(folder, each.settings, "finished", 0.5, 1.0) for each in candidates for folder in each.folders]
+    runs = [SweepRun(folder, each.settings, "finished", {NDCG.key: 0.5}, 1.0) for each in candidates for folder in each.folders]
     if failed is not None:
         runs.append(SweepRun("runs/broken", {}, "failed", error=failed))
-    return Sweep(
-        "my recipe.yaml", "dense | code", "quiver sweep x", {"data": "../data/dev", "split": "dev"}, (), axes, tuple(runs), candidates
-    )
+    about = ("my recipe.yaml", "dense | code", "train", "quiver sweep x", "../data/dev, split dev", (NDCG,), ())
+    return Sweep(*about, axes, tuple(runs), candidates)
 
 
 ONE_SEED = sweep(
@@ -62,7 +59,7 @@ def test_the_table_is_best_first_and_names_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rate", "expected"), [(1e-5, "lowest"), (3e-5, None), (8e-5, "highest")])
 def test_a_best_value_at_the_end_of_its_axis_gives_a_caution(rate: float, expected: str | None) -> None:
-    found = sweep({RATE: (3e-5, 1e-5, 8e-5)}, candidate({RATE: rate}, 0.5, deviation=0.0), candidate({RATE: 0.0}, 0.1))
+    found = sweep({RATE: (3e-5, 1e-5, 8e-5)}, candidate({RATE: rate}, 0.5), candidate({RATE: 0.0}, 0.1))
     found_lines = [line for line in cautions(found) if "value of the sweep" in line]
     assert len(found_lines) == (expected is not None)
     assert all(f"the {expected} value" in line for line in found_lines)
@@ -71,9 +68,9 @@ def test_a_best_value_at_the_end_of_its_axis_gives_a_caution(rate: float, expect
 def test_candidates_within_the_noise_of_the_seeds_give_a_caution() -> None:
     """Two means of three seeds with a deviation of 0.01 each: two standard errors of the difference are 2 * 0.01 * sqrt(2 / 3) = 0.0163."""
     axes: Mapping[str, tuple[Value, ...]] = {RATE: (1e-5, 3e-5, 5e-5, 8e-5), SEED: (1, 2, 3)}
-    best = candidate({RATE: 3e-5}, 0.5, 0.5, 0.5, deviation=0.01)
-    near = candidate({RATE: 5e-5}, 0.484, 0.484, 0.484, deviation=0.01)
-    far = candidate({RATE: 8e-5}, 0.483, 0.483, 0.483, deviation=0.01)
+    best = candidate({RATE: 3e-5}, 0.49, 0.5, 0.51)
+    near = candidate({RATE: 5e-5}, 0.474, 0.484, 0.494)
+    far = candidate({RATE: 8e-5}, 0.473, 0.483, 0.493)
     found_lines = [line for line in cautions(sweep(axes, best, near, far)) if "standard errors" in line]
     assert found_lines == ["Less than two standard errors behind: learning_rate=5e-5. More seeds would separate them."]
     assert cautions(sweep(axes, best, far)) == []
@@ -82,13 +79,13 @@ def test_candidates_within_the_noise_of_the_seeds_give_a_caution() -> None:
 
 def lines(found: Sweep) -> list[tuple[list[float], list[float]]]:
     """(learning rates, points) of every line of the chart."""
-    (axes,) = sweep_chart(found, [each for each in found.candidates if each.scores]).axes
+    (axes,) = sweep_chart(found, [each for each in found.candidates if each.scores], NDCG).axes
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
 
 
 def test_the_chart_holds_every_candidate_and_every_seed(tmp_path: Path) -> None:
     axes: Mapping[str, tuple[Value, ...]] = {RATE: (1e-5, 3e-5), SIZE: (32, 64), SEED: (1, 2)}
-    candidates = [candidate({RATE: rate, SIZE: size}, 0.4 + 1e3 * rate, 0.41, deviation=0.01) for size in (32, 64) for rate in (1e-5, 3e-5)]
+    candidates = [candidate({RATE: rate, SIZE: size}, 0.41 + 5e2 * rate, 0.40 + 5e2 * rate) for size in (32, 64) for rate in (1e-5, 3e-5)]
     found = sweep(axes, *candidates)
     means, seeds = lines(found)[::2], lines(found)[1::2]
     assert means == [([1e-5, 3e-5], pytest.approx([41.0, 42.0]))] * 2, "one line for each batch size"

@@ -12,8 +12,8 @@ import yaml
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
+from quiver.eval.sweep import NDCG, Grid, Sweep, make_grid, run_sweep
 from quiver.retrieval.training.recipe import SCORE, Recipe
-from quiver.retrieval.training.sweep import Grid, Sweep, make_grid, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"
@@ -72,18 +72,18 @@ def test_every_run_is_trained_once_and_the_best_is_first(grid: Callable[..., Gri
     assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [3e-5, 1e-5, 8e-5]
     assert found.best == found.candidates[0]
     assert found.best.overrides == ("training.learning_rate=3e-5",)
-    assert found.best.scores == (pytest.approx(0.512),)
+    assert found.best.scores == {SCORE: (pytest.approx(0.512),)}
     assert [len([run for run in state.runs if run.status == "finished"]) for state in states] == [0, 1, 2, 3]
     assert states[1].best is not None, "what is known is said while the rest is trained"
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert (record["schema"], record["command"], record["measure"]) == ("quiver-sweep/1", "quiver sweep", "ndcg@10")
+    assert (record["schema"], record["command"], record["measures"][0]["key"]) == ("quiver-sweep/2", "quiver sweep", "ndcg@10")
     assert record["best"] == record["candidates"][0]
-    assert record["development"] == {"data": "dev", "split": "dev"}
+    assert record["scored_on"] == "dev, split dev"
     assert record["runs"][1] == {
         "folder": "runs/learning_rate=3e-5",
         "settings": {"training.learning_rate": 3e-5},
         "status": "finished",
-        "score": pytest.approx(0.512),
+        "scores": {SCORE: pytest.approx(0.512)},
         "seconds": 61.0,
         "error": None,
     }
@@ -95,8 +95,8 @@ def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Pa
     scores = {(1e-5, 1): 0.9, (1e-5, 2): 0.1, (3e-5, 1): 0.6, (3e-5, 2): 0.6}
     trainer = Trainer(lambda recipe: scores[recipe.training.learning_rate, recipe.training.seed])
     found = run_sweep(grid("training.learning_rate=1e-5,3e-5", "training.seed=1,2"), tmp_path, train=trainer)
-    assert [(candidate.mean, candidate.scores) for candidate in found.candidates] == [(0.6, (0.6, 0.6)), (0.5, (0.9, 0.1))]
-    assert found.candidates[1].deviation == pytest.approx(statistics.stdev([0.9, 0.1]))
+    assert [(candidate.mean(NDCG), candidate.scores[SCORE]) for candidate in found.candidates] == [(0.6, (0.6, 0.6)), (0.5, (0.9, 0.1))]
+    assert found.candidates[1].deviation(NDCG) == pytest.approx(statistics.stdev([0.9, 0.1]))
     assert found.best is not None
     assert found.best.overrides == ("training.learning_rate=3e-5",), "the seed is none of its settings"
     assert found.best.folders == ("runs/learning_rate=3e-5_seed=1", "runs/learning_rate=3e-5_seed=2")
@@ -146,7 +146,7 @@ def test_an_incomplete_candidate_is_not_selected(grid: Callable[..., Grid], tmp_
     found = run_sweep(grid("training.learning_rate=3e-5,8e-5", "training.seed=1,2"), tmp_path, train=trainer)
     assert found.best is not None
     assert found.best.settings == {"training.learning_rate": 8e-5}
-    assert (found.candidates[1].missing, found.candidates[1].scores) == (1, (pytest.approx(0.501),))
+    assert (found.candidates[1].missing, found.candidates[1].scores) == (1, {SCORE: (pytest.approx(0.501),)})
 
 
 @pytest.mark.slow

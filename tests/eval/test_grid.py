@@ -10,8 +10,8 @@ import yaml
 from quiver.encoder import InputError
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
+from quiver.eval.sweep import PAPER_LEARNING_RATES, make_grid
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 
