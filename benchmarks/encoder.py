@@ -1,6 +1,6 @@
 """Encoder: tokens per second, memory and equality of hidden states, beside other libraries that run the same weights.
 
-With token ids (``--lengths``, ``--table``) all backends get the same documents in the same batches; padding or packing them on the host is
+With token ids (``--lengths``) all backends get the same documents in the same batches; padding or packing them on the host is
 not timed. With texts (``--data``) tokenizing is timed, and every library forms its own batches of its default size.
 
 The lengths of the ModernBERT paper's variable sets are exact: drawn from torch's CPU generator with seed 42 and clamped, they give the
@@ -9,7 +9,6 @@ totals of its Table 10 (arXiv:2412.13663, appendix F). A smaller set consists of
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import json
@@ -20,13 +19,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.checkpoints.folder import local_folder
@@ -34,7 +33,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.presets import preset
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.models.folders import check_device, default_device, default_dtype, read_model_folder
 from quiver.retrieval.models.loading import load_model
 
@@ -49,7 +47,7 @@ PAPER_SETS = {  # mean, deviation, shortest, longest
     "fixed-8192": (8_192, 0, 8_192, 8_192),
     "variable-4096": (4_096, 1_024, 16, 8_192),
 }
-CPU_TABLE = ("512x8", "variable-256x16", "512x2+32x14", "2048x2", "4096+2500", "8192")
+CASES = ("512x8", "variable-256x16", "512x2+32x14", "2048x2", "4096+2500", "8192")
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 131_072}
 COLUMNS = (
     BACKEND,
@@ -57,7 +55,6 @@ COLUMNS = (
     Column("documents/s", "documents_per_second", ",.1f"),
     RATIO,
     Column("max difference", "difference", ".1e"),
-    Column("gradient difference", "gradient_difference", ".1e"),
     MEMORY,
 )
 
@@ -84,9 +81,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         elif re.fullmatch("[0-9]+", what) and int(what) and count:
             lengths += [int(what)] * count
         else:
-            raise InputError(
-                f"lengths {text!r}: {term!r} is not TOKENS, TOKENSxDOCUMENTS or SETxDOCUMENTS, such as 512x8 or variable-256x16"
-            )
+            raise InputError(f"lengths {text!r}: {term!r} is not TOKENS, TOKENSxDOCUMENTS or SETxDOCUMENTS, such as variable-256x16")
     return tuple(lengths)
 
 
@@ -108,15 +103,13 @@ def batch_size(lengths: Sequence[int], documents: int | None, tokens: int) -> in
     return min(documents, len(lengths)) if documents else -(-len(lengths) // max(1, round(sum(lengths) / tokens)))
 
 
-# Backends for token ids. Each has the module, the embedding, and `prepare`: documents -> (forward, real), of which `forward` is timed and
+# Backends for token ids. Each has the module and `prepare`: documents -> (forward, real), of which `forward` is timed and
 # `real` selects the real tokens of its output, (N, D) in the documents' order.
 
 
-class Loaded:
-    def __init__(
-        self, module: nn.Module, embedding: Tensor, prepare: Callable[[Any], tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]]
-    ):
-        self.module, self.embedding, self.prepare = module, embedding, prepare
+class Loaded(NamedTuple):
+    module: nn.Module
+    prepare: Callable[[Any], tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]]
 
     def run(self, batches: Sequence[Any], *, train: bool = False) -> None:
         """Run prepared batches forward, or forward and backward; return when the device has finished."""
@@ -130,15 +123,8 @@ class Loaded:
             with torch.inference_mode():
                 for forward, _ in batches:
                     forward()
-        if self.embedding.is_cuda:
+        if next(self.module.parameters()).is_cuda:
             torch.cuda.synchronize()
-
-    def gradient(self, batch: Any) -> Tensor:
-        self.module.eval()
-        backpropagate(batch)
-        gradient = self.embedding.grad.float()
-        self.module.zero_grad(set_to_none=True)
-        return gradient
 
 
 def backpropagate(batch: Any) -> None:
@@ -157,15 +143,13 @@ def open_encoder(model: str, *, dtype: str, device: str, seed: int) -> Encoder:
     return init_weights(Encoder(preset(model)), seed=seed).to(device=device, dtype=DTYPES[dtype]).eval()
 
 
-def load_own(encoder: Encoder, *, int8: bool = False) -> Loaded:
-    own = optimize_for_inference(copy.deepcopy(encoder), precision="int8") if int8 else encoder
-
+def load_own(encoder: Encoder) -> Loaded:
     def prepare(documents: Any) -> Any:
         packed = pack_ids(documents)
         # A fresh memo in each pass, so that deriving masks and groups from the layout is part of the timed work.
-        return (lambda: own(replace(packed, memo={}))), (lambda states: states)
+        return (lambda: encoder(replace(packed, memo={}))), (lambda states: states)
 
-    return Loaded(own, own.embeddings.tokens.weight, prepare)
+    return Loaded(encoder, prepare)
 
 
 def load_transformers(encoder: Encoder, attention: str) -> Loaded:
@@ -191,20 +175,17 @@ def load_transformers(encoder: Encoder, attention: str) -> Loaded:
 
         return forward, lambda states: states.flatten(0, 1)[real]
 
-    return Loaded(model, model.get_input_embeddings().weight, prepare)
+    return Loaded(model, prepare)
 
 
 BACKENDS: Mapping[str, Callable[[Encoder], Loaded]] = {
     OWN: load_own,
-    "quiver-int8": partial(load_own, int8=True),
     "transformers-sdpa": partial(load_transformers, attention="sdpa"),
     "transformers-flash": partial(load_transformers, attention="flash_attention_2"),
 }
 
 
-def refusal(backend: str, config: EncoderConfig, *, device: str, dtype: str, train: bool) -> str | None:
-    if backend == "quiver-int8" and (train or device != "cpu"):
-        return "is for inference on CPUs"
+def refusal(backend: str, config: EncoderConfig, *, device: str, dtype: str) -> str | None:
     if not backend.startswith("transformers"):
         return None
     if importlib.util.find_spec("transformers") is None:
@@ -228,7 +209,7 @@ def bench_token_ids(
     where = {"dtype": options["dtype"], "device": device, "seed": options["seed"]}
     encoder = open_encoder(model, **where)
     config = encoder.config
-    names = choose(results, backends, BACKENDS, lambda name: refusal(name, config, device=device, dtype=options["dtype"], train=train))
+    names = choose(results, backends, BACKENDS, lambda name: refusal(name, config, device=device, dtype=options["dtype"]))
     loaded = {name: BACKENDS[name](encoder) for name in names}
     del encoder
     for case, lengths in workloads.items():
@@ -243,9 +224,6 @@ def bench_token_ids(
         measured: dict[str, Row] = {name: {"difference": value} for name, value in state_differences(prepared).items()}
         passes = {name: partial(each.run, prepared[name], train=train) for name, each in loaded.items()}
         if train:
-            gradients = {name: each.gradient(prepared[name][0]) for name, each in loaded.items()}
-            for name, each in gradients.items():
-                measured[name]["gradient_difference"] = ((each - gradients[OWN]).abs().max() / gradients[OWN].abs().max()).item()
             for run in passes.values():  # a warm-up; for inference the comparison was one
                 run()
         seconds = harness.time_rounds(passes, rounds=options["rounds"], seconds=options.get("seconds"), label=case)
@@ -291,16 +269,11 @@ def describe_documents(name: str, lengths: Sequence[int]) -> str:
 
 
 def speed_rows(seconds: Mapping[str, list[float]], lengths: Sequence[int], measured: Mapping[str, Row]) -> list[Row]:
-    rows = [
-        {
-            "backend": name,
-            "seconds": taken,
-            "tokens_per_second": [sum(lengths) / each for each in taken],
-            "documents_per_second": [len(lengths) / each for each in taken],
-            **measured[name],
-        }
-        for name, taken in seconds.items()
-    ]
+    rows = []
+    for name, taken in seconds.items():
+        totals = {"tokens_per_second": sum(lengths), "documents_per_second": len(lengths)}
+        speeds = {quantity: [total / each for each in taken] for quantity, total in totals.items()}
+        rows.append({"backend": name, "seconds": taken, **speeds, **measured[name]})
     return harness.with_ratios(rows)
 
 
@@ -428,29 +401,20 @@ def bench_texts(
     loaded = {name: available[name](model, options, documents) for name in names}
     vectors = {name: encode(documents) for name, encode in loaded.items()}  # the warm-up
     measured = {name: {"difference": float(np.abs(each - vectors[OWN]).max())} for name, each in vectors.items()}
-    seconds = harness.time_rounds(
-        {name: partial(encode, documents) for name, encode in loaded.items()},
-        rounds=options["rounds"],
-        seconds=options.get("seconds"),
-        label=case,
-    )
+    passes = {name: partial(encode, documents) for name, encode in loaded.items()}
+    seconds = harness.time_rounds(passes, rounds=options["rounds"], seconds=options.get("seconds"), label=case)
     own = load_bi_encoder(model, {**options, "device": "cpu", "dtype": "float32"})
-    cleaned = clean(documents, prompt=own.settings.document_prompt, lower_case=own.settings.lower_case)
-    lengths = [len(ids) for ids in own.tokenizer.encode(cleaned, max_length=own.max_length).ids]
-    rows = speed_rows(seconds, lengths, measured)
-    results.add(case, describe_documents(case, lengths), COLUMNS, rows)
+    lengths = [len(ids) for ids in own.tokenize(documents, "document").ids]
+    results.add(case, describe_documents(case, lengths), COLUMNS, speed_rows(seconds, lengths, measured))
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, "python benchmarks/encoder.py -m modernbert-base --table cpu --threads 2 --out bench", rounds=10)
+    parser = harness.parser(__doc__, "python benchmarks/encoder.py -m modernbert-base --threads 2 --out bench", rounds=10)
     parser.add_argument("--model", "-m", required=True, help="Folder or hub id, or a preset with random weights, such as modernbert-base.")
     parser.add_argument("--data", "-d", type=Path, help="Texts to encode with a bi-encoder: BEIR folder or .jsonl[.gz] file.")
-    parser.add_argument("--docs", type=int, help="Documents of each set of the table `paper` (default: one batch), or of --data (500).")
-    parser.add_argument("--lengths", action="append", help="Document lengths in tokens, such as 512x8, 512x2+32x14. Repeatable.")
-    parser.add_argument("--table", choices=("paper", "cpu"), default="paper", help="Cases without --lengths (default: %(default)s).")
-    parser.add_argument(
-        "--backend", action="append", dest="backends", help=f"{', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
-    )
+    parser.add_argument("--docs", type=int, default=500, help="Documents of --data (default: %(default)s).")
+    parser.add_argument("--lengths", action="append", help=f"Document lengths in tokens (default: {', '.join(CASES)}). Repeatable.")
+    parser.add_argument("--backend", action="append", help=f"{', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}.")
     parser.add_argument("--train", action="store_true", help="Time forward and backward passes.")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="Default: bfloat16 on a GPU, float32 on a CPU.")
     parser.add_argument("--device", help="cpu or cuda. Default: cuda if there is a GPU.")
@@ -464,25 +428,18 @@ def main() -> None:
         "batch_size": given.batch_size, "batch_tokens": given.batch_tokens or BATCH_TOKENS[device], "memory": given.peak_memory,
     }  # fmt: skip
     torch.set_num_threads(given.threads or torch.get_num_threads())
-    backends = given.backends
+    backends = given.backend
     settings = {**options, "model": given.model, "backends": backends, "threads": torch.get_num_threads(), "docs": given.docs}
     results = Results(f"Encoder: {given.model}", settings, given.out, overwrite=given.overwrite)
     if given.data is not None:
         contents = [document.content() for document in read_documents(given.data)]
         if not contents:
             raise InputError(f"{given.data}: no documents")
-        count = min(given.docs or 500, len(contents))
+        count = min(given.docs, len(contents))
         texts = [contents[position * len(contents) // count] for position in range(count)]
         bench_texts(results, given.model, texts, backends, options, case=given.data.name)
         return
-    names = given.lengths or (CPU_TABLE if given.table == "cpu" else PAPER_SETS)
-    workloads = {}
-    for name in names:
-        if name in PAPER_SETS:
-            whole = paper_lengths(name, PAPER_DOCUMENTS)
-            workloads[name] = whole[: given.docs or batch_size(whole, given.batch_size, options["batch_tokens"])]
-        else:
-            workloads[name] = parse_lengths(name)
+    workloads = {name: parse_lengths(name) for name in given.lengths or CASES}
     bench_token_ids(results, given.model, workloads, backends, options)
 
 

@@ -249,7 +249,7 @@ def time_texts(context: Context) -> None:
 def write_bi_encoder(context: Context, folder: Path) -> tuple[Path, Tokenizer]:
     """The base model as a folder that all libraries open as a bi-encoder with mean pooling."""
     model, tokenizer = training_script.open_model(context.model("base"), context.seed)
-    training_script.write_models(folder, model, tokenizer, ["dense"], seed=context.seed, dropout=False, compared=False)
+    training_script.write_models(folder, model, tokenizer, seed=context.seed)
     return folder / "encoder", tokenizer
 
 
@@ -371,9 +371,8 @@ def profile_kernels(context: Context) -> None:
     """The rate of matrix products; the kernels of a forward pass and of a training step."""
     scale, results = context.scale, context.results
     rate = matmul_rate(context.device, encoder_script.DTYPES[context.dtype], scale.matmul)
-    results.add(
-        "matrix product", f"Matrix product of {scale.matmul:,} squared, {context.dtype}", (), [], describe_rate(results, rate), rate=rate
-    )
+    title = f"Matrix product of {scale.matmul:,} squared, {context.dtype}"
+    results.add("matrix product", title, (), [], describe_rate(results, rate), rate=rate)
     where = {"dtype": context.dtype, "device": context.device, "seed": context.seed}
     model, lengths = encoder_script.open_encoder(context.model("base"), **where), [512] * scale.profiled
     forward, _ = encoder_script.load_own(model).prepare(encoder_script.random_documents(lengths, model.config, context.seed))
@@ -390,7 +389,7 @@ def profile_kernels(context: Context) -> None:
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         folder = Path(temporary)
         model, tokenizer = training_script.open_model(context.model("base"), context.seed)
-        training_script.write_models(folder, model, tokenizer, ["mlm"], seed=context.seed, dropout=False, compared=False)
+        training_script.write_models(folder, model, tokenizer, seed=context.seed, mlm=True)
         backend = training_script.load_backend(OWN, "mlm", "masked_lm", workload, folder, options, steps=9)
         source = training_script.synthetic_texts
         [rows] = training_script.make_batches(workload, source, tokenizer, count=1, scored=False, seed=context.seed)
@@ -582,9 +581,8 @@ def run_stages(results: Results, given: Any, device: str) -> None:
             results.notes += [f"{name}: {note}" for note in part["notes"]]
         columns = (Column("target", "variant"), Column("wanted", "target"), Column("measured", "measured"), Column("met", "met"))
         results.cases.pop("stages", None)
-        results.add(
-            "stages", "Targets for one H200 in bfloat16", columns, target_rows(results) if device == "cuda" else [], done=sorted(done)
-        )
+        rows = target_rows(results) if device == "cuda" else []
+        results.add("stages", "Targets for one H200 in bfloat16", columns, rows, done=sorted(done))
         sys.stderr.write(f"{name}: {'done' if name in done else 'failed'}, {time.time() - started:.0f} s\n")
 
 
@@ -592,9 +590,7 @@ def main() -> None:
     parser = harness.parser(__doc__, "python benchmarks/gpu.py --out bench-gpu --minutes 12", rounds=FULL.rounds)
     parser.add_argument("--minutes", type=float, default=8.5, help="Time for all stages (default: %(default)s).")
     parser.add_argument("--stage", action="append", choices=tuple(STAGES), help="Stage to run. Repeatable. Default: all.")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), help="cpu is a small form that tests this script. Default: cuda if there is a GPU."
-    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: a small form to test this script. Default: cuda if there is a GPU.")
     given = parser.parse_args()
     if given.out is None:
         raise InputError("--out is missing: the folder for results, report and log")

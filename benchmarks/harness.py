@@ -39,8 +39,8 @@ RESULTS, REPORT = "results.json", "report.md"
 SCHEMA = "quiver-benchmark/3"
 MEBIBYTE = 2**20
 PACKAGES = (
-    "quiver-retrieval", "torch", "triton", "transformers", "sentence-transformers", "pylate", "flash-attn", "faiss-cpu", "numba", "hnswlib",
-    "usearch", "fast-plaid", "xtr-warp-rs", "voyager", "optimum", "onnxruntime", "openvino", "fastapi", "uvicorn",
+    "quiver-retrieval", "torch", "triton", "transformers", "sentence-transformers", "pylate", "flash-attn", "faiss-cpu", "numba",
+    "fast-plaid", "optimum", "onnxruntime", "openvino", "fastapi", "uvicorn",
 )  # fmt: skip
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 

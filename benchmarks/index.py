@@ -327,19 +327,11 @@ def points(*params: Mapping[str, Any]) -> tuple[Point, ...]:
     return tuple(Point(format_settings(each), {**params[0], **each}) for each in params)
 
 
-LIBRARIES: Mapping[str, tuple[str, tuple[str, ...], Any, Any, tuple[Point, ...]]] = {  # kind, modules, build, open, points
-    OWN: ("dense colbert", (), build_quiver, open_quiver, ()),
-    "faiss": ("dense", ("faiss",), build_faiss, open_faiss, ()),
-    # By default PyLate computes full scores of 8,192 documents and fast-plaid of 4,096; far fewer are faster.
-    "fast-plaid": (
-        "colbert",
-        ("fast_plaid",),
-        build_fast_plaid,
-        open_fast_plaid,
-        points({"n_ivf_probe": 8, "n_full_scores": 4096}, {"n_full_scores": 256}, {"n_ivf_probe": 32, "n_full_scores": 8192}),
-    ),
+LIBRARIES = {  # module -> build, open
+    OWN: (build_quiver, open_quiver),
+    "faiss": (build_faiss, open_faiss),
+    "fast_plaid": (build_fast_plaid, open_fast_plaid),
 }
-BASELINES = tuple(name for name in LIBRARIES if name != OWN)
 
 
 def quiver_system(text: str, efforts: Sequence[str], shares: Sequence[float], documents: int) -> System:
@@ -356,27 +348,25 @@ def quiver_system(text: str, efforts: Sequence[str], shares: Sequence[float], do
     return System(text, OWN, engine.settings, tuple(chosen))
 
 
-def baseline_systems(text: str, vectors: Vectors) -> list[System]:
-    """Systems of a baseline's name; for FAISS also with a factory string, such as ``faiss:HNSW32``."""
-    name, _, factory = text.partition(":")
-    if name not in BASELINES or vectors.kind not in LIBRARIES[name][0]:
-        named = ", ".join(each for each in BASELINES if vectors.kind in LIBRARIES[each][0])
-        raise InputError(f"unknown baseline {name!r} for {vectors.kind} vectors; choose from {named}")
-    if name != "faiss":
-        return [System(name, name, {}, LIBRARIES[name][4])]
-    lists = 2 ** max(0, round(math.log2(4 * math.sqrt(len(vectors.lengths)))))
-    # What FAISS's users take: exact, a graph, and IVF with product quantization and refinement.
-    factories = [factory] if factory else ["Flat", "HNSW32", f"IVF{lists},PQ{vectors.matrix.shape[1] // 2}x4fs,RFlat"]
-    return [System(f"faiss:{each}", name, {"factory": each}, faiss_points(each)) for each in factories]
-
-
-def faiss_points(factory: str) -> tuple[Point, ...]:
-    refined = {"k_factor_rf": 10} if re.search(r"RFlat|Refine", factory) else {}
-    if "IVF" in factory:
-        return points({"nprobe": 1, **dict.fromkeys(refined, 1)}, {"nprobe": 8, **refined}, {"nprobe": 32, **refined})
-    if "HNSW" in factory:
-        return points({"efSearch": 16}, {"efSearch": 64}, {"efSearch": 256})
-    return points(dict.fromkeys(refined, 1), refined) if refined else (Point("default"),)
+def baseline_systems(vectors: Vectors, names: Sequence[str] | None) -> list[System]:
+    """The named systems of other libraries, or all for this kind of vectors. FAISS's are exact, a graph, and IVF with refined codes."""
+    if vectors.kind == "colbert":
+        # By default PyLate computes full scores of 8,192 documents and fast-plaid of 4,096; far fewer are faster.
+        counts = points({"n_ivf_probe": 8, "n_full_scores": 4096}, {"n_full_scores": 256}, {"n_ivf_probe": 32, "n_full_scores": 8192})
+        systems = {"fast-plaid": System("fast-plaid", "fast_plaid", {}, counts)}
+    else:
+        lists = 2 ** max(0, round(math.log2(4 * math.sqrt(len(vectors.lengths)))))
+        probes = points({"nprobe": 1, "k_factor_rf": 1}, {"nprobe": 8, "k_factor_rf": 10}, {"nprobe": 32, "k_factor_rf": 10})
+        factories = {
+            "Flat": (Point("default"),),
+            "HNSW32": points({"efSearch": 16}, {"efSearch": 64}, {"efSearch": 256}),
+            f"IVF{lists},PQ{vectors.matrix.shape[1] // 2}x4fs,RFlat": probes,
+        }
+        systems = {f"faiss:{name}": System(f"faiss:{name}", "faiss", {"factory": name}, each) for name, each in factories.items()}
+    for name in names or ():
+        if name not in systems:
+            raise InputError(f"unknown baseline {name!r} for {vectors.kind} vectors; choose from {', '.join(systems)}")
+    return [system for name, system in systems.items() if names is None or name in names]
 
 
 # Exact search and measures.
@@ -423,14 +413,13 @@ def ndcg(found: Sequence[Sequence[int]], vectors: Vectors) -> float:
 def open_system(vectors: Vectors, system: System, folder: Path, threads: int, *, build: bool) -> Callable[[Any], Any]:
     """In a worker: build an index, or open it and answer ``(how, point, k)``; ``how`` is one, all or memory."""
     torch.set_num_threads(threads)
-    library = LIBRARIES[system.library]
-    for module in library[1]:
-        importlib.import_module(module)
+    importlib.import_module(system.library)
+    builder, opener = LIBRARIES[system.library]
     if build:
-        return lambda request: build_here(library[2], vectors, system, folder, threads)
+        return lambda request: build_here(builder, vectors, system, folder, threads)
     queries, before = vectors.queries, {name: resident(name) for name in ("RssAnon", "RssFile")}
     started = perf_counter()
-    prepare, search, rows = library[3](vectors, folder, threads)
+    prepare, search, rows = opener(vectors, folder, threads)
     seconds = perf_counter() - started
     single, together = prepare(queries)
 
@@ -471,8 +460,8 @@ def bench_index(results: Results, vectors: Vectors, systems: Sequence[System], o
     alive = []
     for system in systems:
         folder = work / re.sub(r"\W", "-", system.name)
-        if missing := [name for name in LIBRARIES[system.library][1] if importlib.util.find_spec(name) is None]:
-            results.notes.append(f"{system.name}: {missing[0]} is not installed")
+        if importlib.util.find_spec(system.library) is None:
+            results.notes.append(f"{system.name}: {system.library} is not installed")
             continue
         if system.name not in built or not folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
@@ -496,12 +485,10 @@ def bench_index(results: Results, vectors: Vectors, systems: Sequence[System], o
     add_builds(results, vectors, list(built.values()))
     reference = ""
     if exact and vectors.qrels:
-        reference = (
-            f"nDCG@10 of exact search: {ndcg([found for found, _ in exact[None]], vectors):.4f} over {len(vectors.qrels):,} queries."
-        )
+        best = ndcg([found for found, _ in exact[None]], vectors)
+        reference = f"nDCG@10 of exact search: {best:.4f} over {len(vectors.qrels):,} queries."
     sizes = f"{len(vectors.lengths):,} documents, {int(vectors.lengths.sum()):,} vectors, {len(vectors.queries):,} queries"
-    title = f"Search: {sizes}"
-    results.add("search", title, search_columns(options), rows, reference)
+    results.add("search", f"Search: {sizes}", search_columns(options), rows, reference)
 
 
 def start(vectors: Vectors, system: System, folder: Path, options: Mapping[str, Any], threads: int, *, build: bool) -> Worker:
@@ -588,10 +575,7 @@ def add_builds(results: Results, vectors: Vectors, rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    example = (
-        "python benchmarks/index.py data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench"
-    )
-    parser = harness.parser(__doc__, example, rounds=3)
+    parser = harness.parser(__doc__, "python benchmarks/index.py data/scifact --model MODEL --engine auto --engine exact", rounds=3)
     parser.add_argument("data", type=Path, help="BEIR folder, or folder of vectors.")
     parser.add_argument("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model that encodes a BEIR folder.")
     parser.add_argument("--split", default="test", help="Split of the judgements (default: %(default)s).")
@@ -600,12 +584,8 @@ def main() -> None:
     parser.add_argument("--synthetic", type=int, help="Documents to index, noisy copies beyond the existing ones; for latency and size.")
     parser.add_argument("--engine", action="append", help="Engine such as auto, exact or ivf-tokens:bits=3. Repeatable.")
     parser.add_argument("--effort", action="append", help="Search effort such as balanced or nprobe=8. Repeatable.")
-    parser.add_argument(
-        "--filter-share", action="append", type=float, help="Also search with a filter that matches this share. Repeatable."
-    )
-    parser.add_argument(
-        "--baseline", action="append", help=f"{', '.join(BASELINES)}, or faiss:FACTORY. Repeatable. Default: all of the kind."
-    )
+    parser.add_argument("--filter-share", action="append", type=float, help="Also search with a filter of this share. Repeatable.")
+    parser.add_argument("--baseline", action="append", help="System of FAISS or fast-plaid (default: all, faiss:Flat...). Repeatable.")
     parser.add_argument("--no-baselines", action="store_true", help="Measure Quiver alone.")
     parser.add_argument("-k", type=int, default=10, help="Results per query (default: %(default)s).")
     given = parser.parse_args()
@@ -620,9 +600,7 @@ def main() -> None:
         for text in engines:
             check_engine(text, vectors.card)
         systems = [quiver_system(text, efforts, shares, len(vectors.lengths)) for text in engines]
-        fitting = [name for name in BASELINES if vectors.kind in LIBRARIES[name][0]]
-        for text in [] if given.no_baselines else given.baseline or fitting:
-            systems += baseline_systems(text, vectors)
+        systems += baseline_systems(vectors, [] if given.no_baselines else given.baseline)
         name, synthetic = given.data.resolve().name, given.synthetic
         settings = {**options, "data": name, "model": given.model, "queries": len(vectors.queries), "synthetic": synthetic}
         results = Results(f"Indexes: {name}", settings, given.out, overwrite=given.overwrite)

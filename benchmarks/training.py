@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -35,17 +35,16 @@ from quiver.encoder.pretraining.stream import Masker
 from quiver.encoder.training.optimization import autocast, training_dtype
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.folders import default_device, read_model_folder
-from quiver.retrieval.models.options import ColBERTSettings
 from quiver.retrieval.training.dataloader import TEXTS, Collator
 from quiver.retrieval.training.losses import LOSSES as LIBRARY_LOSSES
 from quiver.retrieval.training.losses import RetrievalLoss
-from quiver.retrieval.training.model import DIM, build_model, require_extra
+from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import LOSSES_BY_KIND, ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 from quiver.retrieval.training.state import make_optimizer
 
 import encoder as encoder_script
 import harness
-from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results
+from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Row
 
 LIBRARIES = {"dense": "sentence-transformers", "colbert": "pylate", "mlm": "transformers"}
 LOSSES = {**LOSSES_BY_KIND, "mlm": ("masked_lm",)}
@@ -200,48 +199,36 @@ def load_backend(name: str, kind: str, loss: str, workload: Workload, folder: Pa
     training = TrainingSection(**fixed, **varied, no_duplicates=False, log_every=1)
     if kind == "mlm":
         return (load_own_mlm if name == OWN else load_transformers_mlm)(folder, workload, training, steps)
-    dense, section = kind == "dense", ColBERTSection(document_length=workload.max_length)
-    init = folder / ("encoder" if dense or not (folder / "colbert").is_dir() else "colbert")
-    recipe = Recipe(
-        kind="dense" if dense else "colbert",
-        model=ModelSection(
-            init=str(init),
-            pooling="mean" if dense else None,
-            normalize=True if dense else None,
-            max_length=workload.max_length if dense else None,
-            colbert=None if dense else section,
-        ),
-        data=DataSection(train=(workload.name,)),
-        loss=LossSection(name=loss),
-        training=training,
-        name="benchmark",
-    )
+    if kind == "dense":
+        options = {"pooling": "mean", "normalize": True, "max_length": workload.max_length}
+    else:
+        options = {"colbert": ColBERTSection(document_length=workload.max_length)}
+    section, data = ModelSection(init=str(folder / "encoder"), **options), DataSection(train=(workload.name,))
+    recipe = Recipe(kind=kind, model=section, data=data, loss=LossSection(name=loss), training=training, name="benchmark")
+    model = build_model(recipe, [])
     if name == OWN:
-        model = build_model(recipe, [])
         own_loss = RetrievalLoss(recipe, model)
         return Backend(own_loss.model, own_loss, Collator(model, merge_documents=loss == "distillation"), training, steps)
-    library, collate = (load_sentence_transformers if dense else load_pylate)(init, workload, loss)
+    model.save_pretrained(folder / kind)
+    library, collate = (load_sentence_transformers if kind == "dense" else load_pylate)(folder / kind, loss)
     library_loss = LIBRARY_LOSSES[loss](library, recipe.loss)
     return Backend(library, lambda batch: library_loss(columns_of(batch), batch.get("label")), collate, training, steps)
 
 
-def load_sentence_transformers(init: Path, workload: Workload, loss: str) -> tuple[nn.Module, Any]:
+def load_sentence_transformers(folder: Path, loss: str) -> tuple[nn.Module, Any]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.data_collator import SentenceTransformerDataCollator
-    from sentence_transformers.models import Normalize, Pooling, Transformer
 
-    first = Transformer(str(init), max_seq_length=workload.max_length, model_args={"attn_implementation": "sdpa"})
-    pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode="mean")
-    model = SentenceTransformer(modules=[first, pooling, Normalize()], similarity_fn_name="cosine", device=default_device())
+    model = SentenceTransformer(str(folder), device=default_device(), model_kwargs={"attn_implementation": "sdpa"})
     name = "preprocess" if hasattr(model, "preprocess") else "tokenize"  # version 6 calls tokenizing preprocessing
     return model, SentenceTransformerDataCollator(**{f"{name}_fn": getattr(model, name)})
 
 
-def load_pylate(init: Path, workload: Workload, loss: str) -> tuple[nn.Module, Any]:
+def load_pylate(folder: Path, loss: str) -> tuple[nn.Module, Any]:
     from pylate.models import ColBERT
     from pylate.utils import ColBERTCollator
 
-    model = ColBERT(str(init), document_length=workload.max_length, device=default_device(), model_kwargs={"attn_implementation": "sdpa"})
+    model = ColBERT(str(folder), device=default_device(), model_kwargs={"attn_implementation": "sdpa"})
     collator = ColBERTCollator(tokenize_fn=model.tokenize)
 
     def in_lists(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,27 +293,16 @@ def open_model(model: str, seed: int) -> tuple[Encoder, Tokenizer]:
     return init_weights(Encoder(replace(config, **ids)), seed=seed), tokenizer
 
 
-def write_models(
-    folder: Path, encoder: Encoder, tokenizer: Tokenizer, kinds: Sequence[str], *, seed: int, dropout: bool, compared: bool
-) -> None:
-    """Write the folders that all backends load: ``encoder``, ``mlm``, and for PyLate ``colbert``, whose projection PyLate initialises."""
+def write_models(folder: Path, encoder: Encoder, tokenizer: Tokenizer, *, seed: int, mlm: bool = False, dropout: bool = False) -> None:
+    """Write the folders that all backends start from: ``encoder``, and ``mlm``, which has a head for masked tokens."""
     if not dropout:
         encoder.config = replace(encoder.config, **dict.fromkeys(DROPOUTS, 0.0))
     save_encoder(encoder, folder / "encoder")
     tokenizer.save(folder / "encoder")
-    if "mlm" in kinds:
+    if mlm:
         model = MaskedLM(encoder)
         init_head(model, seed=seed)
         save_head(model, folder / "mlm")
-    if "colbert" in kinds and compared:
-        from pylate.models import ColBERT
-
-        settings = ColBERTSettings()
-        torch.manual_seed(seed)
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        expansion = settings.attend_to_expansion
-        made = ColBERT(str(folder / "encoder"), embedding_size=DIM, attend_to_expansion_tokens=expansion, device="cpu", **lengths)
-        made.save_pretrained(str(folder / "colbert"), create_model_card=False)
 
 
 # Measuring.
@@ -346,43 +322,33 @@ def bench_training(
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         folder = Path(temporary)
         encoder, tokenizer = open_model(model, options["seed"])
-        reason = encoder_script.refusal("transformers-sdpa", encoder.config, device="cpu", dtype="float32", train=True)
+        reason = encoder_script.refusal("transformers-sdpa", encoder.config, device="cpu", dtype="float32")
         compared = options["baselines"] and reason is None
         if reason is not None:
             results.notes.append(f"other libraries: {reason}")
         longest = encoder.config.max_positions
-        write_models(folder, encoder, tokenizer, list(losses), seed=options["seed"], dropout=options["dropout"], compared=compared)
+        write_models(folder, encoder, tokenizer, seed=options["seed"], mlm="mlm" in losses, dropout=options["dropout"])
         del encoder
-        for workload in workloads:
-            for kind, loss in losses.items():
-                case = f"{workload.name}, {kind}"
-                if workload.max_length > longest:
-                    raise InputError(f"{model}: texts of {workload.max_length:,} tokens, the model has {longest:,} positions")
-                if case not in results.cases:
-                    batches = make_batches(
-                        workload, source, tokenizer, count=options["rounds"] + 1, scored=loss in SCORED, seed=options["seed"]
-                    )
-                    time_case(
-                        results, case, kind, loss, workload, folder, batches, [OWN, *([LIBRARIES[kind]] if compared else [])], options
-                    )
+        for workload, (kind, loss) in product(workloads, losses.items()):
+            case, steps = f"{workload.name}, {kind}", options["rounds"] + 1
+            if workload.max_length > longest:
+                raise InputError(f"{model}: texts of {workload.max_length:,} tokens, the model has {longest:,} positions")
+            if case in results.cases:
+                continue
+            batches = make_batches(workload, source, tokenizer, count=steps, scored=loss in SCORED, seed=options["seed"])
+            names = [OWN, LIBRARIES[kind]] if compared else [OWN]
+            backends = {name: load_backend(name, kind, loss, workload, folder, options, steps) for name in names}
+            rows, tokens = time_steps(case, backends, batches, options)
+            documents = "one document" if workload.per_row == 1 else f"{workload.per_row} documents"
+            content = documents if kind == "mlm" else f"a query and {documents}"
+            title = f"{case} ({loss}): {workload.rows} rows of {content}, {tokens:,.0f} tokens per step"
+            results.add(case, title, COLUMNS, rows)
 
 
-def time_case(
-    results: Results,
-    case: str,
-    kind: str,
-    loss: str,
-    workload: Workload,
-    folder: Path,
-    batches: Sequence[Any],
-    names: Sequence[str],
-    options: Mapping[str, Any],
-) -> None:
-    """Time one kind of model on one workload; the first batch is the warm-up."""
-    arguments = {"kind": kind, "loss": loss, "workload": workload, "folder": folder, "options": dict(options), "steps": len(batches)}
-    backends = {name: load_backend(name, **arguments) for name in names}
-    found: dict[str, list[float]] = {name: [] for name in names}
-    remaining = {name: iter(batches) for name in names}
+def time_steps(case: str, backends: Mapping[str, Backend], batches: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Row], float]:
+    """Rows of the backends, and the median number of tokens per step; the first batch is the warm-up."""
+    found: dict[str, list[float]] = {name: [] for name in backends}
+    remaining = {name: iter(batches) for name in backends}
     passes = {name: (lambda name=name, each=each: found[name].append(each.step(next(remaining[name])))) for name, each in backends.items()}
     for warm_up in passes.values():
         warm_up()
@@ -392,34 +358,25 @@ def time_case(
     rows = []
     for name, taken in seconds.items():
         speed = [count / each for count, each in zip(tokens, taken, strict=True)]
-        row: dict[str, Any] = {"backend": name, "seconds": taken, "tokens_per_second": speed, "losses": found[name]}
+        row: Row = {"backend": name, "seconds": taken, "tokens_per_second": speed, "losses": found[name]}
         if not options["dropout"]:
             row["loss_difference"] = max(abs(one - own) for one, own in zip(found[name], found[OWN], strict=True))
         if options["memory"] and default_device() == "cuda":
             row["memory"] = harness.peak_memory(partial(backends[name].step, timed[-1]), on_cuda=True)["above"]
         rows.append(row)
-    documents = "one document" if workload.per_row == 1 else f"{workload.per_row} documents"
-    content = documents if kind == "mlm" else f"a query and {documents}"
-    title = f"{case} ({loss}): {workload.rows} rows of {content}, {median(tokens):,.0f} tokens per step"
-    results.add(case, title, COLUMNS, harness.with_ratios(rows))
+    return harness.with_ratios(rows), median(tokens)
 
 
 def main() -> None:
-    parser = harness.parser(
-        __doc__, "python benchmarks/training.py -m sentence-transformers/all-MiniLM-L6-v2 --threads 2 --out bench", rounds=5
-    )
+    parser = harness.parser(__doc__, "python benchmarks/training.py --model ettin-17m --threads 2 --out bench", rounds=5)
     parser.add_argument("--model", "-m", required=True, help="Folder or hub id, or a preset with random weights, such as ettin-17m.")
-    parser.add_argument(
-        "--workload", action="append", choices=tuple(WORKLOADS), help="Lengths of the texts (default: msmarco). Repeatable."
-    )
+    parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="Lengths of texts (default: msmarco). Repeatable.")
     parser.add_argument("--kind", action="append", choices=tuple(LIBRARIES), help="Kind of model (default: dense and colbert). Repeatable.")
     parser.add_argument("--data", "-d", type=Path, help="BEIR folder whose texts are used instead of synthetic ones.")
     parser.add_argument("--split", default="train", help="Split of its judgements (default: %(default)s).")
     parser.add_argument("--no-baselines", action="store_true", help="Measure Quiver alone.")
     parser.add_argument("--batch-size", type=int, help="Rows per batch. Default: 32, and 4 for long texts.")
-    parser.add_argument(
-        "--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="bfloat16 is autocast (default: %(default)s)."
-    )
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="bfloat16 is autocast.")
     parser.add_argument("--dropout", action="store_true", help="Use the checkpoint's dropout; losses are then not compared.")
     parser.add_argument("--peak-memory", action="store_true", help="Measure peak memory on a GPU.")
     given = parser.parse_args()
