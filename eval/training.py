@@ -12,6 +12,7 @@ from quiver.encoder.training.recipe_file import Overrides
 from quiver.encoder.training.trainer import Callback
 from quiver.eval.report.training import write_training_report
 from quiver.retrieval.training import run as training_run
+from quiver.retrieval.training.data import source_stamps
 from quiver.retrieval.training.recipe import Recipe, load_recipe
 from quiver.retrieval.training.run import Scorer
 
@@ -64,6 +65,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
     """
     resolved, folder = load_recipe(recipe, overrides), expand_home(out)
     if resolved.development is not None and scorer is None:
+        source_stamps(resolved.data)  # missing training data are reported before missing development data
         from quiver.eval.development import development_scorer  # it imports the indexes, which other runs need not
 
         # Only the process that scores holds the development collection in memory.

@@ -12,6 +12,7 @@ import copy
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -238,6 +239,29 @@ def _shipped_folder() -> Path:
     # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
     # ``recipes`` too, and either of the two may be imported.
     return Path(__file__).resolve().parents[2] / "recipes"
+
+
+@contextmanager
+def naming_fetch_command(recipe: str | Path, data: Schema) -> Iterator[None]:
+    """Add the command of a recipe's head (``# Fetch:``) to an error about a source of its data section that is missing."""
+    try:
+        yield
+    except InputError as error:
+        missing = [each for each in _texts_in(data.model_dump()) if each in str(error) and not Path(each).exists()]
+        text = find_recipe(recipe).read_text(encoding="utf-8")
+        found = re.search(r"^# Fetch: +(.+\n(?:# {3,}.+\n)*)", text, re.MULTILINE)
+        if found is None or not any(len(each) > 1 and each in text for each in missing):
+            raise
+        fetch = re.sub(r" *\\?\n# +", " ", found[1]).partition(" (")[0].strip()
+        raise InputError(f"{error}; download the data of this recipe with: {fetch}") from error
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | tuple | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(inner)
 
 
 def _settings(overrides: Overrides, problems: list[str]) -> Iterator[tuple[str, object, str]]:

@@ -121,9 +121,14 @@ def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
     return None
 
 
+def local_source(entry: Entry) -> Source | None:
+    """The first source of an entry that ``QUIVER_HUB`` holds, which is read before the cache, as in training; None if there is none."""
+    return next((source for source in entry.sources.values() if source.is_local), None)
+
+
 def missing(entries: Sequence[Entry], cache: Cache) -> list[Entry]:
-    """Entries that are not in the cache or whose record is damaged."""
-    return [entry for entry in entries if held(entry, cache) is None]
+    """Entries that ``QUIVER_HUB`` does not hold, and that are not in the cache or whose record is damaged."""
+    return [entry for entry in entries if local_source(entry) is None and held(entry, cache) is None]
 
 
 def _list_names() -> list[str]:
@@ -403,6 +408,9 @@ def resolve(
 
 
 def _open_published(entry: Entry, split: str, cache: Cache) -> Benchmark:
+    if local := local_source(entry):
+        metadata = replace(entry.metadata, revision=None, url=local.url, queries=None, bytes=None)
+        return Benchmark(entry.name, split, _policy_of(entry), metadata, CachedCollection(cache, local, entry.name, split))
     found = held(entry, cache)
     if found is None:
         raise InputError(f"{entry.key}: disappeared from {cache.root} while it was being read; download it again")

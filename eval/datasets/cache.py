@@ -107,6 +107,8 @@ class CachedCollection:
         """
         del needs_corpus
         folder = self.cache.folder(self.source)
+        if self.source.is_local:
+            return self.source.load(folder, self.name, self.split, duplicates=duplicates)
         record = self.cache.record(self.source)
         if record is None:
             raise InputError(f"{folder}: the collection is not in the cache; run quiver collections fetch")
@@ -117,4 +119,4 @@ class CachedCollection:
         return self.source.load(folder, self.name, self.split, duplicates=duplicates)
 
     def __str__(self) -> str:
-        return str(self.cache.folder(self.source))
+        return self.source.url if self.source.is_local else str(self.cache.folder(self.source))

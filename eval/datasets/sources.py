@@ -52,6 +52,7 @@ from quiver.retrieval.data.corpus import (
     to_query,
 )
 from quiver.retrieval.data.entries import BEIR_FIELDS, EntryPosition, FieldNames, key_of, to_document
+from quiver.retrieval.data.hub import HubSource
 from quiver.retrieval.records import Document, Query
 
 logger = logging.getLogger(__name__)
@@ -447,6 +448,10 @@ class Source(Protocol):
     def revision(self) -> str | None:
         """Revision that is downloaded; None for the current one."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all repositories are in the folder ``QUIVER_HUB``, from where they are then read."""
+
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
         """Download into an existing folder, which may hold files of an interrupted attempt; return the revision."""
 
@@ -463,6 +468,7 @@ class ZipArchive:
     md5: str
     bytes: int
     folder: str
+    is_local = False
 
     @property
     def revision(self) -> str:
@@ -525,6 +531,11 @@ class HubTables:
         known = [self.revisions.get(repository) for repository in self._repositories()]
         return None if None in known else "+".join(filter(None, known))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all repositories are in the folder ``QUIVER_HUB``, from where they are then read."""
+        return all(HubSource(repository).local for repository in self._repositories())
+
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
         """Download the files of the three tables from the hub."""
         del scratch
@@ -562,13 +573,14 @@ class HubTables:
 
 
 def _local_files(folder: Path, table: HubTable) -> list[Path]:
-    root = folder / _folder(table.repository)
+    root = HubSource(table.repository).local or folder / _folder(table.repository)
     card = (root / CARD).read_text(encoding="utf-8", errors="replace") if (root / CARD).is_file() else ""
     return [root / name for name in table_files(table, card, list(_list_files(root)))]
 
 
 def _list_files(root: Path) -> Iterator[str]:
-    return (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return (name for name in names if not name.startswith("."))  # the Hub's client keeps metadata in ``.cache``
 
 
 def _folder(repository: str) -> str:

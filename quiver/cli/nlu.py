@@ -39,12 +39,15 @@ def glue(
 
     Example: quiver glue glue-base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
+    from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.eval.nlu.glue import train_glue, write_glue_report
     from quiver.eval.nlu.glue_tasks import TASKS
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
-    results = train_glue(load_glue_recipe(recipe, training.overrides(overrides)), out, tasks=task, **training.arguments(output))
+    resolved = load_glue_recipe(recipe, training.overrides(overrides))
+    with naming_fetch_command(recipe, resolved.data):
+        results = train_glue(resolved, out, tasks=task, **training.arguments(output))
     report = write_glue_report(results, out)
     if output.json:
         print_json(asdict(results))
@@ -75,11 +78,14 @@ def qa_train(
 
     Example: quiver qa train qa-korquad-512 --out runs/qa-512 model.init=klue/bert-base
     """
+    from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    results = train_qa(load_qa_recipe(recipe, training.overrides(overrides)), out, **training.arguments(output))
+    resolved = load_qa_recipe(recipe, training.overrides(overrides))
+    with naming_fetch_command(recipe, resolved.data):
+        results = train_qa(resolved, out, **training.arguments(output))
     if output.json:
         print_json({"model": str(out / MODEL), **asdict(results)})
         return

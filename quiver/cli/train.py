@@ -47,16 +47,18 @@ def train(
 
     quiver train quickstart --dry-run training.batch_size=128
     """
+    from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.eval.training import train as run_recipe
     from quiver.retrieval.training.recipe import load_recipe
 
     resolved = load_recipe(recipe, training.overrides(overrides))
-    if dry_run:
-        _check_dry_run(out, resume=training.resume, overwrite=training.overwrite)
-        _predict_training(resolved, training.device, output)
-        return
-    folder = _require_out(out)
-    record = run_recipe(resolved, folder, **training.arguments(output))
+    with naming_fetch_command(recipe, resolved.data):
+        if dry_run:
+            _check_dry_run(out, resume=training.resume, overwrite=training.overwrite)
+            _predict_training(resolved, training.device, output)
+            return
+        folder = _require_out(out)
+        record = run_recipe(resolved, folder, **training.arguments(output))
     if not is_main_process():
         return
     result, batch = record["result"], record["batch"]
@@ -77,10 +79,10 @@ def _predict_training(recipe: Recipe, device: str | None, output: options.Output
     from quiver.eval.development import development_scorer
     from quiver.retrieval.training.dry_run import dry_run
 
-    if recipe.development is not None:
-        development_scorer(recipe.development, progress=output.progress)  # reads the collection
+    section = recipe.development
+    read = (lambda: None) if section is None else partial(development_scorer, section, progress=output.progress)
     say_next = None if output.json else partial(typer.echo, err=True)
-    found = dry_run(recipe, device=device, progress=output.progress, say=say_next)
+    found = dry_run(recipe, device=device, progress=output.progress, say=say_next, check=read)
     if output.json:
         print_json({**dataclasses.asdict(found), "updates": found.updates, "seconds": found.seconds})
         return
@@ -182,6 +184,7 @@ def pretrain(
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
     from quiver.encoder.pretraining import pretrain as run_recipe
+    from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.eval.report.training import write_training_report
     from quiver.retrieval.models.folders import check_device
 
@@ -191,14 +194,16 @@ def pretrain(
         if prepare:
             raise InputError("--dry-run writes nothing, and --prepare writes the corpus; remove one of the two")
         _check_dry_run(out, resume=resume, overwrite=None)
-        _predict_pretraining(resolved, device, output)
+        with naming_fetch_command(recipe, resolved.data):
+            _predict_pretraining(resolved, device, output)
         return
     folder = _require_out(out)
-    if prepare:
-        prepare_recipe(resolved, folder, resume=resume)
-        say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
-        return
-    record = run_recipe(resolved, folder, resume=resume, progress=output.progress, command=command_line(), device=device)
+    with naming_fetch_command(recipe, resolved.data):
+        if prepare:
+            prepare_recipe(resolved, folder, resume=resume)
+            say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
+            return
+        record = run_recipe(resolved, folder, resume=resume, progress=output.progress, command=command_line(), device=device)
     if not is_main_process():
         return
     write_training_report(folder)
@@ -428,6 +433,7 @@ def mine(
         mine_negatives,
         parse_margins,
         parse_ranks,
+        why_all_short,
     )
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
 
@@ -453,12 +459,18 @@ def mine(
         progress=output.progress,
         command=command_line(),
     )
+    result, ids = record["result"], form == "ids"
+    reason = why_all_short(result, rules)
     if output.json:
         print_json(record)
+    else:
+        shown = {name: value for name, value in result.items() if name != "suspects"}
+        print_values(str(out), shown | {"documents": record["data"]["documents"], "seconds": round(record["seconds"])})
+    if reason:
+        say_error(f"{out / ROWS}: {reason}")
+        raise typer.Exit(1)
+    if output.json:
         return
-    result, ids = record["result"], form == "ids"
-    shown = {name: value for name, value in result.items() if name != "suspects"}
-    print_values(str(out), shown | {"documents": record["data"]["documents"], "seconds": round(record["seconds"])})
     say(f"suspected false negatives: {out / SUSPECTS}, {result['suspects']:,}\nrows: {out / ROWS}; in a recipe:\n\ndata:")
     fields: dict[str, object] = {"train": f"[{out / ROWS}]", "document_fields": "[positive, negatives]"}
     if ids:

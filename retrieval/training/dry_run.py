@@ -83,9 +83,15 @@ class DryRun:
 
 
 def dry_run(
-    recipe: Recipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False, say: Callable[[str], None] | None = None
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    seconds: float = 30.0,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+    check: Callable[[], object] = lambda: None,
 ) -> DryRun:
-    """Check the data, the model and the settings of a recipe, and measure a few batches."""
+    """Check the data, the model and the settings of a recipe, and measure a few batches; ``check`` runs after the rows have been read."""
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
@@ -94,6 +100,7 @@ def dry_run(
             raise InputError("a dry run is one process: start it without torchrun")
         recipe = with_training_dtype(recipe, device)
         rows = prepare_rows(recipe.data, Path(folder) / DATA, seed=recipe.training.seed, progress=progress)
+        check()
         order = batch_order(recipe, rows, processes)
         schedule = Schedule.of(recipe, order.per_epoch)
         # An update of several batches is measured batch by batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,20 @@ def test_a_teacher_that_is_a_malicious_pickle_is_refused(
     assert "pytorch_model.bin: refused, and nothing in it was executed" in done.err
     assert not (tmp_path / "went off").exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (("--margin", "max-score=0"), r"--margin max-score=0 excluded 55 of 55 candidates; loosen it, or pass --margin none"),
+        (("--margin", "none", "--ranks", "100-200"), r"--ranks 100-200 holds 0 candidates for 5 queries; lower its first rank"),
+        (("--margin", "none", "-n", 30), r"no row has 30 negatives \(55 in all\), .* --ranks 1-200 holds 55 candidates"),
+    ],
+)
+def test_mining_that_leaves_no_usable_row_fails_and_names_the_limit(
+    quiver: Callable[..., Any], data: Path, tmp_path: Path, limits: tuple[Any, ...], reason: str
+) -> None:
+    for form in ((), ("--json",)):
+        done = quiver("mine", data, "-m", "bm25", "--out", tmp_path / "mined", *limits, *form, "--overwrite")
+        assert (done.code, "short_rows: skip" in done.out) == (1, False)
+        assert re.search(reason, done.err), done.err

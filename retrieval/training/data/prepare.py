@@ -669,7 +669,7 @@ def prepare_rows(
 ) -> TrainingRows:
     """Prepare the rows of a recipe under ``work``, or open them; of several processes one prepares and the others wait for it."""
     seeded = data.shuffle or data.negatives == "random"
-    key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
+    key = _key([data.model_dump(), seed if seeded else None, source_stamps(data)])
 
     def build(folder: Path) -> RowCounts:
         if STDLIB_DOCSTRINGS in data.train:
@@ -735,8 +735,8 @@ def _sources(data: DataSection) -> list[str]:
     return [source for source in (*data.train, data.queries, data.documents) if source is not None]
 
 
-def _stamps(data: DataSection) -> list[object]:
-    """Path, size and modification time of each source file; for docstrings the version of Python."""
+def source_stamps(data: DataSection) -> list[object]:
+    """Path, size and modification time of each source file; for docstrings the version of Python. An InputError for one that is missing."""
     if STDLIB_DOCSTRINGS in data.train:
         return [platform.python_version()]
     if data.format == "beir":

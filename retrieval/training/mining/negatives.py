@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -261,6 +261,21 @@ def write_mined(
                 _write_line(file, {key: table.ids[number], "text": table[number]})
     means = {"positive": positive / max(counts["rows"], 1), "negative": negative / max(counts["negatives"], 1)}
     return {**counts, "dropped": dict(dropped), "mean_scores": {name: round(mean, 6) for name, mean in means.items()}}
+
+
+def why_all_short(result: Mapping[str, Any], rules: Rules) -> str:
+    """Why no row of a run has all its negatives, and which limit to loosen; empty if a row has, given ``result`` of ``mining.json``."""
+    if result["rows_short"] < result["rows"]:
+        return ""
+    found = f"no row has {rules.negatives} negatives ({result['negatives']:,} in all), so training would skip every row"
+    margin = max(rules.margins, key=lambda each: int(result["dropped"][each.name]), default=None)
+    if margin is not None and (excluded := result["dropped"][margin.name]):
+        limit = f"{margin.name}={margin.value:g}"
+        return f"{found}: --margin {limit} excluded {excluded:,} of {result['candidates']:,} candidates; loosen it, or pass --margin none"
+    ranks = f"--ranks {rules.ranks.first}-{rules.ranks.last}"
+    return (
+        f"{found}: {ranks} holds {result['candidates']:,} candidates for {result['queries']:,} queries; lower its first rank or --negatives"
+    )
 
 
 def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:

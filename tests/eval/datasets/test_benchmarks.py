@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import Benchmark, LocalFolder, Metadata, Policy, cut, depth, find, registry, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, LocalFolder, Metadata, Policy, cut, depth, find, missing, registry, resolve
 from quiver.eval.datasets.cache import RECORD, Cache
 
 
@@ -143,3 +144,25 @@ def test_cut_excludes_the_query_and_keeps_k_others() -> None:
     policy = Policy(exclude_self=True)
     assert depth(2, policy) == 3
     assert cut(RUN, 2, policy) == {"a": {"b": 2.0, "c": 1.0}, "z": {"a": 1.0, "b": 1.0}}
+
+
+def test_local_copies_of_the_hub_serve_evaluation_as_they_serve_training(
+    published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``QUIVER_HUB`` holds the folders that ``hf download`` writes, with the client's metadata beside the files."""
+    copies = {**published.mldr_hub("en"), **published.beir_hub("scifact")}
+    files = {f"{repository}/{name}": content for repository, each in copies.items() for name, content in each.items()}
+    published.write(tmp_path / "hub", {**files, "BeIR/scifact-qrels/.cache/huggingface/download/test.tsv": b"damaged"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("mldr/en", "beir/scifact"):
+        with pytest.raises(InputError, match="offline mode is on"):
+            resolve(name, cache=tmp_path / "cache")
+    monkeypatch.setenv("QUIVER_HUB", str(tmp_path / "hub"))
+    assert missing([*find("mldr/en"), *find("beir/scifact"), *find("beir/nq")], Cache(tmp_path / "cache")) == [registry()["beir/nq"]]
+    for name, split in (("mldr/en", "test"), ("beir/scifact", "test")):
+        (benchmark,) = resolve(name, cache=tmp_path / "cache")
+        assert (benchmark.split, benchmark.metadata.revision) == (split, None)
+        assert len(benchmark.load().documents) == 3
+    (tmp_path / "hub" / "BeIR" / "scifact-qrels" / "test.tsv").unlink()
+    with pytest.raises(InputError, match="BeIR/scifact-qrels: no files"):
+        only("beir/scifact").load()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from quiver.encoder import InputError
+from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training import dry_run as module
 from quiver.retrieval.training.dry_run import dry_run
 from quiver.retrieval.training.recipe import Recipe
@@ -107,3 +108,28 @@ def test_the_command_prints_and_writes_nothing(
         assert (failed.code, failed.err.count("\n")) == (2, 1), failed.err
         assert message in failed.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_missing_training_data_are_named_before_development_data_with_the_command_of_the_recipe(
+    quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are missing in an empty folder; a recipe of the user has a head as well; data of the user have no command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    own = (find_recipe("docstrings-dense").read_text()).replace(
+        "quiver collections docstrings --out data/code", "make \\\n#            data"
+    )
+    Path("own.yaml").write_text(own.replace("name: docstrings-dense", "name: own"))
+    docstrings = "quiver collections docstrings --out data/code"
+    for command, source, fetch in (
+        ("train docstrings-dense --dry-run", "data/code/train.jsonl.gz", docstrings),
+        ("train docstrings-dense --out run", "data/code/train.jsonl.gz", docstrings),
+        ("train own.yaml --dry-run", "data/code/train.jsonl.gz", "make data"),
+        ("pretrain pretrain-small --dry-run", "data/code/train.jsonl.gz", docstrings),
+        ("glue glue-base --out run", "hub://nyu-mll/glue", "hf download --repo-type dataset nyu-mll/glue"),
+    ):
+        failed = quiver(*command.split())
+        assert (failed.code, failed.err.count("\n")) == (2, 1), failed.err
+        assert failed.err.startswith(f"quiver: error: {source}"), failed.err
+        assert failed.err.endswith(f"; download the data of this recipe with: {fetch}\n")
+    assert "of this recipe" not in quiver("train", "docstrings-dense", "--dry-run", "data.train=mine.jsonl").err
