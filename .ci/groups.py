@@ -22,7 +22,7 @@ COMMON = ("pyproject.toml", "tests/conftest.py", "encoder/*.py")
 # Group | folders and files of its slow tests | what these guard beside COMMON.
 TABLE = """
 processors   | tests/encoder/cpu tests/encoder/test_model.py tests/test_platforms.py | encoder/cpu encoder/attention retrieval/index/kernels
-golden       | tests/test_golden.py                             | encoder retrieval/training retrieval/data retrieval/models eval/metrics.py
+golden       | tests/test_golden.py                             | encoder retrieval/data retrieval/models retrieval/search eval/metrics.py
 gpu          | tests/test_triton.py tests/test_fake_cuda.py tests/test_fake_cuda_search.py tests/test_fake_cuda_training.py \
              | encoder/gpu encoder/attention encoder/training retrieval/models retrieval/index
 pretraining  | tests/encoder/pretraining tests/encoder/training | encoder/pretraining encoder/training

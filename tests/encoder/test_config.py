@@ -281,16 +281,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 OURS = RopeScaling("yarn", 4.0, 8192)
 
 
-@pytest.mark.parametrize("key", ["rope_type", "type"])
-def test_v4s_rope_scaling_is_for_both_layer_types(key: str) -> None:
-    hf = {**MODERNBERT_BASE, "max_position_embeddings": 32_768, "rope_scaling": {key: "yarn", **dict(list(YARN.items())[1:])}}
-    config = config_from_hf(hf)
-    assert (config.global_scaling, config.local_scaling) == (OURS, OURS)
-    for style in ("v4", "v5"):
-        assert config_from_hf(config_to_hf(config, style=style)) == config
-    assert "rope_scaling" in config_to_hf(config, style="v4")
-
-
 def test_v5s_rope_parameters_scale_each_layer_type() -> None:
     rope = {"full_attention": {**YARN, "rope_theta": 1e5}, "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
     config = config_from_hf({**MODERNBERT_BASE, "rope_parameters": rope})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
 
 CONFIG = EncoderConfig.modernbert(
@@ -119,28 +119,6 @@ def classifier(config: EncoderConfig = CONFIG, num_labels: int = 3, **arguments:
     return model
 
 
-def pooled_by_hand(model: SequenceClassifier, batch: PackedBatch) -> Tensor:
-    parts = batch.unpack(model.encoder(batch))
-    return torch.stack([part[0] if model.pooling == "cls" else part.mean(0) for part in parts])
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_modernberts_classifier_written_out(pooling: str) -> None:
-    model = classifier(pooling=pooling)
-    batch = pack_ids(sequences([17, 1, 60]))
-    states = model.transform.norm(F.gelu(model.transform.dense(pooled_by_hand(model, batch))))
-    torch.testing.assert_close(model(batch), model.out(states))
-    assert model.transform.dense.bias is None
-
-
-@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=lambda config: config.family)
-def test_berts_classifier_written_out(config: EncoderConfig) -> None:
-    model = classifier(config)
-    batch = pack_ids(sequences([17, 1, 60]))
-    torch.testing.assert_close(model(batch), model.out(torch.tanh(model.transform.dense(pooled_by_hand(model, batch)))))
-    assert model.dropout.p == 0.1  # the encoder's, as config.json says nothing else
-
-
 def test_robertas_dropout_stands_on_both_sides_of_its_layer() -> None:
     model = classifier(ROBERTA, dropout=0.5)
     seen: list[Tensor] = []
@@ -203,21 +181,6 @@ def span_qa(config: EncoderConfig = CONFIG) -> SpanQA:
     init_head(model, seed=2)
     enlarge(model).eval()
     return model
-
-
-@pytest.mark.parametrize("config", [CONFIG, BERT], ids=lambda config: config.family)
-def test_span_logits_written_out(config: EncoderConfig) -> None:
-    model = span_qa(config)
-    batch = pack_ids(sequences([17, 1, 60]))
-    hidden = model.encoder(batch)
-    if config.family == "modernbert":
-        assert model.transform is not None
-        hidden = model.transform.norm(F.gelu(model.transform.dense(hidden)))
-    else:
-        assert model.transform is None
-    expected = model.out(hidden)
-    found = model(batch)
-    torch.testing.assert_close(torch.stack(found, dim=1), expected)
 
 
 @settings(max_examples=15, deadline=None)

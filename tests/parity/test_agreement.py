@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from quiver.eval import evaluate
 from quiver.eval.baselines import DenseRetriever, IndexRetriever, QuiverSearch
 from quiver.eval.metrics import score
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 
 evaluation = pytest.importorskip("beir.retrieval.evaluation")
@@ -189,16 +188,3 @@ def test_the_one_difference_is_a_query_that_is_not_answered() -> None:
     assert score(QRELS, empty, ["ndcg@10"]).means["ndcg@10"] == ours
     beir, _, _, _ = evaluation.EvaluateRetrieval.evaluate(QRELS, empty, [10])
     assert beir["NDCG@10"] == round(ours, 5)
-
-
-@pytest.mark.data
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("name", "expected", "documents", "queries"),
-    [("scifact", 0.645, 5183, 300), ("cranfield", 0.509, 1400, 225), ("cosqa", 0.593, 6267, 500)],
-)
-def test_minilm_on_real_collections(minilm: Path, quiver_data: Path, name: str, expected: float, documents: int, queries: int) -> None:
-    """SciFact: MTEB's table; the others: measured with sentence-transformers' vectors, FAISS and ir_measures."""
-    scored = evaluate(BiEncoder(minilm), quiver_data / name, baselines=()).collections[0]
-    assert (scored.documents, scored.queries) == (documents, queries)
-    assert scored.measures["ndcg@10"] == pytest.approx(expected, abs=0.002)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder import InputError, pack_ids
+from quiver.encoder import pack_ids
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA
 from tests.parity.encoders import random_model
@@ -231,19 +231,3 @@ def test_span_loss_of_a_mixed_batch_is_that_of_its_sequences_alone(family: Famil
     expected.backward()
     loss.backward()
     compare_gradients(family, ours, theirs, QA_GRADIENTS[family.name])
-
-
-def test_a_masked_lm_becomes_a_classifier_and_says_what_is_new(family: Family, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    theirs = family.model("MaskedLM", tmp_path)
-    with pytest.raises(InputError, match=r"is incomplete: missing .*classifier\..*weight.*new_head_seed"):
-        load_head(SequenceClassifier, tmp_path, num_labels=5)
-    with caplog.at_level("WARNING", logger="quiver.encoder"):
-        ours = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
-    assert "initialized at random with seed 3" in caplog.text
-    assert ours.num_labels == 5
-    if family.name == "ModernBert":  # its classifier stands on the masked language model's transform
-        torch.testing.assert_close(ours.transform.dense.weight, theirs.head.dense.weight)
-        assert "head.dense" not in caplog.text
-    same = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
-    assert torch.equal(same.out.weight, ours.out.weight)
-    assert not torch.equal(load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=4).out.weight, ours.out.weight)

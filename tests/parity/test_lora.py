@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from quiver.encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter, save_encoder
-from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.lora import lora_matrices
 from tests.parity.encoders import random_model
 
@@ -78,30 +76,3 @@ def test_a_merged_checkpoint_opens_there(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         found = theirs(transformers.AutoModel.from_pretrained(tmp_path / "merged", attn_implementation="sdpa").eval())
         torch.testing.assert_close(encoder(pack_ids(sequences())), found, atol=1e-5, rtol=1e-5)
-
-
-@FAMILIES
-def test_peft_opens_an_adapter_and_learns_as_we_do(family: str, tmp_path: Path) -> None:
-    """The same states, the same gradients of A and B, and the same states once it has merged them."""
-    peft = pytest.importorskip("peft")
-    model = hugging_face(family, tmp_path / "base")
-    encoder = with_updates(tmp_path / "base")
-    save_adapter(encoder, tmp_path / "adapter", base_model=str(tmp_path / "base"))
-    opened = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter", is_trainable=True).eval()
-    ours, expected = encoder(pack_ids(sequences())), theirs(opened)
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-    (ours**2).sum().backward()
-    (expected**2).sum().backward()
-    loaded = {name.replace(".default", ""): weight.grad for name, weight in opened.named_parameters() if "lora_" in name}
-    assert loaded.keys() == load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
-    for name, update in lora_matrices(encoder).items():
-        keys = [f"base_model.model.{key.removesuffix('.weight')}" for key in their_keys(encoder)[f"{name}.weight"].keys]
-        # Where they have several matrices, each has a copy of A, and the gradient of ours is the sum over the copies.
-        gradients = (
-            (update.lora_a.grad, sum(loaded[f"{key}.lora_A.weight"] for key in keys)),
-            (update.lora_b.grad, torch.cat([loaded[f"{key}.lora_B.weight"] for key in keys])),
-        )
-        for gradient, reference in gradients:
-            torch.testing.assert_close(gradient, reference, atol=1e-4 * reference.abs().max().item(), rtol=0, msg=name)
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(opened.merge_and_unload()), ours, atol=1e-5, rtol=1e-5)

@@ -218,32 +218,6 @@ def compare_dense(ours: Ours, theirs: SentenceTransformer, loss: torch.nn.Module
     assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)), steps=steps)
 
 
-@pytest.mark.slow
-def test_gradients_of_minilm(minilm: Path) -> None:
-    """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
-    theirs = SentenceTransformer(str(minilm), device="cpu").eval()
-    ours = our_dense(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
-    ours.module.eval()
-    generator = random.Random(3)
-    rows = [[{"query": text(generator, 1, 12), "document_1": text(generator, 2, 200)} for _ in range(8)]]
-    sides = ((ours.module, ours.loss, ours.batches(rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
-    values = []
-    for _, loss, [batch] in sides:
-        value = loss(*batch)
-        value.backward()
-        values.append(value.item())
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
-    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
-    pairs = {
-        "embeddings.tokens.weight": "embeddings.word_embeddings.weight",
-        "embeddings.norm.bias": "embeddings.LayerNorm.bias",
-        "layers.0.attention.out.weight": "encoder.layer.0.attention.output.dense.weight",
-        "layers.5.mlp.down.weight": "encoder.layer.5.output.dense.weight",
-    }
-    for ours_name, theirs_name in pairs.items():
-        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
 def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
     """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""

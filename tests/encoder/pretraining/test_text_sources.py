@@ -79,28 +79,6 @@ def test_a_beir_folder_is_read_whole_or_by_split(tmp_path: Path) -> None:
         read(tmp_path, split="train")
 
 
-def test_invalid_utf_8_names_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one\ntwo \xff\n")
-    for lines in (False, True):
-        with pytest.raises(InputError, match=r"a\.txt:2: not UTF-8 \(invalid start byte at byte 4 of the line\); convert the file$"):
-            read(path, lines=lines)
-    path = tmp_path / "b.jsonl"
-    path.write_bytes(b'{"text": "one"}\n{"text": "\xc3"}\n')
-    with pytest.raises(InputError, match=r"b\.jsonl:2: not UTF-8"):
-        read(path)
-
-
-@pytest.mark.parametrize("lines", [False, True])
-def test_damaged_gzip_names_the_file(tmp_path: Path, lines: bool) -> None:
-    path = tmp_path / "a.txt.gz"
-    whole = gzip.compress(" ".join(map(str, range(5000))).encode())
-    for content in (whole[: len(whole) // 2], b"not gzip at all"):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; download the file again$"):
-            read(path, lines=lines)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [

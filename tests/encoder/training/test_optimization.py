@@ -135,20 +135,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: Optim
         require_optimizer(name)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_a_learning_rate_without_a_constant_part_is_that_of_transformers(decay: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    weight = nn.Parameter(torch.zeros(1))
-    make = {"linear": transformers.get_linear_schedule_with_warmup, "cosine": transformers.get_cosine_schedule_with_warmup}[decay]
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    schedule = make(optimizer, num_warmup_steps=3, num_training_steps=20)
-    for done in range(20):
-        share = learning_rate_share(done, warmup=3, decay_start=3, total=20, decay=decay)
-        assert share == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
-        optimizer.step()
-        schedule.step()
-
-
 @pytest.mark.parametrize(
     ("decay", "quarter"), [("linear", 0.75), ("cosine", 0.5 * (1 + math.cos(math.pi / 4))), ("one_minus_sqrt", 0.5), ("constant", 1.0)]
 )

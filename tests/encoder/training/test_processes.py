@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from torch import distributed
 
 from quiver.encoder import InputError
-from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.training.processes import Processes, init_distributed
 
 
@@ -29,8 +27,8 @@ def test_one_process_needs_no_torch_distributed() -> None:
     assert not distributed.is_initialized()
 
 
-def run_pair(function: str, argument: str) -> list[Any]:
-    """Call a function of this file in two fresh processes; return what each printed as JSON.
+def exchange_in_pair(meeting: Path) -> list[Any]:
+    """Call `exchange` in two fresh processes; return what each printed as JSON.
 
     multiprocessing cannot be used: a forked process with threads may deadlock, and a spawned process cannot import a test module.
     """
@@ -38,7 +36,7 @@ def run_pair(function: str, argument: str) -> list[Any]:
 
     pair = [
         subprocess.Popen(
-            [imported_python(), __file__, function, argument],
+            [imported_python(), __file__, str(meeting)],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
@@ -71,30 +69,12 @@ def exchange(meeting: str) -> list[Any]:
 
 
 def test_two_processes_exchange_sums_values_and_states(tmp_path: Path) -> None:
-    found = run_pair("exchange", str(tmp_path / "meeting"))
+    found = exchange_in_pair(tmp_path / "meeting")
     assert [own for own, *_ in found] == [[0, 2, True], [1, 2, False]]
     for _, sums, first, gathered in found:
         assert sums == [0.2, 2.0**61 + 2.0**8, 1.0]
         assert first == 0.1
         assert gathered == [[0, [0, 7], None], [1, [1, 7], None]]
-
-
-def leave(ports: str) -> list[bool]:
-    """Whether the group is still initialized after a block that ended normally, by a stop, and by an error.
-
-    Each block has its own port: the process that leaves first would otherwise connect to the store that the other is about to close.
-    """
-    initialized = []
-    errors = (None, RunStoppedError(3), InputError("an error of one process"))
-    for port, error in zip(ports.split(","), errors, strict=True):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        with suppress(RunStoppedError, InputError), init_distributed("cpu") as processes:
-            processes.barrier()
-            if error is not None:
-                raise error
-        initialized.append(distributed.is_initialized())
-    distributed.destroy_process_group()
-    return initialized
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +94,5 @@ def test_several_processes_do_not_share_one_gpu(monkeypatch: pytest.MonkeyPatch)
 
 
 if __name__ == "__main__":
-    answer = {"exchange": exchange, "leave": leave}[sys.argv[1]](sys.argv[2])
+    answer = exchange(sys.argv[1])
     sys.stdout.write(json.dumps(answer) + "\n")
