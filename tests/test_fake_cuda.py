@@ -28,6 +28,7 @@ from quiver.encoder.packing import copy_to
 from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, to_pinned
 from quiver.retrieval.models.encoding import describe_tokens
 from quiver.retrieval.models.pooling import pool
+from tests.largest_tensor import LargestTensor
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -214,21 +215,6 @@ def test_unattended_query_expansion_uses_flash_attention(
     assert trace.waits == []
 
 
-@dataclass
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that an operator returns."""
-
-    elements: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.elements = max(self.elements, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor)), 0)
-        return result
-
-
 @pytest.mark.parametrize("window", [None, 128])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
@@ -245,7 +231,7 @@ def test_attention_without_a_fitting_kernel_never_writes_all_weights(
         q, k, v = torch.empty(sum(lengths), 3, heads, head_width, dtype=dtype, device="cuda").requires_grad_(gradients).unbind(1)
         slopes = torch.empty(heads, device="cuda") if alibi else None
         assert dispatch.choose_backend(dispatch.describe(q, batch, window=window, slopes=slopes, gradients=gradients)) == "packed"
-        with Largest() as largest, torch.set_grad_enabled(gradients):
+        with LargestTensor() as largest, torch.set_grad_enabled(gradients):
             mixed = dispatch.attend(q, k, v, batch, window, slopes=slopes)
     assert mixed.shape == q.shape
     # A block of 32 queries in a local layer sees 160 keys: 160 weights, and five keys per query.

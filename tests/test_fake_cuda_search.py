@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from quiver.retrieval.index.on_device import DeviceScorer, DeviceVectors
 from quiver.retrieval.index.ranking import FirstPass, SearchLimits
 from quiver.retrieval.records import MatrixRows
+from tests.largest_tensor import LargestTensor
 from tests.test_fake_cuda import Trace, trace
 
 __all__ = ["trace"]
@@ -25,17 +23,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 WIDTH, VECTORS, QUERIES, TOKENS, HITS = 64, 3000, 20, 32, 100
 
 
-class Watched(TorchDispatchMode):
-    """The number of elements of the largest tensor that an operator makes; and the one number that is read from memory of the host."""
-
-    largest = 0
+class Watched(LargestTensor):
+    """Answers the one number that is read from memory of the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
             return TOKENS
-        result = func(*args, **(kwargs or {}))
-        self.largest = max([self.largest, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor))])
-        return result
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @pytest.mark.parametrize("first_pass", ["float16", "bfloat16"])
@@ -58,6 +52,6 @@ def test_an_exact_search_waits_only_for_its_results_and_holds_no_similarities(tr
             copied = scores.cpu(), rows.cpu()
     assert trace.waits == ["blocking copy"] * 2
     assert [each.shape for each in copied] == [(QUERIES, HITS)] * 2
-    assert watched.largest <= WIDTH * max(VECTORS // 10, QUERIES * TOKENS)  # the products are QUERIES x TOKENS x VECTORS / 10
+    assert watched.elements <= WIDTH * max(VECTORS // 10, QUERIES * TOKENS)  # the products are QUERIES x TOKENS x VECTORS / 10
     assert (trace.names.count("mm"), trace.names.count("ragged_kernel")) == ((0, 10) if tokens else (10, 0))
     assert trace.names.count("topk") == 10 + 9

@@ -19,6 +19,7 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, loa
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.presets import preset
+from tests.damage import Bomb
 
 
 def tiny(name: str, **change: object) -> EncoderConfig:
@@ -211,16 +212,6 @@ def test_bin_weights_are_read_where_there_are_no_safetensors(form: dict[str, Any
     found = load_encoder(tmp_path).state_dict()
     for name, tensor in encoder.state_dict().items():
         assert torch.equal(found[name], tensor)
-
-
-class Bomb:
-    """Whoever unpickles it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 def write_plain_pickle(content: object, path: Path) -> None:

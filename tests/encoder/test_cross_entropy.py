@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.heads import MIN_ROWS, linear_cross_entropy
+from tests.largest_tensor import LargestTensor
 
 WIDTH, VOCABULARY = 16, 96
 
@@ -101,21 +101,6 @@ def test_a_second_backward_pass_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(one, Tensor):
-                self.elements = max(self.elements, one.numel())
-        return result
 
 
 def largest(function: Callable[..., Tensor], rows: int) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.attention import attend
 from quiver.encoder.attention.dispatch import attend_dropping, length_groups
 from quiver.encoder.dropout import DROPOUT_CHUNK, DropoutMask
 from quiver.encoder.packing import PackedBatch, pack_ids
+from tests.largest_tensor import LargestTensor
 
 PROBABILITY = 0.25
 
@@ -128,22 +126,9 @@ def test_autocast_takes_no_part_in_it() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operation gives."""
-
-    values = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor):
-                self.values = max(self.values, one.numel())
-        return result
-
-
 def test_no_tensor_is_as_large_as_the_weights() -> None:
     batch = batch_of((1500,))
     q, k, v = drawn(batch, 4, 8)
-    with _Largest() as largest:
+    with LargestTensor() as largest:
         attend(q, k, v, batch, None, dropout=0.1).sum().backward()  # type: ignore[no-untyped-call]
-    assert 0 < largest.values <= 3 * DROPOUT_CHUNK < 4 * 1500**2
+    assert 0 < largest.elements <= 3 * DROPOUT_CHUNK < 4 * 1500**2

@@ -1,4 +1,4 @@
-"""The encoder as a whole: its formulas, batch composition, length limit, training, initial weights."""
+"""The encoder as a whole: its length limit, initial weights, and hooks."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from filelock import FileLock
 from quiver.encoder import InputError
 from quiver.encoder.files import Disk, file_sha256
 from quiver.encoder.work_folder import SEAL, SealedFolders, describe_changes, exclusive_lock, open_work, setting_changes
+from tests.damage import flip
 
 WAIT = "wait for it"
 WORK = ".work"
@@ -250,12 +251,6 @@ def test_files_are_synced_before_the_seal_and_the_seal_before_the_rename(tmp_pat
         f"{hidden} -> a",
         "sync parts/",
     ]
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("harm", [flip, Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_text("text!")])

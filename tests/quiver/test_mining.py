@@ -16,6 +16,7 @@ from quiver.encoder import Encoder, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelOptions
+from tests.damage import Bomb
 from tests.quiver.conftest import make_bi_encoder
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
@@ -139,16 +140,6 @@ def test_rows_of_ids_come_with_their_texts(quiver: Callable[..., Any], model: Pa
     assert scored.code == 0, scored.err
     assert json.loads(scored.out)["result"]["pairs"] == 15
     assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
-
-
-class Bomb:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("kind", ["bi-encoder", "cross-encoder"])

@@ -10,18 +10,12 @@ from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu.support import kernels_available
+from tests.encoder.cpu.test_attention import LENGTHS, WINDOWS, batch_of
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
     pytest.mark.usefixtures("two_threads"),
 ]
-
-LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
-WINDOWS = [None, 62, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 64, 128, 500))]
-
-
-def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
-    return pack_ids([[1] * length for length in lengths], key_lengths=key_lengths)
 
 
 def inputs(batch: PackedBatch, width: int = 64, count: int = 3, *, spread: float = 1.0) -> tuple[list[Tensor], Tensor]:

@@ -12,6 +12,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.run_folder import Checkpoints
 from quiver.encoder.work_folder import SEAL
+from tests.damage import flip
 
 
 def write(found: Checkpoints, *steps: int) -> None:
@@ -44,12 +45,6 @@ def test_a_written_checkpoint_is_found(tmp_path: Path) -> None:
     assert found.newest() == 1_000_008
     assert sorted(path.name for path in found.folder.iterdir()) == ["step-000004", "step-000012", "step-1000008"]
     assert whole(found, 12)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["model.bin", "inner/state.bin"])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quiver.encoder import InputError
 from quiver.encoder.training.state import read_state, write_state
+from tests.damage import Bomb
 
 
 def same(one: object, other: object) -> bool:
@@ -92,16 +93,6 @@ def test_unsupported_values_are_refused(tmp_path: Path, state: object, problem: 
     with pytest.raises(ValueError, match=problem):
         write_state(tmp_path / "state", state)
     assert not (tmp_path / "state.json").exists()
-
-
-class Bomb:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])

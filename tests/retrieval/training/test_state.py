@@ -21,6 +21,7 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.state import WEIGHTS, TrainState, load_trainable, make_optimizer, read_checkpoint, write_checkpoint
+from tests.damage import Bomb
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -130,16 +131,6 @@ def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRec
     assert all(weight.requires_grad for weight in plain.encoder.parameters())
     assert not any("lora" in name for name, _ in plain.encoder.named_parameters())
     assert any("lora" in name for name in names) == ("LoRA" in case)
-
-
-class Bomb:
-    """Unpickling an instance creates a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
