@@ -6,20 +6,47 @@ arXiv:2402.01613; GTE, arXiv:2407.19669.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from quiver.encoder.errors import InputError
 
 Family = Literal["modernbert", "bert", "roberta", "mosaicbert", "nomicbert", "gte", "quiver"]
 LayerType = Literal["global", "local"]
+NormPosition = Literal["pre", "post", "parallel"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 RopeKind = Literal["linear", "ntk", "yarn"]
+InitMethod = Literal["full_megatron", "mitchell", "normal", "kaiming_normal", "fan_in"]
 Precision = Literal["float", "int8"]
 """Precision of matrix products in inference: the values of the weights, or quantised."""
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+INIT_METHODS: Mapping[InitMethod, str] = {
+    "full_megatron": "truncated normals of width ``std``, output matrices divided by sqrt(2 L); ModernBERT's",
+    "mitchell": "truncated normals of width 1 / sqrt(fan in), output matrices of layer l, from 0, divided by sqrt(2 (l + 1)): by layer",
+    "normal": "normals of width ``std``; BERT's",
+    "kaiming_normal": "normals of width sqrt(2 / fan in)",
+    "fan_in": "normals of width 1 / sqrt(fan in)",
+}
+"""Ways to draw the weights of an encoder of L layers; output matrices are those that write to the residual stream.
+
+Source: FlexBERT's initialization.py (AnswerDotAI/ModernBERT at 8c57a0f); Megatron-LM, arXiv:1909.08053; He et al., arXiv:1502.01852.
+"""
+INITIAL = ("initial_norm_position", "initial_mlp", "initial_rotary")
 DROPOUTS = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_inner_dropout", "mlp_output_dropout")
+
+
+class ConfigError(InputError):
+    """Values of a configuration are out of range or contradict each other.
+
+    Attributes:
+        problems: All problems, each as the field and what is wrong with it.
+    """
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{field} {text}" for field, text in problems))
+        self.problems = list(problems)
 
 
 @dataclass(frozen=True)
@@ -58,7 +85,7 @@ class EncoderConfig:
     """An encoder's architecture; validated on construction.
 
     Raises:
-        InputError: A value is out of range or two values contradict each other; the message names the field.
+        ConfigError: Values are out of range or contradict each other; the message names the fields.
     """
 
     family: Family
@@ -75,7 +102,7 @@ class EncoderConfig:
     """For each layer: attention over the whole sequence (global) or inside the window (local)."""
     max_positions: int
     """Longest sequence, in tokens."""
-    norm_position: Literal["pre", "post", "parallel"]
+    norm_position: NormPosition
     """Norm before each sub-layer (ModernBERT), after the residual sum (BERT), or one before attention and MLP in parallel."""
     mlp: Literal["gated", "plain"]
     """GeGLU-style gate, or one activation between two matrices."""
@@ -120,6 +147,14 @@ class EncoderConfig:
     """Whether a norm follows the last block."""
     type_vocab_size: int = 0
     """Number of token types (BERT's segments); 0 for none."""
+    initial_layers: int = 0
+    """Number of layers at the beginning that differ from the others by the ``initial_`` settings (FlexBERT's ``num_initial_layers``)."""
+    initial_norm_position: NormPosition | None = None
+    """Norm position of the initial layers; None for that of the others (FlexBERT's ``initial_bert_layer``)."""
+    initial_mlp: Literal["gated", "plain"] | None = None
+    """MLP of the initial layers; None for that of the others (FlexBERT's ``initial_mlp_layer``)."""
+    initial_rotary: bool | None = None
+    """Whether the initial layers rotate queries and keys; None for as the others (FlexBERT's ``initial_attention_layer``)."""
     embedding_dropout: float = 0.0
     """Dropout on the embedding's output."""
     attention_dropout: float = 0.0
@@ -140,47 +175,67 @@ class EncoderConfig:
     """Written to config.json if the family has the key."""
 
     def __post_init__(self) -> None:
+        if problems := list(self._range_problems()) or [*self._size_problems(), *self._norm_problems(), *self._position_problems()]:
+            raise ConfigError(problems)
+
+    def _range_problems(self) -> Iterator[tuple[str, str]]:
+        """Values that are wrong by themselves."""
         for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} must be >= 1, got {getattr(self, name)}")
+                yield name, f"must be >= 1, got {getattr(self, name)}"
         for name in DROPOUTS:
             if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be >= 0 and < 1, got {getattr(self, name)}")
-        for name in ("family", "norm_position", "mlp", "positions", "norm"):
-            if getattr(self, name) not in CHOICES[name]:
-                raise InputError(f"{name} must be one of {', '.join(CHOICES[name])}, got {getattr(self, name)!r}")
-        self._check_layers()
-        if self.positions == "rope":
-            self._check_rope()
-
-    def _check_layers(self) -> None:
-        if not self.layer_types:
-            raise InputError("layer_types must name at least one layer")
-        if self.hidden_size % self.num_heads:
-            raise InputError(f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if "local" in self.layer_types and (self.window < 2 or self.window % 2):
-            raise InputError(f"window must be even and >= 2, got {self.window}")
+                yield name, f"must be >= 0 and < 1, got {getattr(self, name)}"
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                yield name, f"must be one of {', '.join(map(str, choices))}, got {getattr(self, name)!r}"
         if unknown := sorted({str(kind) for kind in self.layer_types} - set(get_args(LayerType))):
-            raise InputError(f"layer_types must be global or local, got {', '.join(unknown)}")
-        if self.norm == "rmsnorm" and self.norm_bias:
-            raise InputError("norm_bias must be false with norm rmsnorm")
-        if self.norm_position != "post" and not self.first_attention_norm and not self.embedding_norm:
-            raise InputError("first_attention_norm: false requires embedding_norm: true")
-        if self.position_offset < 0 or (self.position_offset and self.positions != "absolute"):
-            raise InputError(f"position_offset must be >= 0, and 0 unless positions is absolute, got {self.position_offset}")
+            yield "layer_types", f"must be global or local, got {', '.join(unknown)}"
+        if self.position_offset < 0:
+            yield "position_offset", f"must be >= 0, got {self.position_offset}"
+        if self.positions == "rope" and not 0 < self.rotary_fraction <= 1:
+            yield "rotary_fraction", f"must be > 0 and <= 1, got {self.rotary_fraction}"
 
-    def _check_rope(self) -> None:
-        if not 0 < self.rotary_fraction <= 1:
-            raise InputError(f"rotary_fraction must be > 0 and <= 1, got {self.rotary_fraction}")
-        if self.rotary_width % 2 or self.rotary_width != self.head_width * self.rotary_fraction:
-            raise InputError(
-                f"RoPE rotates pairs of coordinates: head width {self.head_width} (hidden_size / num_heads) times rotary_fraction "
-                f"{self.rotary_fraction} must be an even number"
+    def _size_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.layer_types:
+            yield "layer_types", "must name at least one layer"
+        if self.hidden_size % self.num_heads:
+            yield "num_heads", f"must divide hidden_size {self.hidden_size}, got {self.num_heads}"
+        elif self.positions == "rope" and (self.rotary_width % 2 or self.rotary_width != self.head_width * self.rotary_fraction):
+            yield (
+                "num_heads",
+                f"must give an even head width times rotary_fraction, got {self.head_width} times {self.rotary_fraction}",
             )
-        if min(self.global_theta, self.local_theta) <= 0:
-            raise InputError(f"RoPE theta must be > 0, got {self.global_theta} (global) and {self.local_theta} (local)")
+        if "local" in self.layer_types and (self.window < 2 or self.window % 2):
+            yield "window", f"must be even and >= 2, got {self.window}"
+        named = [name for name in INITIAL if getattr(self, name) is not None]
+        if not 0 <= self.initial_layers <= self.num_layers:
+            yield "initial_layers", f"must be >= 0 and <= the number of layers {self.num_layers}, got {self.initial_layers}"
+        elif self.initial_layers and not named:
+            yield "initial_layers", f"requires one of {', '.join(INITIAL)}"
+        if not self.initial_layers:
+            yield from ((name, "requires initial_layers >= 1") for name in named)
+
+    def _norm_problems(self) -> Iterator[tuple[str, str]]:
+        if self.norm == "rmsnorm" and self.norm_bias:
+            yield "norm_bias", "must be false with norm rmsnorm"
+        if self.layer_types and not self.first_attention_norm:
+            if self.layer_norm_position(0) == "post":
+                yield "first_attention_norm", "must be true with norm_position post, where it follows the attention"
+            elif not self.embedding_norm:
+                yield "first_attention_norm", "false requires embedding_norm true"
+
+    def _position_problems(self) -> Iterator[tuple[str, str]]:
+        if self.positions != "absolute" and self.position_offset:
+            yield "position_offset", f"must be 0 unless positions is absolute, got {self.position_offset}"
+        if self.positions == "rope":
+            if min(self.global_theta, self.local_theta) <= 0:
+                yield "global_theta", f"and local_theta must be > 0, got {self.global_theta} and {self.local_theta}"
+            return
+        rotary = {"rotary_fraction": 1.0, "global_scaling": None, "local_scaling": None, "initial_rotary": None}
+        for name, default in rotary.items():
+            if getattr(self, name) != default:
+                yield name, f"requires positions rope, but positions is {self.positions}"
 
     @property
     def num_layers(self) -> int:
@@ -204,6 +259,23 @@ class EncoderConfig:
     def scaling(self, layer_type: LayerType) -> RopeScaling | None:
         """Return the RoPE scaling of a layer type."""
         return self.global_scaling if layer_type == "global" else self.local_scaling
+
+    def without_dropout(self) -> EncoderConfig:
+        """Return a copy with all dropouts 0, as published checkpoints have."""
+        none: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)
+        return replace(self, **none)
+
+    def layer_norm_position(self, layer: int) -> NormPosition:
+        """Return the norm position of a layer."""
+        return self.initial_norm_position or self.norm_position if layer < self.initial_layers else self.norm_position
+
+    def layer_mlp(self, layer: int) -> Literal["gated", "plain"]:
+        """Return the MLP of a layer."""
+        return self.initial_mlp or self.mlp if layer < self.initial_layers else self.mlp
+
+    def layer_rotates(self, layer: int) -> bool:
+        """Return whether a layer rotates queries and keys."""
+        return self.positions == "rope" and not (layer < self.initial_layers and self.initial_rotary is False)
 
     def layer_window(self, layer: int) -> int | None:
         """Return the window of a layer, None if it is global."""
@@ -294,4 +366,5 @@ def global_every(layers: int, every: int) -> tuple[LayerType, ...]:
 
 
 # Values of each switch, checked at run time because a config may come from a file or a command line.
-CHOICES = {name: get_args(get_type_hints(EncoderConfig)[name]) for name in ("family", "norm_position", "mlp", "positions", "norm")}
+_HINTS = get_type_hints(EncoderConfig)
+CHOICES = {name: get_args(_HINTS[name]) for name in ("family", "norm_position", "mlp", "positions", "norm")} | {"activation": ACTIVATIONS}

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.config import EncoderConfig
+from quiver.encoder.config import EncoderConfig, InitMethod
 from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import ACTIVATION_FUNCTIONS, make_norm, product_dtype, use_triton
-from quiver.encoder.model import INIT_CUTOFF, Encoder
+from quiver.encoder.model import INIT_CUTOFF, Encoder, draw_matrix
 from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
@@ -428,11 +428,12 @@ class SpanQA(nn.Module):
 Head: TypeAlias = MaskedLM | SequenceClassifier | SpanQA
 
 
-def init_head(head: Head, *, seed: int) -> None:
-    """Initialise the weights of a head, in place; its encoder is not changed. Equal seeds give equal weights.
+def init_head(head: Head, *, seed: int, method: InitMethod = "full_megatron") -> None:
+    """Initialise the weights of a head, in place, as `init_weights`; its encoder is not changed. Equal seeds give equal weights.
 
-    ModernBERT's are truncated normals whose width depends on what follows: the encoder's initial width before a tied decoder, that divided
-    by sqrt(2 L) before a label matrix, and D ** -0.5 for a last matrix. Other families use the encoder's initial width everywhere.
+    ModernBERT's, full_megatron, are truncated normals whose width depends on what follows: the encoder's initial width before a tied
+    decoder, that divided by sqrt(2 L) before a label matrix, and D ** -0.5 for a last matrix. Other families use the encoder's initial
+    width everywhere.
 
     Source: ModernBERT's training code (full_megatron): prediction head "in", pooling head "out", last matrices "final_out".
     """
@@ -445,7 +446,9 @@ def init_head(head: Head, *, seed: int) -> None:
     for name, weight in head.named_parameters():
         if name.startswith("encoder."):
             continue
-        if weight.ndim == 2:
+        if weight.ndim == 2 and method != "full_megatron":
+            draw_matrix(weight, method, config, generator)
+        elif weight.ndim == 2:
             std = inner if name.startswith("transform.") else last
             nn.init.trunc_normal_(weight, std=std, a=-INIT_CUTOFF * std, b=INIT_CUTOFF * std, generator=generator)
         elif name.endswith("norm.weight"):

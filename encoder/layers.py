@@ -423,9 +423,9 @@ class MLP(nn.Module):
     The block applies ``output_dropout`` where it adds the output to the residual stream.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, layer: int = 0) -> None:
         super().__init__()
-        self.width, self.gated = config.intermediate_size, config.mlp == "gated"
+        self.width, self.gated = config.intermediate_size, config.layer_mlp(layer) == "gated"
         self.activation = config.activation
         self.up = Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_input_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_output_bias)
@@ -449,19 +449,27 @@ class Block(nn.Module):
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
-        self.norm_position = config.norm_position
+        self.norm_position = config.layer_norm_position(layer)
+        # Blocks of another kind do not add the update that this one leaves.
+        self.adds_update = layer + 1 < config.num_layers and config.layer_norm_position(layer + 1) != self.norm_position
         has_norm = layer > 0 or config.first_attention_norm
         self.attention_norm: Norm = make_norm(config) if has_norm else nn.Identity()
         self.attention = SelfAttention(config, layer)
-        if config.norm_position != "parallel":
+        if self.norm_position != "parallel":
             self.mlp_norm = make_norm(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, layer)
 
     def forward(self, hidden: Tensor, update: Tensor | None, batch: Batch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
         """Run one block on the residual stream, (N, D), and what the previous block leaves to add to it, (N, D) or None.
 
-        Returns the stream, and the update to add to it, with `update_dropout`; None after a post-norm block.
+        Returns the stream, and the update to add to it, with `update_dropout`; None after a post-norm block and before one of another kind.
         """
+        hidden, update = self._update(hidden, update, batch, rope)
+        if update is None or not self.adds_update:
+            return hidden, update
+        return hidden + F.dropout(update, self.update_dropout), None
+
+    def _update(self, hidden: Tensor, update: Tensor | None, batch: Batch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
         if self.norm_position == "post":
             return self.feed_forward(hidden, self.attention(hidden, batch, rope))
         hidden, normed = add_norm(hidden, update, self.attention_norm, dropout=self.update_dropout)
@@ -481,7 +489,7 @@ class Block(nn.Module):
 
     @property
     def update_dropout(self) -> float:
-        """Probability of dropping a number of the update that a block leaves; all blocks of an encoder have the same."""
+        """Probability of dropping a number of the update that a block leaves; that of the block before, which is of the same kind."""
         return self._output_dropout if self.norm_position == "pre" else 0.0
 
     @property

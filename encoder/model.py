@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from quiver.encoder.config import EncoderConfig, Precision
+from quiver.encoder.config import EncoderConfig, InitMethod, Precision
 from quiver.encoder.cpu import hidden_dtype, run_blocks
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import MLP, Block, Embeddings, Norm, RotaryRows, RotaryTable, add_norm, make_norm
@@ -56,9 +56,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm: Norm = make_norm(config) if config.final_norm else nn.Identity()
         # Layers with equal theta and scaling share a table; `_table_of` holds the index of each layer's table.
-        ropes = [(config.theta(kind), config.scaling(kind)) for kind in config.layer_types] if config.positions == "rope" else []
-        tables = list(dict.fromkeys(ropes))
-        self._table_of = [tables.index(rope) for rope in ropes]
+        kinds = [kind if config.layer_rotates(layer) else None for layer, kind in enumerate(config.layer_types)]
+        ropes = [None if kind is None else (config.theta(kind), config.scaling(kind)) for kind in kinds]
+        tables = list(dict.fromkeys(rope for rope in ropes if rope is not None))
+        self._table_of = [None if rope is None else tables.index(rope) for rope in ropes]
         self.rotary = nn.ModuleList(
             RotaryTable(theta=theta, rotary_width=config.rotary_width, max_positions=config.max_positions, scaling=scaling)
             for theta, scaling in tables
@@ -119,7 +120,7 @@ class Encoder(nn.Module):
         ropes = self._rotary_rows(batch.positions)
         dtype = torch.float32 if self.prepacked == "int8" else self.embeddings.tokens.weight.dtype
         if self.device.type == "cpu":
-            dtype = hidden_dtype(self._blocks, batch, dtype, self.config.hidden_size, ropes[0])
+            dtype = hidden_dtype(self._blocks, batch, dtype, self.config.hidden_size, ropes[-1])
         hidden, update = self.embeddings(batch, dtype), None
         states = run_blocks(self._blocks, batch, hidden, ropes)
         if states is not None:
@@ -178,9 +179,9 @@ class Encoder(nn.Module):
         return add_norm(hidden, update, self.final_norm)[1].reshape(*ids.shape, -1)
 
     def _rotary_rows(self, positions: Tensor) -> Sequence[RotaryRows | None]:
-        """Return each layer's rows of its rotary table for positions (N,); None for families without RoPE."""
+        """Return each layer's rows of its rotary table for positions (N,); None for a layer without RoPE."""
         rows = [table(positions) for table in self.rotary]
-        return [rows[table] for table in self._table_of] if rows else [None] * len(self.layers)
+        return [None if table is None else rows[table] for table in self._table_of]
 
 
 @contextmanager
@@ -209,32 +210,46 @@ class Uninitialized(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# Truncation in standard deviations; ModernBERT's init_cutoff_factor.
-INIT_CUTOFF = 2.0
+# Truncation in standard deviations; ModernBERT's init_cutoff_factor, and Mitchell's.
+INIT_CUTOFF, MITCHELL_CUTOFF = 2.0, 3.0
 
 
-def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
-    """Initialise all weights, in place, as ModernBERT does: truncated normals, residual outputs divided by sqrt(2 L).
+def init_weights(encoder: Encoder, *, seed: int, method: InitMethod = "full_megatron") -> Encoder:
+    """Initialise all weights, in place: matrices and embeddings as ``method`` says, biases by 0, weights of norms by 1.
 
     Args:
         encoder: Its configuration gives the standard deviation and the number of layers L.
         seed: Seed of a CPU generator; equal seeds give equal weights.
+        method: One of `quiver.encoder.config.INIT_METHODS`; by default ModernBERT's.
 
     Source: ModernBERT, arXiv:2412.13663, appendix A.1 (Megatron initialisation).
     """
     generator = torch.Generator().manual_seed(seed)
-    std = encoder.config.initializer_range
-    residual_std = std / math.sqrt(2 * encoder.config.num_layers)
     for name, module in encoder.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            scale = residual_std if name.endswith(("attention.out", "mlp.down")) else std
-            nn.init.trunc_normal_(module.weight, std=scale, a=-INIT_CUTOFF * scale, b=INIT_CUTOFF * scale, generator=generator)
+            writes = name.endswith(("attention.out", "mlp.down"))
+            draw_matrix(module.weight, method, encoder.config, generator, layer=int(name.split(".")[1]) if writes else None)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             nn.init.zeros_(bias)
     return encoder
+
+
+def draw_matrix(weight: Tensor, method: InitMethod, config: EncoderConfig, generator: torch.Generator, *, layer: int | None = None) -> None:
+    """Draw a matrix, (out, in), in place; ``layer`` is that of an output matrix."""
+    std, fan_in, cutoff = config.initializer_range, weight.shape[1], INIT_CUTOFF
+    if method == "full_megatron":
+        std /= 1.0 if layer is None else math.sqrt(2 * config.num_layers)
+    elif method == "mitchell":
+        std, cutoff = 1 / math.sqrt(fan_in * (1 if layer is None else 2 * (layer + 1))), MITCHELL_CUTOFF
+    elif method != "normal":
+        std = math.sqrt((2 if method == "kaiming_normal" else 1) / fan_in)
+    if method in ("full_megatron", "mitchell"):
+        nn.init.trunc_normal_(weight, std=std, a=-cutoff * std, b=cutoff * std, generator=generator)
+    else:
+        nn.init.normal_(weight, std=std, generator=generator)
 
 
 def compile_encoder(encoder: Encoder, *, backend: str = "inductor") -> Encoder:

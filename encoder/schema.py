@@ -125,8 +125,25 @@ class Rule:
     broken: Callable[..., bool]
     message: str
 
+    def problems(self, *values: Any) -> list[str]:
+        """The problem, if any, in a list."""
+        return [f"{self.fields[0]}: {self.message.format(*values)}"] if self.broken(*values) else []
 
-def validate(kind: type[Model], raw: object, rules: Iterable[Rule] = ()) -> tuple[Model | None, list[str]]:
+
+@dataclass(frozen=True)
+class SectionRule:
+    """Relations between fields of a section, checked where the whole section is valid, even if others are not.
+
+    Attributes:
+        fields: Dotted path of the section, in a tuple.
+        problems: Takes the section and returns all problems, each with its dotted path.
+    """
+
+    fields: tuple[str, ...]
+    problems: Callable[..., list[str]]
+
+
+def validate(kind: type[Model], raw: object, rules: Iterable[Rule | SectionRule] = ()) -> tuple[Model | None, list[str]]:
     """Validate parsed JSON or YAML, and ``rules`` in addition; returns the instance and no problems, or None and all problems."""
     try:
         instance, errors = kind.model_validate(raw), []
@@ -139,12 +156,11 @@ def validate(kind: type[Model], raw: object, rules: Iterable[Rule] = ()) -> tupl
             values = [_valid_value(kind, instance if instance is not None else raw, path.split("."), invalid) for path in rule.fields]
         except LookupError:
             continue
-        if rule.broken(*values):
-            found.append(f"{rule.fields[0]}: {rule.message.format(*values)}")
+        found += rule.problems(*values)
     return (None, found) if found else (instance, [])
 
 
-def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] = ()) -> Model:
+def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule | SectionRule] = ()) -> Model:
     """Validate parsed JSON or YAML, or raise a SchemaError with all problems that begins with where it comes from, such as a path."""
     instance, found = validate(kind, raw, rules)
     if instance is None:

@@ -47,7 +47,7 @@ def run_blocks(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope
     """
     if not is_cpu_inference(hidden) or any(layer.training for layer in layers):
         return None
-    if not inference_is_supported(layers, batch, hidden, ropes[0]):
+    if not inference_is_supported(layers, batch, hidden, ropes[-1]):
         return None
     passes = _Passes(layers, hidden)
     q, k, v = passes.heads.transpose(1, 2)  # (N, H, K) each
@@ -106,7 +106,7 @@ def unsupported_reason(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows
         f"{VARIABLE}={override}": override is not None and override != "compiled",
         f"dtype {str(hidden.dtype).removeprefix('torch.')}": hidden.dtype != torch.float32,
         "hidden states with gaps": not hidden.is_contiguous(),
-        f"norms before attention and MLP side by side ({layers[0].norm_position})": layers[0].norm_position not in ("pre", "post"),
+        "norms before attention and MLP side by side (parallel)": any(layer.norm_position == "parallel" for layer in layers),
         f"widths {widths}, not all multiples of {WIDTH_MULTIPLE}": any(each % WIDTH_MULTIPLE for each in widths),
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import accumulate
 
 import numpy as np
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
-from quiver.encoder.config import DROPOUTS, EncoderConfig, global_every
+from quiver.encoder.config import DROPOUTS, EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM, init_head
 from quiver.encoder.model import Encoder, init_weights
 from quiver.encoder.pretraining.corpus import train_texts
-from quiver.encoder.pretraining.recipe import ModelSection, PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 from quiver.encoder.training import optimization
 
@@ -91,33 +91,30 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {name: token for name, token in found.items() if token is not None}
 
 
-def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer) -> EncoderConfig:
-    """Return the encoder configuration of a phase; phases differ only in ``max_positions`` and ``global_theta``."""
-    special = special_ids(tokenizer)
-    config = EncoderConfig.modernbert(
-        layer_types=global_every(model.layers, model.global_every),
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.heads,
+def phase_config(recipe: PretrainingRecipe, phase: PhaseSection, tokenizer: Tokenizer) -> EncoderConfig:
+    """Return the encoder configuration of a phase; phases differ only in ``max_positions`` and ``global_theta``.
+
+    A table of learnt positions has rows for the longest phase from the beginning.
+    """
+    model, special = recipe.model, special_ids(tokenizer)
+    config = model.config(
         vocab_size=-(-len(tokenizer) // ALIGNMENT) * ALIGNMENT,
-        max_positions=phase.context,
+        max_positions=recipe.phases[-1].context if model.positions == "absolute" else phase.context,
         global_theta=phase.global_theta,
-        local_theta=model.local_theta,
-        window=model.window,
-        pad_token_id=special["pad"],
-        cls_token_id=special["cls"],
-        sep_token_id=special["sep"],
+        token_ids={f"{role}_token_id": special[role] for role in ("pad", "cls", "sep")},
     )
-    return replace(config, attention_output_dropout=model.dropout, initializer_range=model.init_std)
+    if config.position_offset not in (0, config.pad_token_id + 1):
+        raise InputError(f"model.position_offset: must be 0, or {config.pad_token_id + 1}, the id of the padding token and 1")
+    return config
 
 
 def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
     """Make the initial model of a run with the configuration of the first phase and random weights or those of a checkpoint."""
-    config = phase_config(recipe.model, recipe.phases[0], tokenizer)
+    config = phase_config(recipe, recipe.phases[0], tokenizer)
     model = MaskedLM(Encoder(config))
     if recipe.model.init == "random":
-        init_weights(model.encoder, seed=recipe.training.seed)
-        init_head(model, seed=recipe.training.seed + 1)
+        init_weights(model.encoder, seed=recipe.training.seed, method=recipe.model.init_method)
+        init_head(model, seed=recipe.training.seed + 1, method=recipe.model.init_method)
         return model
     # A checkpoint that was enlarged, or written by another library, may lack a head; then the head is random.
     start = load_head(MaskedLM, recipe.model.init, new_head_seed=recipe.training.seed + 1)

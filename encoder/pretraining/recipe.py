@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, TextSchema
+from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, SectionRule, TextSchema
+from quiver.encoder.training.architecture import ArchitectureSection
 from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
 
 
@@ -27,35 +28,18 @@ class VocabularySection(TextSchema):
     """Share of the documents of each source to train on; a thousandth of two trillion tokens is enough."""
 
 
-class ModelSection(TextSchema):
-    """The encoder and its vocabulary."""
+class ModelSection(ArchitectureSection):
+    """The encoder and its vocabulary. ``attention_output_dropout`` is 0.1 by default, as in the release."""
 
     init: NonBlank
-    """``random`` (Megatron initialization), or a folder or Hub id of a checkpoint to start from, whose architecture must be the one given
+    """``random`` (see ``init_method``), or a folder or Hub id of a checkpoint to start from, whose architecture must be the one given
     here."""
     tokenizer: NonBlank
     """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id with a tokenizer.json."""
-    layers: Positive
-    """Number of layers; the paper: 22 (base), 28 (large)."""
-    hidden_size: int = Field(ge=2)
-    """Width D; the paper: 768, 1,024."""
-    heads: Positive
-    """Number of attention heads H; the paper: 12, 16, each of width 64."""
-    intermediate_size: Positive
-    """Width of the gated MLP between its two projections; the paper: 1,152, 2,624."""
     vocabulary: VocabularySection = VocabularySection()
     """Settings of the vocabulary, for ``tokenizer: train``."""
-    global_every: int = Field(default=3, ge=1)
-    """Period of global layers, beginning with the first layer."""
-    window: int = Field(default=128, ge=2, multiple_of=2)
-    """Window of local layers in tokens, half of it on either side."""
-    local_theta: float = Field(default=10_000.0, gt=0)
-    """RoPE base of local layers, in all phases."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
+    attention_output_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout on the output of attention during pretraining; the release: 0.1, and no other dropout."""
-    init_std: float = Field(default=0.02, gt=0)
-    """Standard deviation of random weights before Megatron's division; the paper: 0.02 at widths of 768 and 1,024. Scale it with
-    ``hidden_size ** -0.5`` to keep the size of the products in narrower models."""
     decoder_bias: Literal["zeros", "frequencies"] = "zeros"
     """Initial bias of the logits if ``init`` is random: zeros, as in the paper, or the logarithm of each token's share of the training
     text, which is the best prediction without context. A run of millions of steps learns it quickly; a short run spends a large part of its
@@ -207,9 +191,7 @@ class PretrainingRecipe(RecipeSchema):
 KINDS = ("pretraining",)  # values of ``kind`` of pretraining recipes
 
 RULES = (
-    Rule(
-        ("model.heads", "model.hidden_size"), lambda heads, width: width % (2 * heads) != 0, "twice it must divide hidden_size {1}, got {0}"
-    ),
+    SectionRule(("model",), lambda model: model.problems("model")),
     Rule(
         ("model.vocabulary.unused", "model.vocabulary.size"),
         lambda unused, size: size - unused < 261,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +296,7 @@ class PretrainingTask:
         return model
 
     def _config(self) -> EncoderConfig:
-        return phase_config(self._session.recipe.model, self._phase, self._session.tokenizer)
+        return phase_config(self._session.recipe, self._phase, self._session.tokenizer)
 
     def _begin_phase(self, model: MaskedLM, optimizer: dict[str, Any] | None, average: dict[str, Any] | None) -> None:
         """Prepare model, optimizer, moving average and held-out rows of the current phase."""
@@ -360,7 +360,7 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model and tokenizer; the configuration has no dropout, as in published models."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder = model.encoder
-    trained, encoder.config = encoder.config, replace(encoder.config, attention_output_dropout=0.0)
+    trained, encoder.config = encoder.config, encoder.config.without_dropout()
     try:
         save_head(model, folder)
     finally:
@@ -371,8 +371,8 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
 def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int) -> int:
     """Model FLOPs of the forward and backward pass of a masked language model; logits are computed only for masked tokens."""
     width, tokens = config.hidden_size, sum(lengths)
-    matrices = 4 * width**2 + (3 if config.mlp == "gated" else 2) * width * config.intermediate_size
-    forward = tokens * matrices * config.num_layers
+    gates = sum(config.layer_mlp(layer) == "gated" for layer in range(config.num_layers))
+    forward = tokens * width * (4 * width * config.num_layers + (2 * config.num_layers + gates) * config.intermediate_size)
     seen = {"global": sum(length * length for length in lengths), "local": sum(_pairs(length, config.window // 2) for length in lengths)}
     forward += sum(2 * width * seen[kind] for kind in config.layer_types)  # scores, and the sum of values
     forward += masked * (width**2 + width * config.vocab_size)

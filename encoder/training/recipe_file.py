@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.schema import NonBlank, Rule, Schema, SchemaError, TextSchema, validate
+from quiver.encoder.schema import NonBlank, Rule, Schema, SchemaError, SectionRule, TextSchema, validate
 
 Section = TypeVar("Section", bound=TextSchema)
 Described = TypeVar("Described", bound="RecipeSchema")
@@ -135,7 +135,7 @@ def parse_yaml(text: str) -> tuple[object, list[str]]:
 def load_sections(
     recipe: str | Path | Mapping[str, Any] | TextSchema,
     kind: type[Section],
-    rules: Iterable[Rule],
+    rules: Iterable[Rule | SectionRule],
     *,
     kinds: Collection[str] | None = None,
     overrides: Overrides = (),

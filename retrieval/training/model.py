@@ -20,9 +20,8 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import Encoder, InputError, Tokenizer, init_weights
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.config import global_every
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -30,7 +29,7 @@ from quiver.retrieval.models.export.sentence_transformers import read_tokenizer,
 from quiver.retrieval.models.folders import ModelParts, default_device, load_parts
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.training.recipe import RANDOM, ArchitectureSection, ColBERTSection, ModelSection, Recipe
+from quiver.retrieval.training.recipe import RANDOM, ColBERTSection, ModelSection, RandomEncoderSection, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -220,27 +219,19 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
     if shape is None or section.tokenizer is None:  # for recipes made in code
         raise InputError("model.architecture and model.tokenizer are required for model.init: random")
     tokenizer = _random_vocabulary(section, shape, prefixes, texts)
-    config = EncoderConfig.modernbert(
+    config = shape.config(
         vocab_size=max(shape.vocab_size, len(tokenizer)),
-        hidden_size=shape.hidden_size,
-        num_heads=shape.heads,
-        intermediate_size=shape.intermediate_size,
-        layer_types=global_every(shape.layers, shape.global_every),
         max_positions=shape.max_positions,
-        window=shape.window,
         global_theta=shape.global_theta,
-        local_theta=shape.local_theta,
-        pad_token_id=tokenizer.special_id("pad") or 0,
-        cls_token_id=tokenizer.special_id("cls"),
-        sep_token_id=tokenizer.special_id("sep"),
+        token_ids={f"{role}_token_id": token for role in ("pad", "cls", "sep") if (token := tokenizer.special_id(role)) is not None},
     )
     with Uninitialized():
         encoder = Encoder(config)
-    init_weights(encoder, seed=seed).eval()  # on the CPU, so that equal seeds give equal weights on every device
+    init_weights(encoder, seed=seed, method=shape.init_method).eval()  # on the CPU, so that equal seeds give equal weights on every device
     return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(device), tokenizer)
 
 
-def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:
+def _random_vocabulary(section: ModelSection, shape: RandomEncoderSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:
     """A new vocabulary of ``vocab_size`` ids with the prefixes, or the named one with the prefixes added."""
     if section.tokenizer == "train":
         size = shape.vocab_size - len(prefixes)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from quiver.encoder.schema import Field, NonBlank, Positive, Rule, TextSchema
+from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SectionRule, TextSchema
+from quiver.encoder.training.architecture import ArchitectureSection
 from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
 
 RANDOM = "random"  # value of ``model.init`` for random weights
@@ -24,31 +25,15 @@ DENSE_SETTINGS = ("pooling", "normalize", "max_length", "query_prompt", "documen
 STDLIB_DOCSTRINGS = "docstrings:stdlib"  # value of ``data.train`` for docstring and code pairs of the running Python's standard library
 
 
-class ArchitectureSection(TextSchema):
+class RandomEncoderSection(ArchitectureSection):
     """Architecture of an encoder that starts from random weights."""
 
-    family: Literal["modernbert"]
-    """Model family (arXiv:2412.13663, section 2.1)."""
-    hidden_size: int = Field(ge=2)
-    """Width D of the hidden states; a multiple of twice ``heads``."""
-    layers: Positive
-    """Number of blocks."""
-    heads: Positive
-    """Attention heads H."""
-    intermediate_size: Positive
-    """Inner width of the gated MLP."""
     vocab_size: int = Field(ge=261)
     """Size V of the vocabulary: 256 bytes, five special tokens, and merges. A multiple of 64 keeps the embedding aligned."""
     max_positions: int = Field(ge=3)
     """Longest sequence in tokens, special tokens included; ModernBERT: 8,192."""
-    global_every: Positive
-    """Period of global layers, beginning with the first; ModernBERT: 3. The last layer is global if the period divides layers - 1."""
-    window: int = Field(ge=2, multiple_of=2)
-    """Window of local layers in tokens, half on each side; ModernBERT: 128."""
     global_theta: float = Field(gt=0)
     """RoPE base of global layers; ModernBERT: 160,000 at 8,192 tokens, 10,000 before its context extension."""
-    local_theta: float = Field(gt=0)
-    """RoPE base of local layers; ModernBERT: 10,000."""
 
 
 class ColBERTSection(TextSchema):
@@ -107,7 +92,7 @@ class ModelSection(TextSchema):
     """``train`` to learn a vocabulary from the training texts; or a folder or Hub id. Required for ``init: random``; only allowed there."""
     vocabulary: Literal["words", "identifiers"] = "words"
     """How a new vocabulary splits text: as ModernBERT's, or for code (``identifiers``): lower case, camelCase and snake_case split."""
-    architecture: ArchitectureSection | None = None
+    architecture: RandomEncoderSection | None = None
     """Architecture of the encoder. Required for ``init: random``, and only allowed there."""
 
 
@@ -366,13 +351,8 @@ def _only_for_kind(field: str, wanted: str) -> Rule:
     )
 
 
-ARCHITECTURE = (
-    Rule((f"{_SHAPE}.heads", f"{_SHAPE}.hidden_size"), lambda heads, width: width % heads != 0, "must divide hidden_size {1}, got {0}"),
-    Rule(
-        (f"{_SHAPE}.heads", f"{_SHAPE}.hidden_size"),
-        lambda heads, width: width % heads == 0 and width // heads % 2 != 0,
-        "RoPE needs an even head width, got hidden_size / heads = {1} / {0}",
-    ),
+ARCHITECTURE: tuple[Rule | SectionRule, ...] = (
+    SectionRule((_SHAPE,), lambda shape: [] if shape is None else shape.problems(_SHAPE)),
     *(
         rule
         for name in ("architecture", "tokenizer")
@@ -521,7 +501,7 @@ TRAINING = (
     _at_most("training.lora.rank", f"{_SHAPE}.hidden_size", "architecture.hidden_size"),
 )
 
-RULES = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)
+RULES: tuple[Rule | SectionRule, ...] = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)
 """All rules. Each names the field that is wrong and a remedy, and is checked only if its fields are valid by themselves."""
 
 

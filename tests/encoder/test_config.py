@@ -303,8 +303,11 @@ def test_v5s_rope_parameters_scale_each_layer_type() -> None:
         ),
         ({"model_type": None}, "got None"),
         ({"hidden_activation": "mish"}, "hidden_activation must be one of"),
-        ({"num_attention_heads": 7}, "hidden_size 768 must be a multiple of num_heads 7"),
-        ({"num_attention_heads": 256}, "head width 3 (hidden_size / num_heads)"),
+        ({"num_attention_heads": 7}, "num_heads must divide hidden_size 768, got 7"),
+        (
+            {"num_attention_heads": 256},
+            "num_heads must give an even head width times rotary_fraction, got 3 times 1.0",
+        ),
         ({"local_attention": 7}, "window must be even and >= 2, got 7"),
         ({"hidden_size": 0}, "hidden_size must be >= 1, got 0"),
         ({"num_hidden_layers": 0}, "at least one layer"),
@@ -398,7 +401,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"layer_types": "global"}, "layer_types must be a list, got 'global'"),
         ({"layer_types": ["global", "odd"]}, "layer_types must be global or local, got 'odd'"),
         ({"window": 31}, "window must be even and >= 2, got 31"),
-        ({"rotary_fraction": 0.7}, "must be an even number"),
+        ({"rotary_fraction": 0.7}, "must give an even head width"),
         ({"family": "bert"}, "unknown key family"),
     ],
 )
@@ -453,7 +456,7 @@ def test_a_file_that_cannot_hold_an_architecture_is_not_written(name: str, chang
         ({"window": 7}, "window must be even and >= 2, got 7"),
         ({"rotary_fraction": 1.5}, "rotary_fraction must be > 0 and <= 1, got 1.5"),
         ({"norm": "rmsnorm", "norm_bias": True}, "norm_bias must be false with norm rmsnorm"),
-        ({"position_offset": 2}, "position_offset must be >= 0, and 0 unless positions is absolute, got 2"),
+        ({"position_offset": 2}, "position_offset must be 0 unless positions is absolute, got 2"),
     ],
 )
 def test_a_bad_field_is_named(change: dict[str, object], message: str) -> None:

@@ -168,7 +168,7 @@ def test_what_is_more_than_a_size_is_refused() -> None:
     for changes, told in (
         ({"vocab_size": 32}, "vocab_size is 20 and would be 32"),
         ({"qkv_bias": True}, "qkv_bias is False and would be True"),
-        ({"mlp": "plain", "norm_position": "post"}, "norm_position is 'pre' and would be 'post'"),
+        ({"mlp": "plain", "norm_position": "parallel"}, "norm_position is 'pre' and would be 'parallel'"),
     ):
         with pytest.raises(InputError, match=told):
             enlarge(parent, replace(modernbert(3, 32, 4, 48), **changes))

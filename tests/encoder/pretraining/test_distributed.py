@@ -51,7 +51,7 @@ class Signalled(Callback):
             os.kill(os.getpid(), signal.SIGTERM)  # only one process receives the signal
 
 for sharding in ("none", "full"):
-    settings = ["model.dropout=0.1", "training.averaging.ema_half_life=4", f"training.sharding={sharding}"]
+    settings = ["model.attention_output_dropout=0.1", "training.averaging.ema_half_life=4", f"training.sharding={sharding}"]
     recipe = load_pretraining_recipe(folder / "two.json", settings)
     pretrain(recipe, folder / f"whole-{sharding}")
     try:
@@ -66,7 +66,7 @@ distributed.destroy_process_group()
 @pytest.mark.slow
 def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The batch-size warm-up begins at one row, so the second process has no row in the first steps."""
-    recipe = make_recipe("model.dropout=0")
+    recipe = make_recipe("model.attention_output_dropout=0")
     (tmp_path / "two.json").write_text(json.dumps(recipe.model_dump()))
     (tmp_path / "worker.py").write_text(WORKER)
     python = imported_python()
@@ -109,4 +109,6 @@ def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -
         assert models[0] == models[1], "with dropout: each process has random numbers of its own, and has them back"
     (tmp_path / "half-none" / "run.json").unlink()
     with pytest.raises(InputError, match="processes was 2, is 1"):
-        pretrain(make_recipe("model.dropout=0.1", "training.averaging.ema_half_life=4"), tmp_path / "half-none", resume=True)
+        pretrain(
+            make_recipe("model.attention_output_dropout=0.1", "training.averaging.ema_half_life=4"), tmp_path / "half-none", resume=True
+        )

@@ -37,7 +37,7 @@ def test_the_tokenizer_has_the_template_of_the_paper(make_recipe: MakeRecipe) ->
 def test_phases_differ_only_in_context_and_theta(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
-    short, long = (phase_config(recipe.model, phase, tokenizer) for phase in recipe.phases)
+    short, long = (phase_config(recipe, phase, tokenizer) for phase in recipe.phases)
     assert (short.max_positions, short.global_theta) == (24, 10_000.0)
     assert (long.max_positions, long.global_theta) == (48, 160_000.0)
     assert short.local_theta == long.local_theta == 10_000.0

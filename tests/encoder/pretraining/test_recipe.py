@@ -52,7 +52,7 @@ SHIPPED = ["pretrain-base", "pretrain-large", "pretrain-small"]
             "model.tokenizer: a vocabulary learnt anew is not the one that the weights of runs/other know; name theirs",
         ),
         (("training.averaging.with_last=false",), "training.averaging.with_last: leaves no checkpoint where training.averaging.best is 0"),
-        (("model.heads=3",), "model.heads: twice it must divide hidden_size 16, got 3"),
+        (("model.heads=3",), "model.heads: must divide hidden_size 16, got 3"),
         (("model.vocabulary.size=330",), "model.vocabulary.size: must be a multiple of 64, got 330"),
         (
             ("model.vocabulary.unused=100",),

@@ -28,7 +28,7 @@ MakeRecipe = Callable[..., PretrainingRecipe]
 
 @pytest.fixture
 def session(make_recipe: MakeRecipe, tmp_path: Path) -> Session:
-    recipe, out = make_recipe("model.dropout=0", "training.log_every=1"), tmp_path / "out"
+    recipe, out = make_recipe("model.attention_output_dropout=0", "training.log_every=1"), tmp_path / "out"
     prepare(recipe, out)
     tokenizer = Tokenizer.from_pretrained(out / "tokenizer")
     return Session(recipe, out, Checkpoints(out / "checkpoints"), open_corpus(out / "corpus"), tokenizer, Processes(), "cpu")
