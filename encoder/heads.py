@@ -113,7 +113,11 @@ class MaskedLMLoss(NamedTuple):
     """The loss of a masked batch."""
 
     loss: Tensor
-    """Mean cross entropy over the masked tokens, a float32 scalar."""
+    """Mean cross entropy over the masked tokens, a float32 scalar; with a z-loss their sum."""
+    z_loss: Tensor
+    """The part of the loss that is the z-loss, without a gradient."""
+    correct: Tensor
+    """Number of masked tokens whose original id has the highest logit (of equal ones the lowest id); NaN where gradients are computed."""
     masked: int
     """Number of masked tokens, M; the weight of this loss in a mean over batches."""
 
@@ -154,13 +158,14 @@ class MaskedLM(nn.Module):
         weight = self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
         return weight
 
-    def forward(self, batch: PackedBatch, labels: Tensor) -> MaskedLMLoss:
+    def forward(self, batch: PackedBatch, labels: Tensor, *, z_loss: float = 0.0) -> MaskedLMLoss:
         """Return the loss of a masked batch, and the number of its masked tokens; if there are none, zero, with a gradient of zeros.
 
         Args:
             batch: B sequences, N tokens, masked.
             labels: The original id of each token, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
                 with the device, and are checked against the vocabulary.
+            z_loss: Factor of the z-loss, see `linear_cross_entropy`.
 
         Raises:
             ValueError: The labels have another shape than the batch, or one is neither -100 nor a token id.
@@ -173,8 +178,8 @@ class MaskedLM(nn.Module):
         if words.device.type == "cpu" and len(words) and not 0 <= words.min() <= words.max() < vocabulary:
             raise ValueError(f"a label must be {IGNORE_INDEX} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
         positions, words = copy_to(self.encoder.device, positions, words)
-        loss = linear_cross_entropy(self._states(batch, positions), self.decoder_weight, self.decoder.bias, words)
-        return MaskedLMLoss(loss, len(words))
+        found = linear_cross_entropy(self._states(batch, positions), self.decoder_weight, self.decoder.bias, words, z_loss=z_loss)
+        return MaskedLMLoss(*found, len(words))
 
     def logits(self, batch: PackedBatch, positions: Tensor) -> Tensor:
         """Return logits of the tokens at some positions in the packed batch, (M,) int64: (M, V) in the dtype of the weights."""
@@ -191,20 +196,36 @@ class MaskedLM(nn.Module):
 MIN_ROWS = 128
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) by (V, D), and labels (M,): a scalar in float32 or better.
+class LinearCrossEntropy(NamedTuple):
+    """Result of `linear_cross_entropy`; only the loss has a gradient."""
+
+    loss: Tensor
+    """Mean cross entropy plus z-loss, a scalar in float32 or better."""
+    z_loss: Tensor
+    """The z-loss in it."""
+    correct: Tensor
+    """Number of rows whose label has the highest logit, the first of equal ones; NaN where gradients are computed: nobody asks there."""
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, z_loss: float = 0.0) -> LinearCrossEntropy:
+    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) by (V, D), and labels (M,).
 
     Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
     else float32 or better. The gradients are computed together with the loss, so only one backward pass is possible: a second one
     (``retain_graph``) and a derivative of the gradient raise torch's RuntimeError. Without rows it is zero, with gradients of zero.
+
+    ``z_loss`` times the mean square of the logarithm of the softmax's denominator is added (PaLM, arXiv:2204.02311, section 5): it keeps
+    the logits from drifting.
     """
-    loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-    return loss
+    found = _LinearCrossEntropy.apply(hidden, weight, bias, labels, z_loss, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return LinearCrossEntropy(*found)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, differentiable: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, z_loss: float, differentiable: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = compute_dtype(hidden.device, product_dtype(hidden))
         exact = torch.promote_types(dtype, torch.float32)
         # Sums over chunks stay unscaled until the end: in float16 a gradient without the loss scale, which only the backward pass knows,
@@ -215,36 +236,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         with torch.autocast(hidden.device.type, enabled=False):
             casts = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            total = _sum_losses(*casts, labels, grads, exact)
+            loss, squares, correct = _sum_losses(*casts, labels, grads, exact, z_loss)
         ctx.share = 1 / max(len(hidden), 1)
         ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
         ctx.save_for_backward(*grads)
-        loss: Tensor = total * ctx.share
-        return loss
+        found = loss * ctx.share, squares * (z_loss * ctx.share), correct
+        ctx.mark_non_differentiable(*found[1:])
+        return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        del others
         scale = upstream * ctx.share
         # In place: a second copy of the matrix's gradient would be the largest tensor of the whole step. torch detects the change of a
         # saved tensor and refuses a second backward pass.
         grads = [None if grad is None else grad.mul_(scale).to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
-        return *grads, None, None
+        return *grads, None, None, None
 
 
 def _sum_losses(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype
-) -> Tensor:
-    """Return the sum of all rows' losses; the gradients of that sum are added to ``grads`` (of hidden, weight, bias)."""
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype, z_loss: float
+) -> list[Tensor]:
+    """Return the sums of `RowLosses` over all rows; the gradients of the first are added to ``grads`` (of hidden, weight, bias)."""
     grad_hidden, grad_weight, grad_bias = grads
-    total = torch.zeros((), dtype=exact, device=hidden.device)
+    sums = [torch.zeros((), dtype=exact, device=hidden.device) for _ in RowLosses._fields]
     rows = max(weight.shape[1], MIN_ROWS)
     differentiable = any(grad is not None for grad in grads)
     for start in range(0, len(hidden), rows):
         chunk, target = hidden[start : start + rows], labels[start : start + rows]
         # The derivative of a row's loss with respect to its logits: its probabilities, minus one at the label.
-        loss, slope = _cross_entropy(F.linear(chunk, weight, bias), target, exact, differentiable=differentiable)
-        total += loss.sum()
+        found, slope = _cross_entropy(F.linear(chunk, weight, bias), target, exact, z_loss, differentiable=differentiable)
+        for total, each in zip(sums, found, strict=True):
+            total += each.sum()
         if grad_bias is not None:
             grad_bias += slope.sum(0, dtype=exact)
         slope = slope.to(hidden.dtype)
@@ -255,21 +279,36 @@ def _sum_losses(
                 grad_weight.addmm_(slope.T, chunk)  # no second tensor of this size
             else:
                 grad_weight += slope.T @ chunk
-    return total
+    return sums
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, *, differentiable: bool) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row of logits, (C, V), which may be overwritten, and its derivatives by them if ``differentiable``."""
+class RowLosses(NamedTuple):
+    """Values of the rows of logits, (C,) each."""
+
+    losses: Tensor  # cross entropy plus z-loss
+    squares: Tensor  # squared logarithm of the softmax's denominator
+    correct: Tensor  # 1.0 where the label has the highest logit, the first of equal ones, else 0.0; NaN if the loss is differentiated
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, z_loss: float, *, differentiable: bool) -> tuple[RowLosses, Tensor]:
+    """Values of the rows of logits, (C, V), which may be overwritten, and the losses' derivatives by them if ``differentiable``."""
     if use_triton(logits):
         from quiver.encoder.gpu import triton_tokens
 
-        return triton_tokens.cross_entropy_(logits, labels.contiguous(), differentiable=differentiable), logits
+        found = triton_tokens.cross_entropy_(logits, labels.contiguous(), z_loss=z_loss, differentiable=differentiable)
+        return RowLosses(*found), logits
     target = labels[:, None]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=exact)
     loss = -log_probabilities.gather(1, target)[:, 0]
+    log_sum = loss + logits.gather(1, target)[:, 0]
+    losses, squares = loss + z_loss * log_sum.square(), log_sum.square()
     if not differentiable:
-        return loss, logits
-    return loss, log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
+        return RowLosses(losses, squares, (logits.argmax(1) == labels).to(exact)), logits
+    slope = log_probabilities.exp_()
+    if z_loss:
+        slope *= (1 + 2 * z_loss * log_sum)[:, None]
+    slope.scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
+    return RowLosses(losses, squares, torch.full_like(loss, math.nan)), slope
 
 
 def _mean_of_tokens(hidden: Tensor, batch: PackedBatch) -> Tensor:

@@ -168,6 +168,7 @@ PRETRAINING = RecipeKind(
     (
         Measure("held_out_loss", "held-out loss", lower_is_better=True, in_points=False),
         Measure("held_out_accuracy", "masked-token accuracy"),
+        Measure("probe_score", "probe"),
     ),
     lambda recipe: "the documents that it holds out" if recipe.data.held_out else None,
     "a sweep compares runs by their held-out loss; set data.held_out=0.01",
@@ -482,7 +483,7 @@ class Trainer:
     def __call__(self, recipe: RecipeSchema, out: Path, *, resume: bool, data_folder: Path) -> None:
         """Train a new run, or resume the one in the folder."""
         if isinstance(recipe, PretrainingRecipe):
-            from quiver.encoder.pretraining import pretrain
+            from quiver.eval.probe import pretrain
 
             pretrain(recipe, out, resume=resume, **self._options)
         elif isinstance(recipe, GlueRecipe):

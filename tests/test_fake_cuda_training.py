@@ -200,7 +200,7 @@ def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple
         with autocast("bfloat16", torch.device("cuda")):
             hidden = model.encoder(batch)
             states = model.transform(hidden.index_select(0, copy_to("cuda", mode.from_tensor(positions))[0]))
-            return linear_cross_entropy(states, model.decoder_weight, model.decoder.bias, copy_to("cuda", mode.from_tensor(words))[0])
+            return linear_cross_entropy(states, model.decoder_weight, model.decoder.bias, copy_to("cuda", mode.from_tensor(words))[0]).loss
 
     traced(trace, model, loss)
     return model, 397

@@ -256,9 +256,10 @@ LOGITS = 4096
 
 
 @triton.jit
-def cross_entropy_kernel(logits, labels, losses, width: tl.constexpr, differentiable: tl.constexpr, block: tl.constexpr):
-    """Loss of a row; its logits become the derivatives of the loss: the probabilities, minus one at the label."""
+def cross_entropy_kernel(logits, labels, values, z_loss, width: tl.constexpr, differentiable: tl.constexpr, block: tl.constexpr):
+    """Three values of a row; its logits become the derivatives of the loss: without z-loss the probabilities, minus one at the label."""
     row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
     logits += row * width
     column = tl.arange(0, block)
     label = tl.load(labels + row)
@@ -267,27 +268,35 @@ def cross_entropy_kernel(logits, labels, losses, width: tl.constexpr, differenti
     picked = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
     highest = tl.full([block], -3.0e38, dtype=tl.float32)  # finite: the difference of two infinities is no number
     total = tl.zeros([block], dtype=tl.float32)
+    ahead = tl.zeros([block], dtype=tl.int32)
     for start in range(0, width, block):
         x = tl.load(logits + start + column, mask=start + column < width, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(highest, x)
         total = total * tl.exp(highest - higher) + tl.exp(x - higher)
         highest = higher
+        if not differentiable:
+            ahead += ((x > picked) | ((x == picked) & (start + column < label))).to(tl.int32)
     top = tl.max(highest, axis=0)
     normalizer = tl.sum(total * tl.exp(highest - top), axis=0)
-    tl.store(losses + row, (top - picked) + tl.log(normalizer))
+    log_sum = top + tl.log(normalizer)
+    tl.store(values + row, (top - picked) + tl.log(normalizer) + z_loss * log_sum * log_sum)
+    tl.store(values + rows + row, log_sum * log_sum)
+    first = tl.where((tl.sum(ahead, axis=0) == 0) & known, 1.0, 0.0)
+    tl.store(values + 2 * rows + row, float("nan") if differentiable else first)
     if differentiable:
+        scale = (1.0 + 2.0 * z_loss * log_sum) / normalizer
         for start in range(0, width, block):
             inside = start + column < width
             x = tl.load(logits + start + column, mask=inside, other=float("-inf")).to(tl.float32)
-            slope = tl.exp(x - top) / normalizer - tl.where(start + column == label, 1.0, 0.0)
+            slope = tl.exp(x - top) * scale - tl.where(start + column == label, 1.0, 0.0)
             tl.store(logits + start + column, slope, mask=inside)
 
 
-def cross_entropy_(logits: Tensor, labels: Tensor, *, differentiable: bool) -> Tensor:
-    """Return the loss of each row of (C, V) logits, (C,) float32; if ``differentiable``, overwrite the logits with its derivatives."""
-    losses = logits.new_empty(len(logits), dtype=torch.float32)
+def cross_entropy_(logits: Tensor, labels: Tensor, *, z_loss: float, differentiable: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `quiver.encoder.heads.RowLosses` of logits (C, V), in float32; if ``differentiable``, overwrite them with its derivatives."""
+    values = logits.new_empty(3, len(logits), dtype=torch.float32)
+    sizes = {"width": logits.shape[1], "differentiable": differentiable, "block": LOGITS}
     with torch.cuda.device_of(logits):
-        cross_entropy_kernel[(len(logits),)](
-            logits, labels, losses, width=logits.shape[1], differentiable=differentiable, block=LOGITS, num_warps=8
-        )
-    return losses
+        cross_entropy_kernel[(len(logits),)](logits, labels, values, z_loss, **sizes, num_warps=8)
+    losses, squares, correct = values
+    return losses, squares, correct

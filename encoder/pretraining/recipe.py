@@ -125,10 +125,11 @@ class AveragingSection(TextSchema):
     """Weights that become the model of the run."""
 
     best: int = Field(default=0, ge=0)
-    """Number of checkpoints of the last phase, those with the lowest held-out loss, to average with the last one; 0 to use only the last.
-    The paper's base model: 3."""
+    """Number of checkpoints of the last phase, those with the lowest held-out loss, to average; 0 to use only the last one. The paper's
+    base model: 3."""
     with_last: bool = True
-    """Include the last checkpoint in the average; false for the best checkpoints only, as in the paper's large model."""
+    """Average the last checkpoint too, which does not count among the best then; false for the best checkpoints only, the last one among
+    them if it is. The paper's large model: false, with ``best: 1``."""
     ema_half_life: float | None = Field(default=None, gt=0)
     """Half-life of an exponential moving average of the weights in steps; the average becomes the model. null for none."""
 
@@ -140,6 +141,9 @@ class TrainingSection(TextSchema):
     """Random seed of initial weights, order, masks and dropout."""
     mask_probability: float = Field(default=0.3, gt=0, lt=1)
     """Share of the tokens that the model has to predict; the paper: 30 %."""
+    z_loss: float = Field(default=0.0, ge=0, lt=1)
+    """Factor of the squared logarithm of the softmax's denominator, which is added to the loss so that logits do not drift (PaLM,
+    arXiv:2204.02311, section 5: 1e-4); 0 for none. ``loss`` in the log includes it, ``z_loss`` is its value in the step."""
     held_out_mask_probability: float = Field(default=0.15, gt=0, lt=1)
     """The same for the held-out loss; the release: 15 %."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -167,10 +171,27 @@ class TrainingSection(TextSchema):
     """Steps between evaluations of the held-out loss; null for the end of each phase only."""
     save_every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; null for the end of each phase only."""
+    keep: Literal["needed", "all"] = "needed"
+    """Checkpoints to keep. ``needed``: ``keep_checkpoints``, the last of each phase and the best ones for averaging. ``all``: every one
+    that is saved, as in the paper's release."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep, besides the last of each phase and the best ones for averaging."""
+    """Number of newest checkpoints to keep."""
     averaging: AveragingSection = AveragingSection()
     """Weights that become the model of the run."""
+
+
+class ProbeSection(TextSchema):
+    """A short training that starts from the current weights, whose score tells more of the encoder than its loss."""
+
+    recipe: NonBlank
+    """Name or path of a recipe for a retriever with a development section, or for GLUE. It is trained from the run's current weights, in a
+    folder that is deleted afterwards. The score: its last nDCG@10 on the development collection, or the mean of the tasks' scores."""
+    settings: tuple[NonBlank, ...] = ()
+    """Changes of that recipe, such as ``training.epochs=0.1`` or ``data.limit=20000``; its lengths must fit into the shortest context."""
+    tasks: tuple[NonBlank, ...] = ()
+    """Tasks of a GLUE recipe to train, such as ``mnli``, the paper's; empty for all."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps between probes; null for the end of each phase only."""
 
 
 class PretrainingRecipe(RecipeSchema):
@@ -186,6 +207,8 @@ class PretrainingRecipe(RecipeSchema):
     """The phases in order; the context may not become shorter."""
     training: TrainingSection
     """Settings that all phases share."""
+    probe: ProbeSection | None = None
+    """Score of a short training on another task, logged during the run; null for none. It does not change the weights."""
 
 
 KINDS = ("pretraining",)  # values of ``kind`` of pretraining recipes

@@ -31,7 +31,20 @@ from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.corpus import open_corpus, prepare_corpus
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
-from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, STATES, PretrainingTask, Session, peak_flops, save_model
+from quiver.encoder.pretraining.task import (
+    ACCURACY,
+    COUNTS,
+    HELD_OUT,
+    OPTIMIZER,
+    SCORE,
+    STATES,
+    Z_LOSS,
+    PretrainingTask,
+    Probe,
+    Session,
+    peak_flops,
+    save_model,
+)
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.optimization import require_optimizer, with_training_dtype
@@ -64,10 +77,19 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = "quiver-run/pretraining-1"  # schema of ``run.json``
 
-CURVES = ("loss", HELD_OUT, "learning_rate", "grad_norm", "batch_size", "tokens_per_second", "flops_per_second", "packing", "tokens")
+CURVES = (
+    *("loss", Z_LOSS, HELD_OUT, ACCURACY, SCORE, "learning_rate", "grad_norm", "batch_size"),
+    *("tokens_per_second", "flops_per_second", "packing", "tokens"),
+)
 """Log keys that are recorded as curves."""
 
-BAR = {**FORMS, "packing": "{:.1%} full", HELD_OUT: "held out {:.4f}"}  # formats of the values on the progress bar
+_WITHOUT_WEIGHT = WITHOUT_WEIGHT | {
+    *("training.save_every", "training.keep"),
+    *("probe", "probe.recipe", "probe.settings", "probe.tasks", "probe.every"),
+}
+"""Settings that do not affect the weights; a resumed session may change them."""
+
+BAR = {**FORMS, "packing": "{:.1%} full", HELD_OUT: "held out {:.4f}", SCORE: "probe {:.2%}"}  # formats of the values on the progress bar
 
 
 def pretrain(
@@ -79,8 +101,9 @@ def pretrain(
     command: str | None = None,
     callbacks: Sequence[Callback] = (),
     device: str | None = None,
+    probe: Probe | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe; under torchrun, as one of its processes.
+    """Run a recipe; under torchrun, as one of its processes. `quiver.eval.probe.pretrain` gives it the probe of the recipe.
 
     ``resume`` resumes the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none. ``device`` is ``cpu``,
     ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
@@ -95,6 +118,8 @@ def pretrain(
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     require_optimizer(OPTIMIZER)
+    if (recipe.probe is None) is not (probe is None):
+        raise ValueError("a probe is given if and only if the recipe has one; quiver.eval.probe.pretrain does that")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with session_environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
@@ -103,7 +128,7 @@ def pretrain(
         if processes.is_main_process:
             _prepare(recipe, out, begins=not resume)
         processes.barrier()
-        session = open_session(recipe, out, processes, device, progress=progress)
+        session = replace(open_session(recipe, out, processes, device, progress=progress), probe=probe)
         fixed = {"processes": processes.size, "corpus": session.corpus.identity}
         identity = replace(_identify_recipe(recipe), fixed=fixed, about=describe_session(command, device))
         if not resume and processes.is_main_process:
@@ -131,7 +156,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, chara
 
 def _identify_recipe(recipe: PretrainingRecipe) -> RunIdentity:
     """Identity of a run before its corpus is known."""
-    return RunIdentity(recipe.model_dump(), {}, {}, PretrainingRecipe, WITHOUT_WEIGHT | {"training.save_every"})
+    return RunIdentity(recipe.model_dump(), {}, {}, PretrainingRecipe, _WITHOUT_WEIGHT)
 
 
 def _check_folder(recipe: PretrainingRecipe, out: Path, *, resume: bool, writes: bool) -> None:
@@ -186,8 +211,12 @@ def _finish(session: Session, progress: Progress, phase_ends: Sequence[int], mod
     recipe, averaging = session.recipe, session.recipe.training.averaging
     kept = [progress.step]
     if averaging.best:
-        best = {step for _, step in progress.best}
-        kept = session.checkpoints.sound(sorted(best | {progress.step} if averaging.with_last else best)) or [progress.step]
+        last = [progress.step] if averaging.with_last else []
+        best = [step for _, step in progress.best if step not in last][: averaging.best]
+        if len(best) < averaging.best:
+            text = "training.averaging.best: the last phase has %d evaluated checkpoints%s, not %d; lower training.evaluate_every"
+            logger.warning(text, len(best), " before the last one" if last else "", averaging.best)
+        kept = session.checkpoints.sound(sorted([*best, *last])) or [progress.step]
         model = average_checkpoints([session.checkpoints.path(step) for step in kept])
     log = read_log(session.out / LOG)
     curves = {key: curve(log, key) for key in CURVES}

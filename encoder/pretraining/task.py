@@ -1,4 +1,4 @@
-"""Pretraining as a task of the trainer: the phases of a recipe, one after the other, with held-out loss and checkpoints.
+"""Pretraining as a task of the trainer: the phases of a recipe, one after the other, with held-out loss, probes and checkpoints.
 
 The loss of a step is the mean over all masked tokens of the step, in whatever row or process they are. A checkpoint is a masked language
 model that opens like any other, and beside it the train state: optimizer, stream, moving average, random generators and progress.
@@ -10,10 +10,11 @@ Source: PaLM, arXiv:2204.02311, appendix B (utilization: model FLOPs without rec
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from torch.optim import Optimizer
 
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
-from quiver.encoder.heads import MaskedLM
+from quiver.encoder.errors import RunStoppedError
+from quiver.encoder.heads import MaskedLM, MaskedLMLoss
 from quiver.encoder.model import Encoder, compile_encoder
 from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.phases import first_model, in_form, learning_rate_share, phase_config, start_from_frequencies
@@ -39,13 +41,18 @@ from quiver.encoder.training.optimization import (
     set_learning_rate,
 )
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.run_folder import Checkpoints
+from quiver.encoder.training.run_folder import MODEL, PROBE, Checkpoints
 from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, save_train_state
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = "held_out_loss"  # log key of the held-out loss
+HELD_OUT, ACCURACY = "held_out_loss", "held_out_accuracy"  # log keys of the mean loss and of the share of tokens predicted rightly
+Z_LOSS, SCORE = "z_loss", "probe_score"  # log keys of the z-loss of a step and of a probe
+
+Probe: TypeAlias = Callable[[Path], float]
+"""Scores the encoder in ``model/`` of a folder, where it may write, by a short training; `quiver.eval.probe` makes one."""
+
 COUNTS = ("room", "flops")  # counts of a batch: tokens that its row could hold, and model FLOPs
 STATES = ("optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends")  # keys of the state of this task in a checkpoint
 
@@ -78,6 +85,7 @@ class Session:
     progress: bool = False  # show a progress bar, in the main process
     # Chooses the steps of each phase that are trained, for a trial; by default all.
     chosen: Callable[[Iterator[list[TrainingBatch]]], Iterator[list[TrainingBatch]]] = iter
+    probe: Probe | None = None  # called in the main process
 
 
 class PretrainingTask:
@@ -90,6 +98,7 @@ class PretrainingTask:
         self._stream: dict[str, Any] | None = None
         self._step: UpdateBatch | None = None
         self._share = 0.0
+        self._losses: list[MaskedLMLoss] = []  # of the rows of the current step
         self.phase_ends: list[int] = []
         if checkpoint is None:
             recipe, corpus = session.recipe, session.corpus
@@ -126,8 +135,9 @@ class PretrainingTask:
 
     @property
     def keep_best(self) -> int:
-        """Number of best checkpoints to keep for averaging: the recipe's in the last phase, 0 before."""
-        return self._session.recipe.training.averaging.best if self._is_last_phase else 0
+        """Number of best checkpoints to keep for averaging, in the last phase; one more if the last, which may be one, is averaged too."""
+        averaging = self._session.recipe.training.averaging
+        return averaging.best + averaging.with_last if averaging.best and self._is_last_phase else 0
 
     @property
     def _phase(self) -> PhaseSection:
@@ -165,6 +175,7 @@ class PretrainingTask:
         for self._step in stream.updates():
             self._share = learning_rate_share(phase, self._tokens)
             set_learning_rate(self._optimizer, peak=phase.learning_rate, share=self._share, weight_decay=phase.weight_decay)
+            self._losses = []
             yield [self._batch(row) for row in self._step.rows]
 
     def _batch(self, row: MaskedRow) -> TrainingBatch:
@@ -183,10 +194,12 @@ class PretrainingTask:
             yield {**piece._asdict(), "masked_text": self._session.tokenizer.decode(ids.tolist())}
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Mean cross entropy over the masked tokens of a row."""
-        with autocast(self._session.recipe.training.dtype, self.device):
-            loss: Tensor = self.model(inputs["packed"], inputs["labels"]).loss
-        return loss
+        """Mean cross entropy over the masked tokens of a row, and the z-loss."""
+        training = self._session.recipe.training
+        with autocast(training.dtype, self.device):
+            found: MaskedLMLoss = self.model(inputs["packed"], inputs["labels"], z_loss=training.z_loss)
+        self._losses.append(found._replace(loss=found.loss.detach()))
+        return found.loss
 
     def backward_passes(self, inputs: Mapping[str, Any]) -> int:
         """Return 1."""
@@ -224,9 +237,14 @@ class PretrainingTask:
         return {"phase": self._number}
 
     def log_values(self, progress: Progress) -> Mapping[str, float]:
-        """Tokens so far, batch size in sequences of full context, model FLOP/s, and the share of the rows that held tokens."""
-        rows = 0 if self._step is None else self._step.count
+        """Tokens so far, batch size in sequences of full context, FLOP/s, share of the rows that held tokens; the step's z-loss if any."""
+        rows, z_loss = 0 if self._step is None else self._step.count, {}
+        if self._session.recipe.training.z_loss:
+            sums = [float(found.z_loss) * found.masked for found in self._losses], [found.masked for found in self._losses]
+            total, masked = self._session.processes.sum([sum(sums[0]), sum(sums[1])])
+            z_loss = {Z_LOSS: total / max(1.0, masked)}
         return {
+            **z_loss,
             "tokens": progress.tokens,
             "batch_size": rows * self._phase.micro_batch,
             "flops_per_second": progress.window_counts["flops"] / progress.window_seconds,
@@ -234,16 +252,42 @@ class PretrainingTask:
         }
 
     def evaluation_due(self, progress: Progress) -> bool:
-        """Whether to evaluate after this step: at the end of a phase and at the recipe's interval, if documents are held out."""
-        training = self._session.recipe.training
-        return self._held_out is not None and (self._phase_ended or _due(training.evaluate_every, progress.step))
+        """Whether to evaluate after this step: at the end of a phase and at the recipe's intervals, if there is something to evaluate."""
+        every = self._session.recipe.training.evaluate_every
+        return self._is_probe_due(progress) or (self._held_out is not None and (self._phase_ended or _due(every, progress.step)))
+
+    def _is_probe_due(self, progress: Progress) -> bool:
+        probe = self._session.recipe.probe
+        return probe is not None and (self._phase_ended or _due(probe.every, progress.step))
 
     def evaluate(self) -> Mapping[str, float]:
-        """The held-out loss."""
-        if self._held_out is None:
-            return {}
-        with autocast(self._session.recipe.training.dtype, self.device):
-            return {HELD_OUT: self._held_out.loss(self.model)}
+        """The held-out loss and accuracy, and the score of a probe that is due."""
+        measures: dict[str, float] = {}
+        if self._held_out is not None:
+            with autocast(self._session.recipe.training.dtype, self.device):
+                measures |= self._held_out.measure(self.model)
+        if self._is_probe_due(self._progress):
+            measures[SCORE] = self._run_probe()
+        return measures
+
+    def _run_probe(self) -> float:
+        """Score the current weights by the probe, which the main process trains alone."""
+        session, folder = self._session, self._session.out / PROBE
+        model = self._whole_model()
+        score: float | None = None
+        if session.processes.is_main_process:
+            if session.probe is None:
+                raise ValueError("the recipe has a probe, and the caller gave none")
+            shutil.rmtree(folder / MODEL, ignore_errors=True)
+            save_model(model, session.tokenizer, folder / MODEL)
+            try:
+                score = session.probe(folder)
+            except RunStoppedError as error:
+                logger.info("the probe was stopped after its step %d; it starts again when the run is resumed", error.step)
+        found = session.processes.gather(score)[0]
+        if found is None:
+            raise WorkStoppedError
+        return found
 
     def save_due(self, progress: Progress) -> bool:
         """Whether a checkpoint is due: at the end of a phase, and every `training.save_every` steps."""
@@ -270,7 +314,9 @@ class PretrainingTask:
         save_train_state(folder, state, progress, random_states)
 
     def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
-        """The newest that the recipe asks for, the last of each phase, and in the last phase the best."""
+        """All, or the newest that the recipe asks for, the last of each phase, and in the last phase the best."""
+        if self._session.recipe.training.keep == "all":
+            return set(saved)
         newest = saved[-self._session.recipe.training.keep_checkpoints :]
         best = [step for _, step in progress.best] if self.keep_best else []
         return {progress.step, *newest, *self.phase_ends, *best}
@@ -336,24 +382,25 @@ class HeldOut:
         self._sharded = training.sharding == "full" and processes.size > 1
 
     @torch.no_grad()
-    def loss(self, model: MaskedLM) -> float:
-        """Mean cross entropy over the masked tokens; the model is in training mode before and after."""
+    def measure(self, model: MaskedLM) -> dict[str, float]:
+        """Mean cross entropy and accuracy over the masked tokens; the model is in training mode before and after."""
         model.eval()
         # Summed on the device, so that the host prepares the next row while the device computes.
-        sums = torch.zeros((), dtype=torch.float64, device=model.encoder.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=model.encoder.device)
         stopped = False
         for row in self._rows:
             # Sharded weights are gathered in all processes, so that none of them may stop alone.
             stopped = bool(self._processes.sum([should_stop()])[0]) if self._sharded else should_stop()
             if stopped:
                 break
-            sums += model(row.batch, row.labels).loss.double() * row.masked
+            found = model(row.batch, row.labels)
+            sums += torch.stack([found.loss * row.masked, found.correct])
         model.train()
         # The processes have different numbers of rows; here they meet, and stop together.
-        [total, count, stops] = self._processes.sum([float(sums), sum(row.masked for row in self._rows), stopped])
+        loss, correct, count, stops = self._processes.sum([*sums.tolist(), sum(row.masked for row in self._rows), stopped])
         if stops:
             raise WorkStoppedError
-        return total / max(1.0, count)
+        return {HELD_OUT: loss / max(1.0, count), ACCURACY: correct / max(1.0, count)}
 
 
 def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
@@ -118,10 +119,23 @@ class Processes:
         return found
 
 
+_ALONE: ContextVar[bool] = ContextVar("_ALONE", default=False)
+
+
+@contextmanager
+def single_process() -> Iterator[None]:
+    """Let what is trained within the block be trained by this process alone, although torchrun has started several."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
 @contextmanager
 def init_distributed(device: str) -> Iterator[Processes]:
     """Initialise torch.distributed if torchrun has started several processes."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = 1 if _ALONE.get() else int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         with current_device(device):
             yield Processes()
@@ -175,6 +189,7 @@ KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
 # Prefixes of environment variables that configure an allocator; they take precedence.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+_KEEPS: ContextVar[bool] = ContextVar("_KEEPS", default=False)  # whether a block of `keep_freed_memory` is open
 
 
 @contextmanager
@@ -183,18 +198,19 @@ def keep_freed_memory() -> Iterator[None]:
 
     glibc returns each large tensor to the system, which zeroes its pages before they are used again: an eighth of a training step. With
     this context the process keeps about its peak memory. It does nothing on a machine with a GPU, without glibc, or if environment
-    variables configure the allocator. Use it in the main thread and do not nest it: tensors of other threads beyond 64 MB are returned
-    anyway, and the end of one context ends all.
+    variables configure the allocator. Use it in the main thread: tensors of other threads beyond 64 MB are returned anyway.
     """
-    libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else glibc()
+    libc = None if _KEEPS.get() or torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else glibc()
     if libc is None:
         yield
         return
     for parameter, value in KEEPING.items():
         libc.mallopt(parameter, value)
+    token = _KEEPS.set(True)
     try:
         yield
     finally:
+        _KEEPS.reset(token)
         for parameter, value in AFTERWARDS.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)

@@ -36,8 +36,8 @@ WITHOUT_WEIGHT = frozenset(
 )
 """Settings of a recipe that do not affect the weights; a resumed session may change them."""
 
-_SAME_RESULT = WITHOUT_WEIGHT | {"training.dtype", "training.save_every"}
-"""Settings whose change leaves cost and expected result of a recipe as they are; so does one of ``development``."""
+_SAME_RESULT = WITHOUT_WEIGHT | {"training.dtype", "training.save_every", "training.keep"}
+"""Settings whose change leaves cost and expected result of a recipe as they are; so does one of ``development`` or ``probe``."""
 
 _SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
 
@@ -72,7 +72,7 @@ class RecipeSchema(TextSchema):
         """Leave out what is no longer true."""
         changed = set(_changed_settings(before, self)) - WITHOUT_WEIGHT
         replaced = any(path.partition(".")[0] in ("model", "data") for path in changed)
-        retrained = any(path not in _SAME_RESULT and path.partition(".")[0] != "development" for path in changed)
+        retrained = any(path not in _SAME_RESULT and path.partition(".")[0] not in ("development", "probe") for path in changed)
         names = ("description", "source", "cost", "expected") if replaced else ("cost", "expected") if retrained else ()
         updates: dict[str, Any] = {name: None for name in names if name not in given and getattr(self, name) == getattr(before, name)}
         data, known = getattr(self, "data", None), getattr(getattr(before, "data", None), "revision", "")

@@ -5,6 +5,7 @@ Every kind of run (retrieval, fine-tuning, pretraining) uses these names:
     recipe.json      resolved recipe; without run.json beside it, the run is unfinished
     begun.json       processes, data, device, threads and versions of the run; a resumed session is compared with them
     data/            prepared rows; deleted at the end              start/       initial model of a LoRA run; deleted at the end
+    probe/           a probe of a pretraining run; deleted at the end
     tokenizer/       vocabulary trained for a pretraining run       corpus/      token ids of a pretraining run
     log.jsonl        losses and scores                              tensorboard/ the same, where TensorBoard is installed
     checkpoints/     states to resume from, each sealed             nonfinite/   batches with a non-finite loss or gradient
@@ -60,13 +61,13 @@ from quiver.encoder.work_folder import OtherVersionError, SealedFolders, describ
 logger = logging.getLogger(__name__)
 
 RECIPE, BEGUN, RECORD, MODEL, CHECKPOINTS = "recipe.json", "begun.json", "run.json", "model", "checkpoints"
-DATA, START, TOKENIZER, CORPUS, TENSORBOARD = "data", "start", "tokenizer", "corpus", "tensorboard"
+DATA, START, PROBE, TOKENIZER, CORPUS, TENSORBOARD = "data", "start", "probe", "tokenizer", "corpus", "tensorboard"
 
 REPORTS = ("report.md", "report.html")  # reports that are rendered from a run into its folder
 
 LOG, NONFINITE = "log.jsonl", "nonfinite"  # names in the run folder
 
-MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, TOKENIZER, CORPUS, LOG, CHECKPOINTS, TENSORBOARD, NONFINITE, *REPORTS)
+MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, PROBE, TOKENIZER, CORPUS, LOG, CHECKPOINTS, TENSORBOARD, NONFINITE, *REPORTS)
 """Names of everything that a run creates in its folder; nothing else there is ever moved or deleted."""
 
 LOCK = ".lock"
@@ -271,7 +272,7 @@ def finish_run(out: Path, save: Callable[[Path], object], record: Mapping[str, A
 
 def remove_leftovers(out: Path) -> None:
     """Delete files that a complete run no longer needs; a session that was killed at its end may have left them."""
-    for left in (out / DATA, out / START, *out.glob(".replaced-*")):
+    for left in (out / DATA, out / START, out / PROBE, *out.glob(".replaced-*")):
         shutil.rmtree(left, ignore_errors=True)
     remove_temporary(out)
 

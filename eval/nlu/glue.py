@@ -49,7 +49,7 @@ def train_glue(
     """Train and score a model on each task of a recipe."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
-    chosen = _choose_tasks(recipe, out, tasks)
+    chosen = choose_tasks(recipe, out, tasks)
     for task in chosen:
         if not resume:
             refuse_existing(out / task, overwrite=overwrite)
@@ -69,7 +69,8 @@ def train_glue(
     return results
 
 
-def _choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[str]) -> list[TaskName]:
+def choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[str]) -> list[TaskName]:
+    """The tasks of a recipe to train, all or the given ones, in their order; those that start from MNLI need it, too or in ``out``."""
     if unknown := [task for task in tasks if task not in recipe.trained]:
         raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]

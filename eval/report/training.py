@@ -74,7 +74,10 @@ PRETRAINING = "pretraining"
 
 PRETRAINING_CURVES: Mapping[str, str] = {
     "loss": "Loss",
+    "z_loss": "z-loss",
     "held_out_loss": "Held-out loss",
+    "held_out_accuracy": "Held-out accuracy",
+    "probe_score": "Probe",
     "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens/s",
     "flops_per_second": "Model FLOP/s",
@@ -95,7 +98,7 @@ RECORDED: Mapping[str, str] = {
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 """Metrics that get a running mean."""
 
-SHARES = ("packing",)
+SHARES = ("packing", "held_out_accuracy", "probe_score")
 """Metrics that are fractions, shown in points (hundredths)."""
 
 LINES = 20
@@ -262,14 +265,15 @@ def _development_blocks(run: TrainingRun) -> Iterator[Block]:
 def log_table(run: TrainingRun) -> Table:
     """At most `LINES` steps of the log: the first, the last, and others evenly between them."""
     by_step: dict[int, dict[str, float]] = {}
-    for key in run.titles:
+    titles = {key: title for key, title in run.titles.items() if run.curves[key]}
+    for key in titles:
         for step, value in run.curves[key]:
             by_step.setdefault(int(step), {})[key] = value
     steps = sorted(by_step)
     if len(steps) > LINES:
         steps = [steps[round(position * (len(steps) - 1) / (LINES - 1))] for position in range(LINES)]
-    rows = [[f"{step:,}", *(_format_metric(by_step[step].get(key)) for key in run.titles)] for step in steps]
-    return table((Column("Step"), *map(Column, run.titles.values())), rows, name="Steps of the log")
+    rows = [[f"{step:,}", *(_format_metric(by_step[step].get(key)) for key in titles)] for step in steps]
+    return table((Column("Step"), *map(Column, titles.values())), rows, name="Steps of the log")
 
 
 def _format_metric(value: float | None) -> str:
@@ -283,12 +287,15 @@ def summary(run: TrainingRun) -> dict[str, str]:
     found = {key: [value for _, value in values] for key, values in run.curves.items()}
     pretraining = "held_out_loss" in run.titles
     losses, held_out, flops = found["loss"], found.get("held_out_loss"), found.get("flops_per_second")
+    accuracy, probes, probe = found.get("held_out_accuracy"), found.get("probe_score"), run.recipe.get("probe") or {}
     share = run.totals.get("flop_utilisation")
     properties = {
         "Updates": f"{run.last_step:,}",
         "Tokens": f"{int(found['tokens'][-1]):,}" if found.get("tokens") else "",
         "Last loss": f"{losses[-1]:{'.4f' if pretraining else '.4g'}}" if losses else "",
         "Held-out loss": f"{held_out[0]:.4f}, then {held_out[-1]:.4f}" if held_out else "",
+        "Held-out accuracy": f"{points(accuracy[0])}, then {points(accuracy[-1])}" if accuracy else "",
+        f"Probe by {probe.get('recipe')}": f"{points(probes[0])}, then {points(probes[-1])}" if probes else "",
         f"Best {LABELS[HEADLINE]}": f"{points(run.best[1])} at step {run.best[0]:,}" if run.best else "",
         "Tokens/s, median": f"{statistics.median(speeds):,.0f}" if (speeds := found["tokens_per_second"]) else "",
         "Model FLOP/s, median": f"{statistics.median(flops):.3g}{'' if share is None else f', {share:.1%} of the peak in bfloat16'}"

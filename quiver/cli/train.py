@@ -183,8 +183,8 @@ def pretrain(
     """
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
-    from quiver.encoder.pretraining import pretrain as run_recipe
     from quiver.encoder.training.recipe_file import naming_fetch_command
+    from quiver.eval.probe import pretrain as run_recipe
     from quiver.eval.report.training import write_training_report
     from quiver.retrieval.models.folders import check_device
 
@@ -207,22 +207,25 @@ def pretrain(
     if not is_main_process():
         return
     write_training_report(folder)
-    result, held_out = record["result"], record["result"]["curves"]["held_out_loss"]
+    result, curves = record["result"], record["result"]["curves"]
+    measured = {"held-out loss": "held_out_loss", "held-out accuracy": "held_out_accuracy", "probe": "probe_score"}
     values = {
         "parameters": record["model"]["parameters"],
         "updates": result["steps"],
         "tokens": result["tokens"],
         "packing": f"{result['packing']:.2%}",
-        "last loss": result["curves"]["loss"][-1][1],
-        "held-out loss": held_out[-1][1] if held_out else None,
+        "last loss": curves["loss"][-1][1],
+        **{name: curves[key][-1][1] if curves[key] else None for name, key in measured.items()},
     }
     _print_run(folder, record, values, output)
 
 
 def _predict_pretraining(recipe: PretrainingRecipe, device: str | None, output: options.Output) -> None:
     """Check all that `pretrain` needs, and print what it would do."""
+    from quiver.eval.probe import open_probe
     from quiver.retrieval.training.dry_run import dry_run_pretraining
 
+    open_probe(recipe, device=device)
     found = dry_run_pretraining(recipe, device=device, progress=output.progress)
     if output.json:
         phases = [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]

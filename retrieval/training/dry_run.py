@@ -290,6 +290,7 @@ def _trial(recipe: PretrainingRecipe) -> PretrainingRecipe:
     fewer = max(phase.batch_size / size for phase, size in zip(recipe.phases, sizes, strict=True))
     endless = {"batch_warmup_tokens": 0, "batch_warmup_from": None, "tokens": 1 << 60}
     return recipe.replace(
+        probe=None,
         phases=tuple(phase.replace(batch_size=size, **endless) for phase, size in zip(recipe.phases, sizes, strict=True)),
         # The buffer is measured in updates.
         training=training.replace(packing_buffer=training.packing_buffer * fewer, evaluate_every=None, save_every=None),

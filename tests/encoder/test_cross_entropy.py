@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder.cpu.kernels import assume
-from quiver.encoder.heads import MIN_ROWS, linear_cross_entropy
+from quiver.encoder.heads import MIN_ROWS
+from quiver.encoder.heads import linear_cross_entropy as with_parts
 from tests.largest_tensor import LargestTensor
 
 WIDTH, VOCABULARY = 16, 96
@@ -29,6 +30,10 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -
     return F.cross_entropy(F.linear(hidden, weight, bias), labels)
 
 
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    return with_parts(hidden, weight, bias, labels).loss
+
+
 @pytest.mark.parametrize("rows", [1, MIN_ROWS - 1, MIN_ROWS, MIN_ROWS + 1, 3 * MIN_ROWS])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
@@ -39,6 +44,31 @@ def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
     torch.testing.assert_close(found, expected)
     # Scaled, as gradient accumulation and loss scaling do it.
     torch.testing.assert_close(torch.autograd.grad(found * 7, wanted), torch.autograd.grad(expected * 7, wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("factor", [1e-5, 0.1])
+def test_the_z_loss_and_its_gradients_are_autograds(factor: float, dtype: torch.dtype) -> None:
+    *inputs, labels = problem(2 * MIN_ROWS + 1, dtype)
+    found = with_parts(*inputs, labels, z_loss=factor)
+    expected = factor * torch.logsumexp(F.linear(*inputs), dim=1).square().mean()
+    assert expected > 0.9 * factor
+    torch.testing.assert_close(found.z_loss, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.loss, plain(*inputs, labels) + expected, rtol=1e-5, atol=0)
+    wanted = torch.autograd.grad((plain(*inputs, labels) + expected) * 7, inputs)
+    torch.testing.assert_close(torch.autograd.grad(found.loss * 7, inputs), wanted, rtol=1e-5, atol=1e-6)
+    assert not found.z_loss.requires_grad
+
+
+def test_rows_are_correct_where_the_label_is_the_first_of_the_highest_logits() -> None:
+    *inputs, labels = problem(300)
+    with torch.no_grad():
+        logits = F.linear(*inputs)
+        labels[:100] = logits[:100].argmax(1)
+        assert with_parts(*inputs, labels).correct == (logits.argmax(1) == labels).sum() >= 100
+        equal = torch.ones(3, 1), torch.ones(2, 1), None, torch.tensor([0, 1, 0])
+        assert with_parts(*equal).correct == 2
+    assert with_parts(*inputs, labels).correct.isnan(), "not counted in training"
 
 
 @pytest.fixture(params=[True, False], ids=["native half", "emulated half"])

@@ -90,7 +90,7 @@ def test_only_masked_tokens_go_through_the_head() -> None:
 def test_a_batch_without_masked_tokens_has_zero_loss_with_gradients() -> None:
     model = masked_lm()
     batch = pack_ids(sequences([5, 9]))
-    loss, masked = model(batch, torch.full((14,), -100))
+    loss, _, _, masked = model(batch, torch.full((14,), -100))
     assert (loss.item(), masked) == (0.0, 0)
     loss.backward()
     for name, parameter in model.named_parameters():

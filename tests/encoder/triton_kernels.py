@@ -276,10 +276,10 @@ def test_embeddings(positions: bool, types: bool, kind: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("with_bias", "z_loss"), [(True, 0.0), (False, 0.01)])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 3), (40, 257), (140, 96), (3, 5003)])
 def test_cross_entropy_of_a_vocabulary(
-    rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    rows: int, vocabulary: int, with_bias: bool, z_loss: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of more rows than a chunk has, and of a vocabulary that is no multiple of a block."""
     labels = torch.randint(vocabulary, (rows,), generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -287,25 +287,29 @@ def test_cross_entropy_of_a_vocabulary(
     inputs = [2 * normal(rows, 16, dtype=dtype), normal(vocabulary, 16, dtype=dtype, seed=2), normal(vocabulary, dtype=dtype, seed=3)]
 
     def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-        return [linear_cross_entropy(hidden, weight, bias if with_bias else None, labels) + 0 * bias.sum()]
+        found = linear_cross_entropy(hidden, weight, bias if with_bias else None, labels, z_loss=z_loss)
+        return [found.loss + 0 * bias.sum(), found.z_loss, *([] if torch.is_grad_enabled() else [found.correct])]
 
     first = compare(monkeypatch, function, inputs)
     second = outcome(monkeypatch, "triton", function, inputs)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     monkeypatch.setenv("QUIVER_OPS", "triton")
     with torch.no_grad():
-        torch.testing.assert_close(function(*inputs)[0], first[0])
+        loss, squares, correct = function(*inputs)
+        monkeypatch.setenv("QUIVER_OPS", "torch")
+        assert correct == function(*inputs)[2]
+    torch.testing.assert_close([loss, squares], first[:2])
 
 
 def test_cross_entropy_of_extreme_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_OPS", "triton")
     weight = torch.tensor([[1e4], [-1e4], [torch.inf], [torch.nan]], device=DEVICE)
     hidden, label = torch.ones(1, 1, device=DEVICE), torch.tensor([1], device=DEVICE)
-    assert linear_cross_entropy(hidden, weight[:2], None, label).item() == 2e4
-    assert not linear_cross_entropy(hidden, weight[:3], None, label).isfinite()
-    assert linear_cross_entropy(hidden, weight, None, label).isnan()
+    assert linear_cross_entropy(hidden, weight[:2], None, label).loss.item() == 2e4
+    assert not linear_cross_entropy(hidden, weight[:3], None, label).loss.isfinite()
+    assert linear_cross_entropy(hidden, weight, None, label).loss.isnan()
     outside = torch.tensor([3, -1], device=DEVICE)  # beyond the vocabulary: no other memory is read
-    assert linear_cross_entropy(hidden.expand(2, -1), weight[:2], None, outside).isnan()
+    assert linear_cross_entropy(hidden.expand(2, -1), weight[:2], None, outside).loss.isnan()
 
 
 def test_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

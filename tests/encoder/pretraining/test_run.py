@@ -159,21 +159,54 @@ def test_sigterm_finishes_the_step_and_saves(make_recipe: MakeRecipe, tmp_path: 
     assert model_bytes(out) == model_bytes(whole_run)
 
 
-def test_the_model_averages_the_best_checkpoints_and_the_last(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("training.averaging.best=2", "training.evaluate_every=2", "training.keep_checkpoints=1", "training.save_every=")
-    record = pretrain(recipe, tmp_path / "out")
-    result = record["result"]
-    begin = result["phases"][0]["last_step"]
-    losses = sorted((loss, int(step)) for step, loss in result["curves"]["held_out_loss"] if step > begin)
-    expected = sorted({step for _, step in losses[:2]} | {result["steps"]})
-    assert result["kept_steps"] == expected
-    assert len(expected) >= 2
-    folders = [tmp_path / "out" / "checkpoints" / f"step-{step:06d}" for step in expected]
+@pytest.mark.parametrize("with_last", [True, False])
+def test_the_model_averages_the_best_checkpoints_and_the_last(make_recipe: MakeRecipe, tmp_path: Path, with_last: bool) -> None:
+    """The last one, here the best of all, does not count among the best where it is averaged anyway: two best make three models."""
+    recipe = make_recipe(
+        *("training.averaging.best=2", f"training.averaging.with_last={str(with_last).lower()}"),
+        *("training.evaluate_every=2", "training.keep_checkpoints=1", "training.save_every="),
+    )
+    result = pretrain(recipe, tmp_path / "out")["result"]
+    begin, last = result["phases"][0]["last_step"], result["steps"]
+    ranked = [int(step) for _, step in sorted((loss, step) for step, loss in result["curves"]["held_out_loss"] if step > begin)]
+    assert ranked[0] == last
+    before = [step for step in ranked if step != last]
+    kept = [*before[:2], last] if with_last else ranked[:2]
+    assert result["kept_steps"] == sorted(kept)
+    folders = [tmp_path / "out" / "checkpoints" / f"step-{step:06d}" for step in sorted(kept)]
     mean, found = average_checkpoints(folders), load_head(MaskedLM, tmp_path / "out" / "model")
     states = [load_head(MaskedLM, folder).state_dict() for folder in folders]
     for name, weight in found.state_dict().items():
         assert torch.equal(weight, mean.state_dict()[name])
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
+
+
+def test_fewer_checkpoints_than_asked_for_are_averaged_with_a_warning(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = pretrain(make_recipe("training.averaging.best=3", "training.evaluate_every=10"), tmp_path / "out")["result"]
+    assert len(result["kept_steps"]) < 4
+    assert "checkpoints before the last one, not 3; lower training.evaluate_every" in caplog.text
+
+
+def test_all_checkpoints_are_kept_if_asked_for(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    result = pretrain(make_recipe("training.keep=all", "training.keep_checkpoints=1"), tmp_path / "out")["result"]
+    expected = sorted({*range(4, result["steps"], 4), *(phase["last_step"] for phase in result["phases"])})
+    assert Checkpoints(tmp_path / "out" / "checkpoints").steps() == expected
+
+
+def test_a_z_loss_is_trained_and_logged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The first loss is larger by the z-loss; a resumed run logs the same values."""
+    overrides = ("training.log_every=1", "model.dropout=0")
+    pretrain_until(6, make_recipe("training.z_loss=0.1", *overrides), tmp_path / "with")
+    pretrain_until(3, make_recipe(*overrides), tmp_path / "without")
+    lines, plain = read_log(tmp_path / "with" / LOG), read_log(tmp_path / "without" / LOG)
+    assert "z_loss" not in plain[0]
+    assert lines[0]["z_loss"] == pytest.approx(0.1 * np.log(320) ** 2, rel=0.01)
+    assert lines[0]["loss"] == pytest.approx(plain[0]["loss"] + lines[0]["z_loss"], rel=1e-5)
+    assert lines[4]["z_loss"] < lines[0]["z_loss"]
+    record = pretrain(make_recipe("training.z_loss=0.1", *overrides), tmp_path / "with", resume=True)
+    assert record["result"]["curves"]["z_loss"][:5] == [[line["step"], line["z_loss"]] for line in lines if "z_loss" in line][:5]
 
 
 def test_the_last_checkpoint_of_each_phase_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -72,19 +72,23 @@ def test_a_step_equals_one_batch_of_all_its_rows(session: Session, monkeypatch: 
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_the_held_out_loss_is_the_mean_over_masked_tokens(session: Session) -> None:
+def test_held_out_loss_and_accuracy_are_means_over_masked_tokens(session: Session) -> None:
     recipe, corpus, tokenizer = session.recipe, session.corpus, session.tokenizer
     phase, training, model = recipe.phases[0], recipe.training, PretrainingTask(session, Progress()).model
     held_out = HeldOut(recipe, phase, corpus.held_out, tokenizer, Processes())
-    loss = held_out.loss(model.train())
+    measures = held_out.measure(model.train())
     assert model.training
-    assert held_out.loss(model) == loss, "the same tokens under the same masks"
+    assert held_out.measure(model) == measures, "the same tokens under the same masks"
     make = RowMaker(corpus.held_out, tokenizer, Masker(tokenizer, probability=training.held_out_mask_probability, seed=training.seed))
     rows = [make(row) for row in held_out_rows(corpus.held_out, phase, longest=48, most=recipe.data.held_out_tokens)]
     assert len(rows) > 1
     with torch.no_grad():
-        whole = model.eval()(concatenated([row.batch for row in rows]), torch.cat([row.labels for row in rows]))
-    assert loss == pytest.approx(float(whole.loss), rel=1e-5)
+        batch, labels = concatenated([row.batch for row in rows]), torch.cat([row.labels for row in rows])
+        whole = model.eval()(batch, labels)
+        positions = (labels >= 0).nonzero()[:, 0]
+        correct = model.logits(batch, positions).argmax(1) == labels[positions]
+    assert measures["held_out_loss"] == pytest.approx(float(whole.loss), rel=1e-5)
+    assert measures["held_out_accuracy"] == pytest.approx(correct.double().mean())
     share = sum(row.masked for row in rows) / sum(row.batch.num_tokens for row in rows)
     assert 0.07 < share < 0.22
 

@@ -1,0 +1,171 @@
+"""Pretraining with probes: a short training on another task from a run's current weights, whose score is logged beside the loss.
+
+Pretraining knows nothing of retrieval or of GLUE, so `pretrain` reads the probe of a recipe and hands it to the run.
+
+Source: ModernBERT, arXiv:2412.13663, appendix A (MNLI as a live evaluation) and appendix D (retrieval scores of its ablations).
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
+from quiver.encoder.pretraining import run as pretraining_run
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, ProbeSection, load_pretraining_recipe
+from quiver.encoder.pretraining.task import Probe
+from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.processes import single_process
+from quiver.encoder.training.recipe_file import Overrides, find_recipe, recipe_kind
+from quiver.encoder.training.run_folder import DATA, MODEL
+from quiver.encoder.training.trainer import Callback
+from quiver.eval.development import DevelopmentScorer, development_scorer
+from quiver.eval.nlu.glue import choose_tasks, train_glue
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName, read_split
+from quiver.eval.nlu.recipes import GLUE_KINDS, GlueRecipe, load_glue_recipe
+from quiver.retrieval.training.data.sources import iter_source
+from quiver.retrieval.training.model import require_extra
+from quiver.retrieval.training.recipe import COLBERT_LENGTHS, LOSSES_BY_KIND, SCORE, STDLIB_DOCSTRINGS, Recipe, load_recipe
+from quiver.retrieval.training.run import train
+
+RUN = "run"  # name of the folder of the short training
+
+
+def pretrain(
+    recipe: str | Path | PretrainingRecipe,
+    out: str | Path,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    device: str | None = None,
+    command: str | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Pretrain an encoder from a recipe, with the probe that it may have; under torchrun, as one of its processes.
+
+    Args:
+        recipe: Name of a shipped recipe, a YAML file, or a recipe of `load_pretraining_recipe`.
+        out: Run folder to write; the model is in ``model/``.
+        overrides: Changed settings, such as ``["training.seed=3"]``; only for a name or a file.
+        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
+        progress: Show a progress bar.
+        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
+        command: Command line to record.
+        callbacks: Receive events of the training loop.
+
+    Returns:
+        The content of ``run.json``.
+
+    Raises:
+        InputError: As `quiver.encoder.pretraining.pretrain`; or the probe cannot be run: its recipe, data or lengths.
+        RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
+    """
+    if isinstance(recipe, str | Path):
+        recipe = load_pretraining_recipe(recipe, overrides)
+    elif overrides:
+        raise InputError("overrides are for a recipe that is read here; pass them to load_pretraining_recipe")
+    return pretraining_run.pretrain(
+        recipe,
+        expand_home(out),
+        resume=resume,
+        progress=progress,
+        command=command,
+        callbacks=callbacks,
+        device=device,
+        probe=open_probe(recipe, device=device),
+    )
+
+
+def open_probe(recipe: PretrainingRecipe, *, device: str | None = None) -> Probe | None:
+    """Read the probe of a recipe, if it has one, and check that it can run: its recipe, data and lengths."""
+    section = recipe.probe
+    if section is None:
+        return None
+    context = min(phase.context for phase in recipe.phases)
+    try:
+        path = find_recipe(section.recipe)
+        kind = recipe_kind(path)
+        if kind in GLUE_KINDS:
+            return _open_glue_probe(section, load_glue_recipe(path, section.settings), context, device)
+        if kind in LOSSES_BY_KIND:
+            return _open_retrieval_probe(section, load_recipe(path, section.settings), context, device)
+        raise InputError(
+            f"{section.recipe} is a recipe of kind {kind}; a probe trains a retriever ({', '.join(LOSSES_BY_KIND)}) or on GLUE"
+        )
+    except InputError as error:
+        raise InputError(f"probe: {error}") from error
+
+
+def _open_glue_probe(section: ProbeSection, recipe: GlueRecipe, context: int, device: str | None) -> Probe:
+    _check_length("data.max_length", recipe.data.max_length, context)
+    tasks = choose_tasks(recipe, Path(), section.tasks)
+    for name in tasks:
+        read_split(recipe.data.source, TASKS[name], "train", limit=1)
+    return GlueProbe(recipe, tuple(tasks), device)
+
+
+def _open_retrieval_probe(section: ProbeSection, recipe: Recipe, context: int, device: str | None) -> Probe:
+    if recipe.development is None:
+        raise InputError(f"{section.recipe} has no development collection to score; add development.data=FOLDER_OR_NAME to probe.settings")
+    if section.tasks:
+        raise InputError(f"probe.tasks are tasks of GLUE, and {section.recipe} trains a retriever; remove them")
+    _check_length("model.max_length", recipe.model.max_length or 0, context)
+    if recipe.kind == "colbert":
+        for name, default in COLBERT_LENGTHS.items():
+            _check_length(f"model.colbert.{name}", getattr(recipe.model.colbert, name, None) or default, context)
+    require_extra(recipe.kind)
+    require_optimizer(recipe.training.optimizer)
+    data = recipe.data
+    for source in (*data.train, *(each for each in (data.queries, data.documents) if each is not None)):
+        if data.format == "beir" and not expand_home(source).is_dir():
+            raise InputError(f"{source}: no such folder")
+        if data.format != "beir" and source != STDLIB_DOCSTRINGS:
+            next(iter_source(source), None)
+    return RetrievalProbe(recipe, development_scorer(recipe.development), device)
+
+
+def _check_length(name: str, length: int, context: int) -> None:
+    if length > context:
+        raise InputError(f"{name} must be <= {context}, the shortest context of the phases, got {length}; add {name}=... to probe.settings")
+
+
+@dataclass(frozen=True)
+class RetrievalProbe:
+    """Trains a retriever; its nDCG@10 on the development collection, as a fraction."""
+
+    recipe: Recipe
+    scorer: DevelopmentScorer
+    device: str | None
+
+    def __call__(self, folder: Path) -> float:
+        """Train in a folder from the model there; its rows are prepared once."""
+        model = self.recipe.model.replace(init=str(folder / MODEL), revision=None, tokenizer=None, architecture=None)
+        recipe, out = self.recipe.replace(model=model), folder / RUN
+        shutil.rmtree(out, ignore_errors=True)
+        with single_process():
+            record = train(recipe, out, scorer=self.scorer, data_folder=folder / DATA, device=self.device)
+        gc.collect()  # the schedules of torch form reference cycles with the model
+        return float(record["result"]["development"][-1][SCORE])
+
+
+@dataclass(frozen=True)
+class GlueProbe:
+    """Trains on tasks of GLUE; the mean of their scores, as a fraction."""
+
+    recipe: GlueRecipe
+    tasks: tuple[TaskName, ...]
+    device: str | None
+
+    def __call__(self, folder: Path) -> float:
+        """Train in a folder from the model there."""
+        recipe, out = self.recipe.replace(model=self.recipe.model.replace(init=str(folder / MODEL))), folder / RUN
+        shutil.rmtree(out, ignore_errors=True)
+        results = train_glue(recipe, out, tasks=self.tasks, device=self.device)
+        return statistics.fmean(run.scores.score for run in results.runs.values())
