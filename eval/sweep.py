@@ -174,7 +174,9 @@ PRETRAINING = RecipeKind(
     "a sweep compares runs by their held-out loss; set data.held_out=0.01",
 )
 GLUE = RecipeKind("glue", load_glue_recipe, (Measure("glue", "mean of the tasks"),), lambda recipe: ", ".join(recipe.trained))
-QUESTIONS = RecipeKind("qa train", load_qa_recipe, (Measure("f1", "F1"), Measure("exact", "EM")), lambda recipe: recipe.data.test)
+QUESTIONS = RecipeKind(
+    "qa train", load_qa_recipe, (Measure("f1", "F1"), Measure("exact", "EM")), lambda recipe: recipe.data.test or recipe.data.train
+)
 SWEEP = RecipeKind("sweep", load_sweep_recipe)
 PROBED = Measure(f"{PROBE} {SCORE}", "probe nDCG@10")
 

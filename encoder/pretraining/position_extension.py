@@ -1,8 +1,8 @@
 """More absolute positions for a trained encoder: the rows of its table are interpolated, everything else stays.
 
 With a factor k, the row of position p becomes that of k p, and the new rows lie evenly on the lines between old ones. Behind the last old
-row the last step goes on. Texts of a given length then lie on the first k-th of the table, so a short fine-tuning is advisable, the more
-the shorter the texts are: docs/decisions.md has measurements.
+row, where equation 4 of the paper asks for a row that does not exist, the last step goes on. Texts of a given length then lie on the first
+k-th of the table, so a short fine-tuning is advisable, the more the shorter the texts are: docs/decisions.md has measurements.
 
 Shapes: P rows of the old table, D model width, k the factor.
 Source: Jeong et al., A methodology for overcoming the problem of position embedding length limitation in pre-training models, HCLT

@@ -223,10 +223,16 @@ def _find_spans(
 ) -> Iterator[tuple[Span | None, float]]:
     """The best span and the no-answer score of each window in a batch."""
     start, end = (part.float().cpu() for part in model(batch))
-    allowed = [(window.first, window.stop) for window in windows]
-    spans = best_spans(start, end, batch, max_answer_length=settings.max_answer_length, allowed=allowed)
-    for offset, found in zip(batch.offsets, spans, strict=False):
-        yield (found[0] if found else None), float(start[offset + NOWHERE] + end[offset + NOWHERE])
+    found: list[list[Span]] = [[] for _ in windows]
+    for number in range(max(len(window.parts) for window in windows)):  # no answer continues beyond a part
+        allowed = [positions[number] if number < len(positions) else (0, 0) for positions in (window.positions for window in windows)]
+        for spans, more in zip(
+            found, best_spans(start, end, batch, max_answer_length=settings.max_answer_length, allowed=allowed), strict=True
+        ):
+            spans += more
+    for offset, spans in zip(batch.offsets, found, strict=False):
+        best = max(spans, key=lambda span: span.score, default=None)
+        yield best, float(start[offset + NOWHERE] + end[offset + NOWHERE])
 
 
 def _read_prediction(context: str, window: Window, span: Span | None, none: float) -> Prediction:

@@ -33,7 +33,16 @@ from quiver.encoder.training.optimization import with_training_dtype
 from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_questions, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
-from quiver.eval.nlu.questions import NOWHERE, LabelledWindow, Question, check_settings, labelled_windows, read_questions, read_split
+from quiver.eval.nlu.questions import (
+    NOWHERE,
+    LabelledWindow,
+    Question,
+    check_settings,
+    divide_questions,
+    labelled_windows,
+    read_questions,
+    read_split,
+)
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
 from quiver.retrieval.models.folders import check_device, default_device
 
@@ -131,7 +140,13 @@ class SpanTask:
         """A window as JSON, with its question id and text, for error messages."""
         question, window = self.sets.train[example.window.question], example.window
         text = self.tokenizer.decode(window.ids)
-        return {"question": question.id, "skipped": window.skipped, "start": example.start, "end": example.end, "text": text}
+        return {
+            "question": question.id,
+            "tokens": [[part.start, part.stop] for part in window.parts],
+            "start": example.start,
+            "end": example.end,
+            "text": text,
+        }
 
     def save(self, model: SpanQA, folder: Path) -> None:
         """Write model and tokenizer."""
@@ -198,11 +213,15 @@ def _checksum_files(data: QaDataSection) -> dict[str, str]:
 
 def read_sets(data: QaDataSection) -> QuestionSets:
     """Read the training, development and test questions."""
-    train, test = (
-        _read_question_file(data.train, data.train_split, data)[: data.limit],
-        _read_question_file(data.test, data.test_split, data),
-    )
-    development = [] if data.development is None else _read_question_file(data.development, data.development_split, data)
+    parts = (("train", data.train_split), ("development", data.development_split), ("test", data.test_split))
+    given = [(getattr(data, name), split) for name, split in parts]
+    read = [[] if path is None else _read_question_file(path, split, data) for path, split in given]
+    if data.shares:
+        read[: len(data.shares)] = divide_questions(read[0], data.shares)
+        if not all(read):
+            raise InputError(f"{data.train}: too few questions to divide by data.split: {data.split}")
+    train, development, test = read
+    train = train[: data.limit]
     _check_disjoint(test, train, f"{data.test}", "test questions are also training questions")
     _check_disjoint(development, train, f"{data.development}", "development questions are also training questions")
     _check_disjoint(test, development, f"{data.test}", "test questions are also development questions")

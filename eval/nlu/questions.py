@@ -1,8 +1,8 @@
 """Questions on paragraphs in SQuAD's JSON format (SQuAD 1.1 and 2.0, KorQuAD 1.0), and the windows into which long paragraphs are split.
 
 A window is ``[CLS] question [SEP] part of the paragraph [SEP]``, with the tokenizer's own special tokens. Windows overlap by at least the
-maximum answer length, so that every such answer is complete in one of them. There is no second token type (BERT's segment B): the encoder
-distinguishes question and paragraph only by the tokens between them.
+maximum answer length, so that every such answer is complete in one of them; or paragraphs are truncated to one window each. There is no
+second token type (BERT's segment B): the encoder distinguishes question and paragraph only by the tokens between them.
 
 Shapes: n tokens of a sequence; positions are counted from the beginning of the sequence.
 Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07005; the files of both; BERT, arXiv:1810.04805, section
@@ -11,10 +11,12 @@ Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Field, TextSchema
@@ -76,6 +78,22 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
     return QuestionSet(found, sum(not stands(answer, question.context) for question in found for answer in question.answers))
 
 
+def divide_questions(questions: Sequence[Question], shares: Sequence[int]) -> list[list[Question]]:
+    """Divide questions by shares such as 9 and 1: drawn by the checksum of their ids, so that neither order nor seed matters.
+
+    Questions on one paragraph may come into different parts. With 60,407 questions, 9 and 1 give 54,366 and 6,041, as in Table 1 of Jeong
+    et al., HCLT 2023, which has such parts.
+
+    Example:
+        >>> questions = [Question(str(number), "why?", "because", ()) for number in range(10)]
+        >>> [[one.id for one in part] for part in divide_questions(questions, (8, 1, 1))]
+        [['0', '1', '2', '3', '4', '7', '8', '9'], ['6'], ['5']]
+    """
+    drawn = sorted(range(len(questions)), key=lambda place: hashlib.sha256(questions[place].id.encode()).digest())
+    ends = [len(questions) * total // sum(shares) for total in accumulate(shares, initial=0)]
+    return [[questions[place] for place in sorted(drawn[start:end])] for start, end in pairwise(ends)]
+
+
 def read_split(path: Path) -> list[str]:
     """Read the question ids of a split, from the judgements of the same questions as a retrieval collection."""
     return list(dict.fromkeys(judgement.query for judgement in read_judgements(path)))
@@ -102,6 +120,9 @@ def _read_answer(raw: object, where: str) -> Answer:
     return Answer(text_under(raw, "text", where), start)
 
 
+Paragraphs: TypeAlias = Literal["overlap", "head", "tail", "head-tail"]
+"""Treatment of a paragraph that is too long for a window, see `WindowSettings`."""
+
 NOWHERE = 0
 """Target position of windows without the answer: their first token."""
 
@@ -111,8 +132,12 @@ class WindowSettings(TextSchema):
 
     max_length: int = Field(ge=16)
     """Maximum length of a window, special tokens included."""
-    overlap: int = Field(ge=1)
+    overlap: int = Field(default=128, ge=1)
     """Paragraph tokens shared by neighbouring windows; BERT's doc_stride is the number of tokens not shared."""
+    paragraphs: Paragraphs = "overlap"
+    """Treatment of a paragraph that is too long for a window. ``overlap``: several windows. ``head``, ``tail``: one window with its
+    beginning or its end; the rest is not read. ``head-tail``: one window with a quarter of ``max_length`` from its beginning and the rest
+    from its end (128 and 382 of 510 tokens in arXiv:1905.05583, section 5.3.1)."""
     max_question_length: int = Field(default=64, ge=1)
     """Maximum length of a question; longer questions are truncated."""
     max_answer_length: int = Field(default=30, ge=1)
@@ -127,20 +152,26 @@ class Window:
         question: Index of the question in the input list.
         ids: Token ids, special tokens included.
         first: Position in the sequence of the first paragraph token.
-        skipped: Number of paragraph tokens before this window.
+        parts: Ranges of the paragraph's tokens in this window, in their order: one, or two if the middle is left out.
         spans: Character range in the whole paragraph of each paragraph token in this window, as (start, stop).
     """
 
     question: int
     ids: list[int]
     first: int
-    skipped: int
+    parts: tuple[range, ...]
     spans: list[tuple[int, int]]
 
     @property
     def stop(self) -> int:
         """Position after the last paragraph token."""
         return self.first + len(self.spans)
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """Positions (first, stop) in the sequence of each part."""
+        ends = list(accumulate(map(len, self.parts), initial=self.first))
+        return list(pairwise(ends))
 
     def characters(self, start: int, end: int) -> tuple[int, int]:
         """Character range (start, stop) in the paragraph of the tokens from ``start`` to ``end``, both included."""
@@ -169,6 +200,12 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
     room = settings.max_length - special - settings.max_question_length
     if settings.max_length > positions:
         raise InputError(f"windows.max_length: must be <= {positions}, the encoder's positions, got {settings.max_length}")
+    if settings.paragraphs != "overlap":
+        if room < 1:
+            raise InputError(
+                f"windows.max_length: must be > {settings.max_length - room} (max_question_length and {special} special tokens)"
+            )
+        return
     if settings.max_answer_length > settings.overlap:
         raise InputError(
             f"windows.overlap: must be >= {settings.max_answer_length}, max_answer_length, so that no answer is cut; got {settings.overlap}"
@@ -181,7 +218,7 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
 
 
 def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[Window]:
-    """Split the paragraphs of questions into windows, in the order of the questions."""
+    """Split or truncate the paragraphs of questions into windows, in the order of the questions."""
     for cut in _cut_paragraphs(questions, tokenizer, settings):
         yield from cut.windows()
 
@@ -189,9 +226,9 @@ def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: 
 def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[LabelledWindow]:
     """The windows of `make_windows`, labelled with the first answer of each question, for training.
 
-    An answer that fits into a window is complete in at least one: if no regular window contains it, because it is longer than the overlap,
-    one more window is placed around it. Windows without the answer have the target `NOWHERE`. Questions whose answer is not at its stated
-    position are left out.
+    With overlapping windows, an answer that fits into a window is complete in at least one: if no regular window contains it, because it is
+    longer than the overlap, one more window is placed around it. Windows without the answer, as of a truncated paragraph, have the target
+    `NOWHERE`. Questions whose answer is not at its stated position are left out.
     """
     for cut in _cut_paragraphs(questions, tokenizer, settings):
         question = questions[cut.question]
@@ -203,32 +240,40 @@ def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settin
             continue
         low, high = cut.tokens(answer.start, answer.start + len(answer.text))
         labelled = [_label_window(window, low, high) for window in cut.windows()]
-        if all(one.start == NOWHERE for one in labelled) and high - low < cut.room:
-            middle = low - (cut.room - (high - low)) // 2
-            labelled.append(_label_window(cut.window(max(0, min(middle, len(cut.pieces.ids) - cut.room))), low, high))
+        if settings.paragraphs == "overlap" and all(one.start == NOWHERE for one in labelled) and high - low < cut.room:
+            middle = max(0, min(low - (cut.room - (high - low)) // 2, len(cut.pieces.ids) - cut.room))
+            labelled.append(_label_window(cut.window(range(middle, middle + cut.room)), low, high))
         yield from labelled
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A question with its tokenised paragraph, which can be split into windows."""
+    """A question with its tokenised paragraph, which can be split into windows or truncated to one."""
 
     question: int
     head: list[int]
     behind: list[int]
     pieces: TextTokens
     room: int
-    overlap: int
+    settings: WindowSettings
 
     def windows(self) -> Iterator[Window]:
-        """Overlapping windows up to the end of the paragraph; none is contained in another."""
-        for start in range(0, max(len(self.pieces.ids) - self.overlap, 1), self.room - self.overlap):
-            yield self.window(start)
+        """Overlapping windows up to the end of the paragraph, none contained in another; or the window of a truncated paragraph."""
+        tokens, kept = len(self.pieces.ids), self.settings.paragraphs
+        if kept == "overlap":
+            for start in range(0, max(tokens - self.settings.overlap, 1), self.room - self.settings.overlap):
+                yield self.window(range(start, min(start + self.room, tokens)))
+            return
+        before = {"head": self.room, "tail": 0, "head-tail": min(self.settings.max_length // 4, self.room)}[kept]
+        left_out = max(0, tokens - self.room)
+        parts = (range(before), range(before + left_out, tokens)) if left_out else (range(tokens),)
+        yield self.window(*filter(None, parts))
 
-    def window(self, start: int) -> Window:
-        """The window that starts at a given paragraph token."""
-        inside = slice(start, start + self.room)
-        return Window(self.question, [*self.head, *self.pieces.ids[inside], *self.behind], len(self.head), start, self.pieces.spans[inside])
+    def window(self, *parts: range) -> Window:
+        """The window with ranges of the paragraph's tokens."""
+        inside = [token for part in parts for token in part]
+        ids = [*self.head, *(self.pieces.ids[token] for token in inside), *self.behind]
+        return Window(self.question, ids, len(self.head), parts, [self.pieces.spans[token] for token in inside])
 
     def tokens(self, begin: int, behind: int) -> tuple[int, int]:
         """First and last token of a character range; if the tokenizer leaves no token of the range, the next token after it."""
@@ -248,12 +293,12 @@ def _cut_paragraphs(questions: Sequence[Question], tokenizer: Tokenizer, setting
             text = tokenizer.pieces(question.text).ids[: settings.max_question_length]
             head = [*template.before, *text, *template.between]
             room = settings.max_length - len(head) - len(template.behind)
-            yield _Cut(next(places), head, template.behind, pieces, room, settings.overlap)
+            yield _Cut(next(places), head, template.behind, pieces, room, settings)
 
 
 def _label_window(window: Window, low: int, high: int) -> LabelledWindow:
     """Label a window with an answer whose first and last token are given as paragraph tokens."""
-    if low < window.skipped or high >= window.skipped + len(window.spans):
-        return LabelledWindow(window, NOWHERE, NOWHERE)
-    shift = window.first - window.skipped
-    return LabelledWindow(window, low + shift, high + shift)
+    for part, (first, _) in zip(window.parts, window.positions, strict=True):
+        if low in part and high in part:
+            return LabelledWindow(window, low - part.start + first, high - part.start + first)
+    return LabelledWindow(window, NOWHERE, NOWHERE)

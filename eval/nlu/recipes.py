@@ -6,6 +6,7 @@ and the fine-tuning jobs of its release for GLUE; Jeong et al., HCLT 2023, for l
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -176,8 +177,11 @@ class QaDataSection(TextSchema):
 
     train: NonBlank
     """File of the training questions."""
-    test: NonBlank
-    """File of the test questions, which are answered after training; may be the same file."""
+    test: NonBlank | None = None
+    """File of the test questions, which are answered after training; may be the same file. Required unless ``split`` has three parts."""
+    split: NonBlank | None = None
+    """Parts into which the questions of ``train`` are divided: ``9:1`` for training and development questions, ``8:1:1`` for test questions
+    too; null for no division. The parts depend on the questions' ids only."""
     official: Official
     """Official script that defines the scores."""
     train_split: NonBlank | None = None
@@ -190,6 +194,11 @@ class QaDataSection(TextSchema):
     """The same as ``train_split`` for the development questions."""
     limit: int | None = Field(default=None, ge=1)
     """Maximum number of training questions, from the first; null for all."""
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The numbers of ``split``; empty without one."""
+        return tuple(map(int, self.split.split(":"))) if self.split else ()
 
 
 class QaRecipe(RecipeSchema):
@@ -211,14 +220,34 @@ class QaRecipe(RecipeSchema):
 
 QA_RULES = (
     Rule(
-        ("windows.overlap", "windows.max_answer_length"),
-        lambda overlap, longest: overlap < longest,
+        ("windows.overlap", "windows.max_answer_length", "windows.paragraphs"),
+        lambda overlap, longest, paragraphs: overlap < longest and paragraphs == "overlap",
         "must be >= {1}, max_answer_length, so that no answer is cut; got {0}",
     ),
     Rule(
-        ("training.patience", "data.development"),
-        lambda patience, development: patience is not None and development is None,
-        "requires data.development",
+        ("training.patience", "data.development", "data.split"),
+        lambda patience, development, split: patience is not None and development is None and split is None,
+        "requires data.development or data.split",
+    ),
+    Rule(
+        ("data.split",),
+        lambda split: split is not None and re.fullmatch(r"[1-9]\d{0,3}(:[1-9]\d{0,3}){1,2}", split) is None,
+        "must be two or three numbers such as 9:1 (training, development) or 8:1:1 (and test), got {0!r}",
+    ),
+    Rule(
+        ("data.development", "data.split"),
+        lambda development, split: development is not None and split is not None,
+        "is a part of data.split; leave one of the two out",
+    ),
+    Rule(
+        ("data.test", "data.split"),
+        lambda test, split: test is None and (split or "").count(":") < 2,
+        "names the file of the test questions; or divide data.train by data.split=8:1:1",
+    ),
+    Rule(
+        ("data.test", "data.split"),
+        lambda test, split: test is not None and (split or "").count(":") == 2,
+        "is a part of data.split: {1}; leave it out (data.test=), or divide into two parts",
     ),
     Rule(
         ("data.development_split", "data.development"),

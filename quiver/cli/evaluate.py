@@ -399,6 +399,24 @@ def report_training(folder: Path = argument("Run folder of quiver train or quive
     say(f"report: {write_training_report(folder)}")
 
 
+@report_app.command("qa")
+@command
+def report_qa(
+    folders: tuple[Path, ...] = argument("Folders of quiver qa train or quiver qa evaluate, all on the same questions."),
+    *,
+    out: Path = option(..., "Report file to write; .md, .html or .tex.", "-o"),
+    title: str = options.REPORT_TITLE,
+) -> None:
+    """Compare models that answer with spans: exact match and F1 by length.
+
+    Example: quiver report qa runs/qa-512 runs/qa-1024 --out lengths.md
+    """
+    from quiver.eval.report.answers import write_answers_report
+
+    write_answers_report(folders, out, title=title)
+    say(f"report: {out}")
+
+
 @collections_app.command("list")
 @command
 def collections_list(names: tuple[str, ...] = options.COLLECTION_NAMES, json: bool = options.JSON) -> None:

@@ -65,10 +65,13 @@ def glue(
 @qa_app.command("train")
 @command
 def qa_train(
-    recipe: str = argument("Recipe file, or the name of a shipped recipe: qa-korquad-512, qa-korquad-1024."),
+    recipe: str = argument("Recipe file, or the name of a shipped recipe: qa-korquad."),
     overrides: tuple[str, ...] = options.OVERRIDES,
     *,
     out: Path = option(..., "Folder to write: model/, run.json, results.json, predictions.json, ...", "-o"),
+    split: str | None = option(
+        None, "Parts to divide the training file into: 9:1 for training and development, 8:1:1 for test too. Sets data.split."
+    ),
     training: options.ResumableTraining,
     output: options.Output,
 ) -> None:
@@ -76,14 +79,15 @@ def qa_train(
 
     SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
-    Example: quiver qa train qa-korquad-512 --out runs/qa-512 model.init=klue/bert-base
+    Example: quiver qa train qa-korquad --out runs/qa-512 model.init=klue/roberta-base
     """
     from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    resolved = load_qa_recipe(recipe, training.overrides(overrides))
+    divided = [] if split is None else [f"data.split={split}"]
+    resolved = load_qa_recipe(recipe, [*training.overrides(overrides), *divided])
     with naming_fetch_command(recipe, resolved.data):
         results = train_qa(resolved, out, **training.arguments(output))
     if output.json:
@@ -97,6 +101,10 @@ def qa_train(
 @group
 class _Windows:
     """How long texts are read: fields of `quiver.eval.nlu.questions.WindowSettings`."""
+
+    paragraphs: Literal["overlap", "head", "tail", "head-tail"] = option(
+        "overlap", "Treatment of long paragraphs: overlapping windows, or one window with the beginning, the end, or both."
+    )
 
     max_length: int | None = option(None, "Length of a window, in tokens. Default: the number of positions of the model.")
     overlap: int = option(128, "Overlap of consecutive windows, in tokens.")

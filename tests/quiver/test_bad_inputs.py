@@ -239,7 +239,7 @@ estimate --model modernbert-base --docs 10 --words nan
 glue quickstart --out o
 glue glue-base --out o --task bogus
 glue glue-base --out o data.source=nowhere model.source=model
-qa train qa-korquad-512 --out o data.train=nowhere model.source=model
+qa train qa-korquad --out o data.train=nowhere model.source=model
 qa evaluate --model nowhere --data f/squad.json --official squad_v1 --out o
 qa evaluate --model model --data f/squad.json --official squad_v1 --out o
 cache prune --size x

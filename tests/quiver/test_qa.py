@@ -111,3 +111,30 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     # A run is trained over only when asked.
     again = quiver("qa", "train", recipe, "--out", out)
     assert (again.code, "already contains a run" in again.err) == (2, True)
+
+
+def test_runs_are_compared_by_length_beside_the_paper(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    """Truncation loses answers that windows find; a run of other questions, and a damaged one, are refused."""
+    settings = ("data.official=korquad_v1", "updates.epochs=4")
+    for name, changed in (("windows", ()), ("head", ("windows.paragraphs=head",)), ("divided", ("data.test=", "--split", "8:1:1"))):
+        done = quiver("qa", "train", recipe, "--out", tmp_path / name, *settings, *changed)
+        assert done.code == 0, done.err
+    found = {name: json.loads((tmp_path / name / "results.json").read_text()) for name in ("windows", "head", "divided")}
+    assert found["head"]["windows"] == 30 < found["windows"]["windows"]
+    assert found["head"]["scores"]["exact"] < found["windows"]["scores"]["exact"]
+    assert found["divided"]["scores"]["questions"] == 8
+    out = tmp_path / "lengths.md"
+    done = quiver("report", "qa", tmp_path / "windows", tmp_path / "head", "--out", out)
+    assert done.code == 0, done.err
+    text = out.read_text()
+    assert "| BERT-1024 (paper) | 1024 | head | 77.23" in text
+    for name in ("windows", "head"):
+        exact = f"{100 * found[name]['scores']['exact']:.2f}"
+        assert any(f"/{name} |" in line and exact in line for line in text.splitlines()), text
+    assert [each["up_to"] for each in found["head"]["by_length"]] == [256]
+    assert "1 to 256" in text
+    other = quiver("report", "qa", tmp_path / "windows", tmp_path / "divided", "--out", out)
+    assert (other.code, "compare results on the same questions" in other.err) == (2, True)
+    (tmp_path / "head" / "results.json").write_text(json.dumps({**found["head"], "by_length": None}))
+    damaged = quiver("report", "qa", tmp_path / "windows", tmp_path / "head", "--out", out)
+    assert (damaged.code, damaged.err.count("\n"), "damaged" in damaged.err) == (2, 1, True)

@@ -16,9 +16,10 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answers import answer_questions, score_predictions
-from quiver.eval.nlu.qa_training import open_span_qa, train_qa
-from quiver.eval.nlu.questions import Answer, Question, WindowSettings
+from quiver.eval.nlu.qa_training import open_span_qa, read_sets, train_qa
+from quiver.eval.nlu.questions import Answer, Question, WindowSettings, divide_questions
 from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
+from quiver.eval.sweep import make_grid
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.options import ModelFolder
 
@@ -181,18 +182,43 @@ def test_attention_dropout_is_set_by_the_recipe(tmp_path: Path, tokenizer: Token
         InputError, match=r"model\.attention_dropout: not supported by this model"
     ):  # its config.json has one setting for both
         open_span_qa(tmp_path / "modernbert", seed=7, attention_dropout=0.3)
-    assert load_qa_recipe("qa-korquad-512", ["model.attention_dropout="]).model.attention_dropout is None
+    assert load_qa_recipe("qa-korquad", ["model.attention_dropout="]).model.attention_dropout is None
 
 
-@pytest.mark.parametrize(("name", "length", "factor"), [("qa-korquad-512", 512, 1), ("qa-korquad-1024", 1024, 2)])
-def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
-    recipe = load_qa_recipe(name)
-    assert (recipe.windows.max_length, recipe.model.extend_positions) == (length, factor)
-    assert recipe.data.official == "korquad_v1"
-    assert recipe.name == name
-    assert find_recipe(name, QA_KINDS).name == f"{name}.yaml"
-    # All other training settings are equal.
-    other = load_qa_recipe("qa-korquad-512")
-    assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
-    assert (recipe.data.development, recipe.data.train_split, recipe.data.test_split) == (None, None, None)
-    assert recipe.windows.replace(max_length=512) == other.windows
+def test_the_shipped_recipe_follows_the_paper_and_its_comparison_changes_only_the_windows() -> None:
+    recipe = load_qa_recipe("qa-korquad")
+    assert find_recipe("qa-korquad", QA_KINDS).name == "qa-korquad.yaml"
+    assert (recipe.data.official, recipe.data.shares, recipe.windows.paragraphs) == ("korquad_v1", (9, 1), "head")
+    grid = make_grid("qa-korquad-lengths")
+    found = {run.name: run.recipe for run in grid.runs}
+    assert list(found) == ["512-head", "512-windows", "512-head-tail", "1024"]
+    for one in found.values():
+        assert isinstance(one, QaRecipe)
+        assert (one.updates, one.training, one.data) == (recipe.updates, recipe.training, recipe.data)
+        assert one.windows.max_length == 512 * one.model.extend_positions
+
+
+def test_one_file_is_divided_into_the_sets_of_a_run(make_recipe: Callable[..., QaRecipe], tmp_path: Path) -> None:
+    """The sizes are those of the paper's Table 1, the parts are disjoint, and no test file is needed with three parts."""
+    for count, shares, sizes in (
+        (60_407, (9, 1), [54_366, 6_041]),
+        (340_088, (8, 1, 1), [272_070, 34_009, 34_009]),
+        (100_268, (8, 1, 1), [80_214, 10_027, 10_027]),
+        (276_198, (9, 1), [248_578, 27_620]),
+    ):
+        assert [len(part) for part in divide_questions([Question(str(key), "", "", ()) for key in range(count)], shares)] == sizes
+    questions = numbers(1, 80, words=30)
+    recipe = make_recipe(epochs=0.1)
+    data = recipe.data.replace(development=None, test=None, split="8:1:1")
+    sets = read_sets(data)
+    assert [len(part) for part in (sets.train, sets.development, sets.test)] == [64, 8, 8]
+    assert sorted(one.id for part in (sets.train, sets.development, sets.test) for one in part) == sorted(one.id for one in questions)
+    squad(Path(data.train), questions[::-1])
+    assert {one.id for one in read_sets(data).test} == {one.id for one in sets.test}
+    both = read_sets(recipe.data.replace(development=None, split="9:1", limit=5))
+    assert [len(part) for part in (both.train, both.development, both.test)] == [5, 8, 40]
+    train_qa(recipe.replace(data=data, windows=SETTINGS.replace(paragraphs="head-tail")), tmp_path / "out")
+    assert read_json(tmp_path / "out" / "results.json")["scores"]["questions"] == 8
+    squad(Path(data.train), questions[:5])
+    with pytest.raises(InputError, match=r"too few questions to divide by data\.split: 8:1:1"):
+        read_sets(data)

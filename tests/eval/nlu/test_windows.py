@@ -12,6 +12,7 @@ from quiver.encoder import InputError, Tokenizer
 from quiver.eval.nlu.questions import (
     NOWHERE,
     Answer,
+    Paragraphs,
     Question,
     WindowSettings,
     check_settings,
@@ -42,16 +43,16 @@ def test_windows_cover_a_long_paragraph(tokenizer: Tokenizer, max_length: int, o
     assert len(windows) > 3
     for window in windows:
         assert len(window.ids) <= max_length
-        stop = window.skipped + len(window.spans)
-        assert window.ids[window.first : window.stop] == pieces.ids[window.skipped : stop]
-        assert window.spans == pieces.spans[window.skipped : stop]
-    assert windows[0].skipped == 0
-    assert windows[-1].skipped + len(windows[-1].spans) == len(pieces.ids)
+        (inside,) = window.parts
+        assert window.ids[window.first : window.stop] == pieces.ids[inside.start : inside.stop]
+        assert window.spans == pieces.spans[inside.start : inside.stop]
+    assert windows[0].parts[0].start == 0
+    assert windows[-1].parts[0].stop == len(pieces.ids)
     for before, after in pairwise(windows):
-        assert before.skipped + len(before.spans) - after.skipped == overlap
+        assert before.parts[0].stop - after.parts[0].start == overlap
     # So every span that is no longer than the overlap is whole in some window.
     for low in range(len(pieces.ids) - overlap + 1):
-        assert any(window.skipped <= low and low + overlap <= window.skipped + len(window.spans) for window in windows)
+        assert any(window.parts[0].start <= low and low + overlap <= window.parts[0].stop for window in windows)
 
 
 def test_every_answer_is_whole_in_some_window(tokenizer: Tokenizer) -> None:
@@ -134,3 +135,34 @@ def test_a_template_with_two_separators_is_followed(tokenizer: Tokenizer) -> Non
     expected = backend.encode("언제 was it?", TEXT)
     assert window.ids == expected.ids
     assert window.first == expected.sequence_ids.index(1)
+
+
+@pytest.mark.parametrize(("kept", "head"), [("head", 55), ("tail", 0), ("head-tail", 16)])
+def test_a_truncated_paragraph_is_one_window_and_its_lost_answers_are_nowhere(tokenizer: Tokenizer, kept: Paragraphs, head: int) -> None:
+    """The reference keeps whole tokens only: an answer that is cut, or spans what was left out, is not in the window."""
+    context = " ".join(f"{number} {TEXT}" for number in range(4))
+    pieces = tokenizer.pieces(context)
+    settings = WindowSettings(max_length=64, paragraphs=kept, max_question_length=6)
+    short = question("a bird has wings", "bird")
+    assert list(make_windows([short], tokenizer, settings)) == list(
+        make_windows([short], tokenizer, settings.replace(paragraphs="overlap", overlap=30))
+    )
+    [window] = make_windows([question(context, None)], tokenizer, settings)
+    assert len(window.ids) == 64
+    room = len(window.spans)
+    kept_tokens = [*range(min(head, room)), *range(len(pieces.ids) - room + min(head, room), len(pieces.ids))]
+    assert window.ids[window.first : window.stop] == [pieces.ids[token] for token in kept_tokens]
+    found = 0
+    for low in range(len(pieces.ids) - 3):
+        begin, stop = pieces.spans[low][0], pieces.spans[low + 2][1]
+        if context[begin:stop].strip() != context[begin:stop]:
+            continue
+        [one] = labelled_windows([question(context, context[begin:stop], start=begin)], tokenizer, settings)
+        whole = [token for token, (first, last) in enumerate(pieces.spans) if last > begin and first < stop]
+        places = [kept_tokens.index(token) for token in whole if token in kept_tokens]
+        complete = len(places) == len(whole) and places[-1] - places[0] == len(whole) - 1
+        assert (one.start == NOWHERE) is not complete
+        if complete:
+            found += 1
+            assert one.window.characters(one.start, one.end) == (pieces.spans[whole[0]][0], pieces.spans[whole[-1]][1])
+    assert found > 20
