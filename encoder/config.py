@@ -18,6 +18,8 @@ NormPosition = Literal["pre", "post", "parallel"]
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 RopeKind = Literal["linear", "ntk", "yarn"]
 InitMethod = Literal["full_megatron", "mitchell", "normal", "kaiming_normal", "fan_in"]
+Tiling = Literal["wraparound", "random-edges", "from-edge"]
+"""Where the values of an enlarged encoder come from, see `quiver.encoder.pretraining.tiling`."""
 Precision = Literal["float", "int8"]
 """Precision of matrix products in inference: the values of the weights, or quantised."""
 

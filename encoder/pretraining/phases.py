@@ -25,6 +25,7 @@ from quiver.encoder.heads import MaskedLM, init_head
 from quiver.encoder.model import Encoder, init_weights
 from quiver.encoder.pretraining.corpus import train_texts
 from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.tiling import enlarge_masked_lm
 from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 from quiver.encoder.training import optimization
 
@@ -117,7 +118,13 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         init_head(model, seed=recipe.training.seed + 1, method=recipe.model.init_method)
         return model
     # A checkpoint that was enlarged, or written by another library, may lack a head; then the head is random.
-    start = load_head(MaskedLM, recipe.model.init, new_head_seed=recipe.training.seed + 1)
+    section, seed = recipe.model, recipe.training.seed
+    start = load_head(MaskedLM, section.init, revision=section.revision, new_head_seed=seed + 1)
+    if section.tiling is not None:
+        try:
+            start = enlarge_masked_lm(start, config, shared=section.tiling_shared, tiling=section.tiling, seed=seed)
+        except InputError as error:
+            raise InputError(f"model.tiling: {section.init}: {error}") from error
     model = in_form(start, config, where=recipe.model.init)
     # Models whose tensors have the same shapes can still differ in their global layers, window or activation.
     for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):

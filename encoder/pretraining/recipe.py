@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from quiver.encoder.config import Tiling
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, SectionRule, TextSchema
 from quiver.encoder.training.architecture import ArchitectureSection
 from quiver.encoder.training.recipe_file import Overrides, RecipeSchema, TrainingDtype, load_sections
@@ -33,7 +34,14 @@ class ModelSection(ArchitectureSection):
 
     init: NonBlank
     """``random`` (see ``init_method``), or a folder or Hub id of a checkpoint to start from, whose architecture must be the one given
-    here."""
+    here, unless it is enlarged by ``tiling``."""
+    revision: NonBlank | None = None
+    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read."""
+    tiling: Tiling | None = None
+    """Enlarge the checkpoint to the sizes given here, as the paper's large model (`quiver.encoder.pretraining.tiling`): its weights in the
+    centre with ``wraparound`` (the paper's choice) or ``random-edges``, or repeated ``from-edge``; null: it has these sizes."""
+    tiling_shared: bool = True
+    """Divide the weights among the copies of a column, so that the enlarged model starts near the smaller one; false as published."""
     tokenizer: NonBlank
     """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id with a tokenizer.json."""
     vocabulary: VocabularySection = VocabularySection()
@@ -224,6 +232,11 @@ RULES = (
         ("model.tokenizer", "model.init"),
         lambda tokenizer, init: tokenizer == "train" and init != "random",
         "a vocabulary learnt anew is not the one that the weights of {1} know; name theirs",
+    ),
+    Rule(
+        ("model.tiling", "model.init"),
+        lambda tiling, init: tiling is not None and init == "random",
+        "enlarges the weights of a checkpoint, but init is {1}; name the checkpoint",
     ),
     Rule(
         ("model.decoder_bias", "model.init"),

@@ -1,14 +1,17 @@
-"""Initialize a larger encoder from a smaller one: every tensor is tiled with the smaller one's values, with the original in the middle.
+"""Initialize a larger encoder from a smaller one: every tensor is tiled with the smaller one's values.
 
-Along an axis of length n that becomes N, index r takes the old index (r - (N - n) // 2) mod n. Layer i of L takes the old layer round(i l /
-L). Tensors of several equal parts are tiled part by part: queries, keys and values; the halves of a gated MLP; heads, and inside a head the
-two halves that RoPE rotates against each other.
+Along an axis of length n that becomes N, index r takes the old index (r - (N - n) // 2) mod n: the original is in the middle and goes on
+periodically (``wraparound``, which the paper found best). The two other ways that it tried: the original in the middle of random values
+(``random-edges``), and the old index r mod n (``from-edge``). Layer i of L takes the old layer round(i l / L). Tensors of several equal
+parts are tiled part by part: queries, keys and values; the halves of a gated MLP; heads, and inside a head the two halves that RoPE rotates
+against each other.
 
 With tiling as published, a matrix adds up an input as often as it is repeated, and a model that is made wider starts no better than random.
 Therefore each column of a matrix is divided by the number of copies of its input.
 
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
-Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
+Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle``, ``center_weights`` and ``tile_weights_from_edge`` in
+AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
 arXiv:2112.11446 (map of layers); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
 """
 
@@ -20,10 +23,10 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from quiver.encoder.config import DROPOUTS, EncoderConfig
+from quiver.encoder.config import DROPOUTS, EncoderConfig, Tiling
 from quiver.encoder.errors import InputError
-from quiver.encoder.heads import MaskedLM
-from quiver.encoder.model import Encoder
+from quiver.encoder.heads import MaskedLM, init_head
+from quiver.encoder.model import Encoder, init_weights
 
 # Settings that may differ between the two models: sizes, and settings on which no weight depends.
 FREE = frozenset(
@@ -40,30 +43,48 @@ def layer_map(old: int, new: int) -> list[int]:
     return [min(round(layer * old / new), old - 1) for layer in range(new)]
 
 
-def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor in another shape of as many axes: the old one in the middle, gone on periodically; the middle of it where it shrinks.
+def tile(tensor: Tensor, shape: tuple[int, ...], tiling: Tiling = "wraparound", edges: Tensor | None = None) -> Tensor:
+    """A tensor in another shape of as many axes; of an axis that shrinks, the middle remains, or with ``from-edge`` the beginning.
+
+    ``edges`` has the values, in the new shape, of ``random-edges``.
 
     Example:
         >>> tile(torch.tensor([1, 2, 3]), (6,)).tolist(), tile(torch.tensor([1, 2, 3, 4]), (2,)).tolist()
         ([3, 1, 2, 3, 1, 2], [2, 3])
+        >>> tile(torch.tensor([1, 2, 3]), (6,), "from-edge").tolist()
+        [1, 2, 3, 1, 2, 3]
+        >>> tile(torch.tensor([1, 2, 3]), (6,), "random-edges", torch.full((6,), 9)).tolist()
+        [9, 1, 2, 3, 9, 9]
     """
     if tensor.ndim != len(shape) or not tensor.numel():
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot be tiled to {shape}")
+    is_edge = torch.zeros((), dtype=torch.bool, device=tensor.device)
     for axis, (old, new) in enumerate(zip(tensor.shape, shape, strict=True)):
         if old != new:
-            before = (new - old) // 2 if new > old else -((old - new) // 2)  # so that growing and shrinking again gives the original
-            places = (torch.arange(new, device=tensor.device) - before) % old
-            tensor = tensor.index_select(axis, places)
-    return tensor
+            origins = _find_origins(old, new, tiling).to(tensor.device)
+            tensor = tensor.index_select(axis, origins.clamp(min=0))
+            is_edge = is_edge | (origins < 0).reshape(-1, *[1] * (len(shape) - 1 - axis))
+    return tensor if edges is None else torch.where(is_edge, edges.to(tensor), tensor)
 
 
-def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> Encoder:
+def _find_origins(old: int, new: int, tiling: Tiling) -> Tensor:
+    """The old index of each new one, (new,); -1 for a random value."""
+    if tiling == "from-edge":
+        return torch.arange(new) % old
+    before = (new - old) // 2 if new > old else -((old - new) // 2)  # so that growing and shrinking again gives the original
+    places = torch.arange(new) - before
+    return places % old if tiling == "wraparound" else places.where((places >= 0) & (places < old), torch.tensor(-1))
+
+
+def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0) -> Encoder:
     """A new encoder of another size that begins with what a trained one has learnt.
 
     Args:
         encoder: The parent; not changed.
         config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
         shared: Divide by the number of copies, see above; False for the published map of unchanged values.
+        tiling: Where values beyond the parent's come from.
+        seed: Random seed of the values of ``random-edges``.
 
     Returns:
         The larger encoder with the parent's dtype, device and mode. A norm that only the larger one has keeps its initial values.
@@ -82,31 +103,37 @@ def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> 
     """
     _check(encoder, config)
     larger = Encoder(config)
-    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger, shared=shared))
+    if tiling == "random-edges":
+        init_weights(larger, seed=seed)
+    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger, tiling, shared=shared))
     return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(encoder.training)
 
 
-def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = True) -> MaskedLM:
+def enlarge_masked_lm(
+    model: MaskedLM, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0
+) -> MaskedLM:
     """`enlarge` for a masked language model: its head is tiled too.
 
     Raises:
         InputError: As `enlarge`.
     """
-    encoder = enlarge(model.encoder, config, shared=shared)
+    encoder = enlarge(model.encoder, config, shared=shared, tiling=tiling, seed=seed)
     own = model.decoder
     larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)
+    if tiling == "random-edges":
+        init_head(larger, seed=seed + 1)
     state, old = larger.state_dict(), model.state_dict()
     for name, tensor in state.items():
         if not name.startswith("encoder."):
             # (D, D), (D,), (V, D) or (V,): no axis consists of parts.
-            state[name] = tile(old[name], tuple(tensor.shape))
+            state[name] = tile(old[name], tuple(tensor.shape), tiling, tensor)
             if shared and tensor.ndim > 1:
-                state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1]).to(state[name])
+                state[name] = state[name] / _count_copies(old[name].shape[-1], tensor.shape[-1], tiling).to(state[name])
     larger.load_state_dict(state)
     if shared and own.weight is None:  # the decoder is the embedding, which is not divided; its input is divided instead
         with torch.no_grad():
             for weight in larger.transform.norm.parameters():
-                weight.div_(_places(model.encoder.config.hidden_size, config.hidden_size))
+                weight.div_(_count_copies(model.encoder.config.hidden_size, config.hidden_size, tiling))
     return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(model.training)
 
 
@@ -123,13 +150,13 @@ def _check(encoder: Encoder, config: EncoderConfig) -> None:
         raise InputError(f"enlarging an encoder may change only its sizes, but {differences}")
 
 
-def _places(old: int, new: int) -> Tensor:
-    """For each index along a tiled axis, the number of indices with the same old index, (new,)."""
-    origins = tile(torch.arange(old), (new,))
-    return torch.bincount(origins, minlength=old)[origins]
+def _count_copies(old: int, new: int, tiling: Tiling) -> Tensor:
+    """For each index along a tiled axis, the number of indices with the same old index, (new,); 1 for random values."""
+    origins = _find_origins(old, new, tiling)
+    return torch.bincount(origins.clamp(min=0), weights=(origins >= 0).double(), minlength=old)[origins].where(origins >= 0, 1)
 
 
-def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tensor]:
+def _tiled(encoder: Encoder, larger: Encoder, tiling: Tiling, *, shared: bool) -> dict[str, Tensor]:
     """Tensors of the larger encoder by name, without those that the smaller one lacks."""
     old = encoder.state_dict()
     layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
@@ -143,10 +170,10 @@ def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tens
             continue
         axes = AXES.get(kind, _plain)
         parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
-        found = tile(parts, shape)
+        found = tile(parts, shape, tiling, tensor.reshape(shape))
         if shared and tensor.ndim > 1 and not name.startswith("embeddings."):
             for axis in _read(kind, len(shape)):
-                count = _places(parts.shape[axis], shape[axis])
+                count = _count_copies(parts.shape[axis], shape[axis], tiling)
                 found = found / count.reshape(-1, *[1] * (len(shape) - 1 - axis)).to(found)
         tiled[name] = found.reshape(tensor.shape)
     return tiled

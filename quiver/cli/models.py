@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from quiver.cli import options
 from quiver.cli.options import argument, command, option
 from quiver.cli.output import print_result
-from quiver.encoder.config import EncoderConfig
+from quiver.encoder.config import EncoderConfig, Tiling
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
 
@@ -87,10 +87,16 @@ def enlarge(
     shared: bool = option(
         True, "Divide weights among copies of a column, so that outputs stay close; or copy them.", "--shared/--as-published"
     ),
+    tiling: Tiling = option(
+        "wraparound",
+        "Where values beyond the smaller encoder's come from: around it, which is in the centre (wraparound); random values around the"
+        " centre (random-edges); or copies one after the other (from-edge).",
+    ),
+    seed: int = option(0, "Random seed of the values of random-edges.", min=0),
     overwrite: bool = options.OVERWRITE,
     json: bool = options.JSON,
 ) -> None:
-    """Initialize a larger encoder by tiling the weights of a smaller one from the centre, to continue pretraining.
+    """Initialize a larger encoder by tiling the weights of a smaller one, to continue pretraining.
 
     Example: quiver enlarge runs/base/model --to modernbert-large --out large-init
     """
@@ -111,9 +117,9 @@ def enlarge(
     large = _architecture(to, small)
     with replacing_folder(out) as stage:
         if isinstance(parent, MaskedLM):
-            save_head(enlarge_masked_lm(parent, large, shared=shared), stage)
+            save_head(enlarge_masked_lm(parent, large, shared=shared, tiling=tiling, seed=seed), stage)
         else:
-            save_encoder(enlarge_encoder(parent, large, shared=shared), stage)
+            save_encoder(enlarge_encoder(parent, large, shared=shared, tiling=tiling, seed=seed), stage)
         if (folder / "tokenizer.json").is_file():
             Tokenizer.from_pretrained(folder).save(stage)
     sizes = {name: _sizes(config) for name, config in (("from", small), ("to", large))}

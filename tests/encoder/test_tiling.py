@@ -44,6 +44,14 @@ def reference_parts(old: NDArray[np.float32], shape: tuple[int, ...], parts: int
     return np.concatenate([reference_tile(old[part * rows : (part + 1) * rows], chunk) for part in range(parts)])
 
 
+def reference_edges(old: NDArray[np.float32], edges: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The release's center_weights: random values, in whose centre the old ones are written."""
+    new = edges.copy()
+    corner = [(larger - smaller) // 2 for larger, smaller in zip(new.shape, old.shape, strict=True)]
+    new[tuple(slice(start, start + size) for start, size in zip(corner, old.shape, strict=True))] = old
+    return new
+
+
 def reference_layer(layer: int, old: int, new: int) -> int:
     """Gopher: the quotient to the nearest whole number, of two as near the even one."""
     twice = 2 * layer * old
@@ -90,6 +98,36 @@ def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
             expected = reference_parts(old[source], tuple(tensor.shape), parts.get(kind, 1))
         np.testing.assert_array_equal(tensor.numpy(), expected, err_msg=name)
     assert seen == old.keys()
+
+
+def test_values_may_come_from_the_edge_or_lie_in_the_centre_of_random_ones() -> None:
+    small, large = modernbert(2, 16, 2, 24), modernbert(3, 40, 5, 60)
+    parent = MaskedLM(init_weights(Encoder(small), seed=1))
+    init_head(parent, seed=2)
+    edge, centre, again = (
+        enlarge_masked_lm(parent, large, shared=False, tiling=tiling, seed=seed).state_dict()
+        for tiling, seed in (("from-edge", 7), ("random-edges", 7), ("random-edges", 8))
+    )
+    random = MaskedLM(init_weights(Encoder(large), seed=7))
+    init_head(random, seed=8)
+    old, drawn = parent.state_dict(), random.state_dict()
+    for name, axes in (
+        ("encoder.embeddings.tokens.weight", None),
+        ("encoder.layers.2.mlp.down.weight", None),
+        ("encoder.layers.2.mlp_norm.weight", None),
+        ("encoder.layers.2.mlp.up.weight", ((2, 24, 16), (2, 60, 40))),
+        ("encoder.layers.2.attention.qkv.weight", ((3, 2, 2, 4, 16), (3, 5, 2, 4, 40))),
+        ("transform.dense.weight", None),
+    ):
+        source = old[name.replace("layers.2", "layers.1")]
+        shape, larger = axes or (source.shape, edge[name].shape)
+        parts, initial = source.reshape(shape).numpy(), drawn[name].reshape(larger).numpy()
+        repeated = parts[np.ix_(*(np.arange(size) % before for size, before in zip(larger, shape, strict=True)))]
+        np.testing.assert_array_equal(edge[name].reshape(larger).numpy(), repeated, err_msg=name)
+        np.testing.assert_array_equal(centre[name].reshape(larger).numpy(), reference_edges(parts, initial), err_msg=name)
+        assert torch.equal(centre[name], again[name]) == (source.ndim == 1), name
+    shared = enlarge_masked_lm(parent, large, tiling="random-edges", seed=7).state_dict()
+    assert all(torch.equal(shared[name], centre[name]) for name in shared), "nothing is there twice"
 
 
 def head_of(tensor: Tensor, config: EncoderConfig, part: int, head: int) -> Tensor:
@@ -207,8 +245,11 @@ def test_copies_that_share_compute_what_the_parent_computes(family: str) -> None
     with torch.no_grad():
         for weight in parent.parameters():  # norms and biases too
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
-    child = enlarge_masked_lm(parent, large)
     batch = pack_ids([[1, 2, 3, 4, 5], [6, 7]])
+    edge = enlarge_masked_lm(parent, large, tiling="from-edge")
+    with torch.no_grad():
+        torch.testing.assert_close(edge.logits(batch, torch.arange(7)), parent.logits(batch, torch.arange(7)), atol=1e-4, rtol=1e-4)
+    child = enlarge_masked_lm(parent, large)
     with torch.no_grad():
         torch.testing.assert_close(child.encoder(batch), tile(parent.encoder(batch), (7, 32)), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(child.logits(batch, torch.arange(7)), parent.logits(batch, torch.arange(7)), atol=1e-4, rtol=1e-4)

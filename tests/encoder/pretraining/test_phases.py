@@ -15,6 +15,7 @@ from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.task import save_model
+from quiver.encoder.pretraining.tiling import enlarge_masked_lm
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 
@@ -74,3 +75,22 @@ def test_a_run_starts_from_a_checkpoint_of_the_same_architecture_only(make_recip
     ):
         with pytest.raises(InputError, match=message):
             first_model(make_recipe(*named, override), tokenizer)
+
+
+def test_a_run_may_start_from_a_smaller_checkpoint_that_it_tiles(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    tokenizer = make_tokenizer(recipe)
+    start = first_model(recipe, tokenizer)
+    save_model(start, tokenizer, tmp_path / "start")
+    sizes = ("model.hidden_size=32", "model.heads=4", "model.layers=4", "model.intermediate_size=40")
+    for tiling in ("wraparound", "random-edges", "from-edge"):
+        named = (f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}", f"model.tiling={tiling}")
+        larger = make_recipe(*named, *sizes, "model.tiling_shared=false")
+        found, config = first_model(larger, tokenizer), phase_config(larger, larger.phases[0], tokenizer)
+        expected = enlarge_masked_lm(start, config, shared=False, tiling=tiling, seed=7).state_dict()
+        assert found.encoder.config == config
+        assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
+    with pytest.raises(InputError, match=r"model\.tiling: .*start: enlarging an encoder may change only its sizes, but activation is"):
+        first_model(make_recipe(*named, *sizes, "model.activation=relu"), tokenizer)
+    with pytest.raises(InputError, match=r"model\.tiling: enlarges the weights of a checkpoint, but init is random"):
+        make_recipe("model.tiling=from-edge")
