@@ -1,4 +1,4 @@
-"""Development score of a model during training: nDCG@10 on a development collection, computed as ``evaluate`` does.
+"""Development score of a model during training: nDCG@10 on development collections, computed as ``evaluate`` does.
 
 The collections are read and checked once, when the scorer is made, so that a malformed line is reported before the first update. Each
 score uses the path of ``quiver.eval.evaluation``: exact search over every document, each distinct text encoded once. Vectors are kept for
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import Benchmark, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, find, resolve
 from quiver.eval.metrics import Part, grouped, score
 from quiver.eval.rankers import ModelSearcher, rank
 from quiver.eval.results import HEADLINE
@@ -35,14 +35,15 @@ class DevelopmentScorer:
 
     collections: tuple[tuple[Benchmark, Collection], ...]
 
-    def __call__(self, model: BiEncoder | ColBERT) -> float:
-        """nDCG@10 as a fraction; with several collections, the mean over data sets, where a group such as CQADupStack counts once.
+    def __call__(self, model: BiEncoder | ColBERT) -> dict[str, float]:
+        """nDCG@10 of each data set as a fraction; a group such as CQADupStack is one data set, the mean of its members.
 
         The model is unchanged afterwards: dropout is switched off during scoring only, and no random number is drawn.
         """
         with _evaluating((model.encoder, model.projections)):
             parts = [self._part(model, benchmark, collection) for benchmark, collection in self.collections]
-        return _mean([_mean([value for part in members if (value := part.value) is not None]) for members in grouped(parts).values()])
+        scored = {name: [part.value for part in members if part.value is not None] for name, members in grouped(parts).items()}
+        return {name: math.fsum(values) / len(values) for name, values in scored.items()}
 
     def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
         # Open a new store for every score: a store finds vectors by the model's fingerprint, which a model computes only once.
@@ -56,16 +57,24 @@ class DevelopmentScorer:
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
     """Read and check the development collections of a recipe."""
-    try:
-        benchmarks = resolve(section.data, section.split, progress=progress)
-    except InputError as error:
-        other = "development.data=DIR names another collection, development=null trains without one"
-        raise InputError(f"development.data: {error}; {other}") from error
+    benchmarks, failed = list[Benchmark](), dict[str, InputError]()
+    for data in section.data:
+        try:
+            benchmarks += resolve(data, section.split, progress=progress)
+        except InputError as error:
+            failed[data] = error
+    if failed:
+        first, *others = failed
+        likewise = f" (likewise {', '.join(others)})" if others else ""
+        names = " ".join(name for name in failed if find(name))
+        fetch = f"quiver collections fetch {names} downloads what is missing, " if names else ""
+        other = f"{fetch}development.data=DIR names another collection, development=null trains without one"
+        raise InputError(f"development.data: {failed[first]}{likewise}; {other}") from failed[first]
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
     for benchmark, collection in collections:
         if not any(grade > 0 for grades in collection.qrels.values() for grade in grades.values()):
-            where = f"{section.data}: {benchmark.name}, split {benchmark.split}"
-            raise InputError(f"{where}: no document is judged relevant (grade 1 or more), so every model would score 0")
+            what = f"development.data: {benchmark.name}, split {benchmark.split}"
+            raise InputError(f"{what}: no document is judged relevant (grade 1 or more), so every model would score 0")
     return DevelopmentScorer(collections)
 
 
@@ -80,7 +89,3 @@ def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -149,7 +149,7 @@ class RecipeKind:
 
 def _describe_development(recipe: Recipe) -> str | None:
     section = recipe.development
-    return None if section is None else f"{section.data}, split {section.split}"
+    return None if section is None else f"{', '.join(section.data)}, split {section.split}"
 
 
 NDCG = Measure(SCORE, "nDCG@10")

@@ -1,6 +1,13 @@
 """Recipe files: found by path or name, read as strict YAML, changed by overrides, validated with all problems at once.
 
-The content of a recipe is a schema (`quiver.encoder.schema`); the key ``kind`` tells which one.
+The content of a recipe is a schema (`quiver.encoder.schema`); the key ``kind`` tells which one. Two keys are resolved before it is checked:
+
+    extends: dpr                # recipe whose settings hold where this one gives none; what describes it is not taken over
+    encoders:                   # one recipe for several encoders: a row for each
+      bert-base: {model.init: google-bert/bert-base-uncased, training.learning_rate: 5e-5, beir: 38.9}
+
+A row holds settings by dotted path, whole sections, and words: ``{beir}`` and ``{encoder}`` in the texts of the recipe are replaced by the
+values of the chosen row. It is chosen by ``encoder=bert-base``, an override, or by name: ``dpr-bert-base`` is that row of ``dpr``.
 
 Scalars in YAML stay text. YAML 1.1 reads ``8e-5`` as text but ``064`` as 52, ``1:30`` as 90, ``no`` as false and ``2024-01-01`` as a
 date. The schema knows the type of each setting and converts the text; only null is recognised here. A key that appears twice is an error.
@@ -10,9 +17,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -32,7 +41,7 @@ AUTO = "auto"  # value of a setting that a run chooses when it begins; the recip
 TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]  # see `quiver.encoder.training.optimization.training_dtype`
 
 WITHOUT_WEIGHT = frozenset(
-    {"name", "description", "source", "cost", "expected", "data.revision", "training.log_every", "training.keep_checkpoints"}
+    {"name", "encoder", "description", "source", "cost", "expected", "data.revision", "training.log_every", "training.keep_checkpoints"}
 )
 """Settings of a recipe that do not affect the weights; a resumed session may change them."""
 
@@ -40,6 +49,21 @@ _SAME_RESULT = WITHOUT_WEIGHT | {"training.dtype", "training.save_every", "train
 """Settings whose change leaves cost and expected result of a recipe as they are; so does one of ``development`` or ``probe``."""
 
 _SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
+_SHIPPED_TABLE = re.compile(r"^encoders:.*\n((?:(?: .*)?\n)+)", re.MULTILINE)
+_SHIPPED_ROW = re.compile(r"^  ([\w.-]+):", re.MULTILINE)
+
+ENCODER = "encoder"
+"""Override that chooses a row of a recipe's table of encoders, and key of the chosen row in the recipe."""
+
+RENAMED = {
+    "coir-codesearchnet": "finetune-codesearchnet-python",
+    "coir-stackoverflow-qa": "finetune-stackoverflow-qa",
+}
+"""Former name of a shipped recipe -> its name."""
+
+_TABLE, _EXTENDS = "encoders", "extends"
+_OWN_KEYS = ("name", "description", "source", "cost", "expected")  # keys that a recipe does not take over from the one that it extends
+_WORD = re.compile(r"\{(\w+)\}")
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -53,7 +77,9 @@ class RecipeSchema(TextSchema):
     """
 
     name: NonBlank
-    """Short name of the run; in a shipped recipe that of its file, without suffix."""
+    """Short name of the run; in a shipped recipe that of its file, without suffix, and that of the encoder if there is a table of them."""
+    encoder: NonBlank | None = None
+    """Chosen row of the recipe's table of encoders; null without a table, and with another ``model.init``."""
     description: NonBlank | None = None
     """What the recipe trains, and for what purpose."""
     source: NonBlank | None = None
@@ -74,6 +100,7 @@ class RecipeSchema(TextSchema):
         replaced = any(path.partition(".")[0] in ("model", "data") for path in changed)
         retrained = any(path not in _SAME_RESULT and path.partition(".")[0] not in ("development", "probe") for path in changed)
         names = ("description", "source", "cost", "expected") if replaced else ("cost", "expected") if retrained else ()
+        names = (*names, *([ENCODER] if "model.init" in changed else []))
         updates: dict[str, Any] = {name: None for name in names if name not in given and getattr(self, name) == getattr(before, name)}
         data, known = getattr(self, "data", None), getattr(getattr(before, "data", None), "revision", "")
         if replaced and known and "data.revision" not in given and isinstance(data, Schema) and getattr(data, "revision", "") == known:
@@ -146,9 +173,15 @@ def load_sections(
     value in quotes is text without the quotes, ``[1, 2]`` is a list, and items of a list are addressed by number, from 0. Or a mapping
     from dotted paths, or nested, to values.
     """
-    source, document, problems = _read_recipe(recipe, kinds)
+    problems: list[str] = []
+    settings = list(_settings(overrides, problems))
+    chosen = next((str(value) for path, value, _ in reversed(settings) if path == ENCODER and value is not None), None)
+    source, document, wrong = _read_recipe(recipe, kinds, chosen)
+    problems += wrong
+    if chosen is not None and isinstance(document, dict) and document.get(ENCODER) != chosen:
+        problems.append(f"encoder: {chosen} is not a choice: the recipe has no table of encoders or is one of its rows; set model.init")
     original, given = copy.deepcopy(document), set[str]()
-    for path, value, override in _settings(overrides, problems):
+    for path, value, override in (setting for setting in settings if setting[0] != ENCODER):
         given.add(path)
         problems.extend(_override(document, path, value, override))
     rules = tuple(rules)
@@ -162,21 +195,104 @@ def load_sections(
     return found
 
 
-def _read_recipe(recipe: str | Path | Mapping[str, Any] | TextSchema, kinds: Collection[str] | None) -> tuple[str, object, list[str]]:
-    """Name of a recipe for errors, its content as `parse_yaml` gives it, and problems of its syntax."""
+def _read_recipe(
+    recipe: str | Path | Mapping[str, Any] | TextSchema,
+    kinds: Collection[str] | None,
+    encoder: str | None = None,
+    below: tuple[str, ...] = (),
+) -> tuple[str, Any, list[str]]:
+    """Name of a recipe for errors, its content with those of the recipes that it extends, and problems of its syntax."""
     if isinstance(recipe, TextSchema | Mapping):
-        return "recipe", _plain(recipe.model_dump() if isinstance(recipe, TextSchema) else recipe), []
-    file = find_recipe(recipe, kinds)
+        given = _plain(recipe.model_dump() if isinstance(recipe, TextSchema) else recipe)
+        return "recipe", *_resolve_recipe("recipe", given, encoder, below)
+    file, row = _locate_recipe(recipe, kinds)
     try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); convert the file") from error
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
-    try:
-        return str(file), *parse_yaml(text)
+        document, problems = _parse_file(file)
     except InputError as error:
         raise SchemaError(str(file), [str(error)]) from error
+    resolved, more = _resolve_recipe(str(file), document, row or encoder, (*below, str(recipe)))
+    return str(file), resolved, problems + more
+
+
+def _parse_file(file: Path) -> tuple[Any, list[str]]:
+    try:
+        document, problems = _parse_once(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 ({error.reason} at byte {error.start}); convert the file") from error
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})") from error
+    return copy.deepcopy(document), list(problems)
+
+
+@lru_cache(maxsize=64)  # a table is read once for each of its rows
+def _parse_once(text: str) -> tuple[object, list[str]]:
+    return parse_yaml(text)
+
+
+def _resolve_recipe(source: str, document: Any, encoder: str | None, below: tuple[str, ...]) -> tuple[Any, list[str]]:
+    """The content of a recipe without ``extends`` and ``encoders``, and problems of the two."""
+    if not isinstance(document, dict):
+        return document, []
+    table, base = document.pop(_TABLE, None), document.pop(_EXTENDS, None)
+    problems: list[str] = []
+    if base is not None:
+        if base in below:
+            raise SchemaError(source, [f"extends: {base} extends itself"])
+        _, parent, problems = _read_recipe(str(base), None, encoder, below)
+        document = _merge_sections(_drop_own_keys(parent, document), document)
+    if table is None:
+        return document, problems
+    rows = table if isinstance(table, dict) else {}
+    if encoder is None or encoder not in rows:
+        wrong = "choose a row of the table of encoders" if encoder is None else f"the table of encoders has no {encoder!r}"
+        raise SchemaError(source, [f"encoder: {wrong}: --encoder {' or '.join(map(str, rows)) or 'needs one'}"])
+    return document, problems + _apply_row(document, encoder, rows)
+
+
+def _drop_own_keys(parent: Any, child: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe takes over from the one that it extends: settings, and not what describes them."""
+    kept = {key: value for key, value in parent.items() if key not in _OWN_KEYS} if isinstance(parent, dict) else {}
+    if isinstance(child.get("model"), dict) and "init" in child["model"]:
+        kept.pop(ENCODER, None)
+    if "data" in child and isinstance(kept.get("data"), dict):
+        kept["data"] = {key: value for key, value in kept["data"].items() if key != "revision"}
+    return kept
+
+
+def _merge_sections(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        was = merged.get(key)
+        merged[key] = _merge_sections(was, value) if isinstance(was, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _apply_row(document: dict[str, Any], encoder: str, rows: Mapping[str, Any]) -> list[str]:
+    """Change a recipe to that of a row of its table; returns problems of the row."""
+    row = rows[encoder] or {}
+    if not isinstance(row, dict):
+        return [f"encoders.{encoder}: must hold settings, such as training.learning_rate: 5e-5"]
+    words, problems = {ENCODER: encoder}, list[str]()
+    for key, value in row.items():
+        if isinstance(value, dict):
+            document.update(_merge_sections(document, {key: value}))
+        elif "." in key:
+            problems += _override(document, key, value, key)
+        else:
+            words[key] = str(value)
+    document.update(_fill_words(document, words))
+    document.update({"name": f"{document.get('name')}-{encoder}", ENCODER: encoder})
+    lacking = {word for other in rows.values() if isinstance(other, dict) for word in other} - words.keys()
+    unfilled = [word for word in dict.fromkeys(_WORD.findall(json.dumps(document))) if word in lacking]
+    return problems + [f"encoders.{encoder}: lacks {word}, which the recipe names in a text" for word in unfilled]
+
+
+def _fill_words(value: Any, words: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill_words(inner, words) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_fill_words(item, words) for item in value]
+    return _WORD.sub(lambda found: words.get(found[1], found[0]), value) if isinstance(value, str) else value
 
 
 def _plain(value: object) -> object:
@@ -191,17 +307,47 @@ def _plain(value: object) -> object:
 
 
 def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
-    """Names of the shipped recipes, sorted; only those with one of the given values of ``kind``, or all."""
-    return sorted(path.stem for path in _shipped_folder().glob("*.yaml") if kinds is None or _shipped_kind(path) in kinds)
+    """Names of the shipped recipes, sorted; only those with one of the given values of ``kind``, or all.
+
+    A recipe with a table of encoders has one name for each row, such as ``dpr-bert-base``.
+    """
+    return sorted(name for name, (path, row) in _list_shipped(kinds).items() if row is not None or not _shipped_rows(path))
 
 
-def recipe_kind(path: Path) -> str | None:
-    """Value of ``kind`` in a recipe; None if it has none or cannot be read (loading the recipe reports the problem)."""
+def recipe_encoders(recipe: str | Path) -> list[str]:
+    """Rows of a recipe's table of encoders; empty if it has none, is one row of a table, or cannot be read."""
     try:
-        document, _ = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, InputError):
+        file, row = _locate_recipe(recipe, None)
+        document, _ = _parse_file(file)
+    except InputError:
+        return []  # loading the recipe reports the problem
+    if not isinstance(document, dict) or row is not None:
+        return []
+    if _TABLE not in document and _EXTENDS in document:
+        return recipe_encoders(str(document[_EXTENDS]))
+    table = document.get(_TABLE)
+    return list(map(str, table)) if isinstance(table, dict) else []
+
+
+def _list_shipped(kinds: Collection[str] | None) -> dict[str, tuple[Path, str | None]]:
+    """Name -> file and row of the shipped recipes; a table has a name, too."""
+    found = dict[str, tuple[Path, str | None]]()
+    for path in sorted(_shipped_folder().glob("*.yaml")):
+        if kinds is None or _shipped_kind(path) in kinds:
+            found[path.stem] = (path, None)
+            found.update({f"{path.stem}-{row}": (path, row) for row in _shipped_rows(path)})
+    return found
+
+
+def recipe_kind(recipe: str | Path) -> str | None:
+    """Value of ``kind`` in a recipe, or of the one that it extends; None if it has none or cannot be read (loading it reports why)."""
+    try:
+        document, _ = _parse_file(find_recipe(recipe))
+    except InputError:
         return None
     kind = document.get("kind") if isinstance(document, dict) else None
+    if kind is None and isinstance(document, dict) and document.get(_EXTENDS) not in (None, str(recipe)):
+        return recipe_kind(str(document[_EXTENDS]))
     return kind if isinstance(kind, str) else None
 
 
@@ -211,28 +357,40 @@ def _shipped_kind(path: Path) -> str | None:
     return found[1] if found else None
 
 
+def _shipped_rows(path: Path) -> list[str]:
+    found = _SHIPPED_TABLE.search(path.read_text(encoding="utf-8"))
+    return _SHIPPED_ROW.findall(found[1]) if found else []
+
+
 def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) -> Path:
     """Find the file of a recipe."""
+    return _locate_recipe(name_or_path, kinds)[0]
+
+
+def _locate_recipe(name_or_path: str | Path, kinds: Collection[str] | None) -> tuple[Path, str | None]:
+    """The file of a recipe, and the row of its table of encoders if the name is that of a row."""
     path = Path(name_or_path)
     is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
-    names = shipped_recipes(kinds)
-    if not is_path and str(path) in names:
-        return _shipped_folder() / f"{path}.yaml"
+    known = _list_shipped(kinds)
+    if not is_path and str(path) in known:
+        return known[str(path)]
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name the recipes in it, such as {path / '*.yaml'}")
     if is_path:
         if not path.is_file():
-            shipped = f"; {path.stem} alone names the shipped recipe" if path.stem in names else ""
+            shipped = f"; {path.stem} alone names the shipped recipe" if path.stem in known else ""
             raise InputError(f"{path}: there is no such file{shipped}")
-        return path
-    every = shipped_recipes()
-    if "_" in str(path) and (renamed := str(path).replace("_", "-")) in every:
+        return path, None
+    every = _list_shipped(None)
+    renamed = RENAMED.get(str(path), str(path).replace("_", "-"))
+    if renamed != str(path) and renamed in every:
         raise InputError(f"the recipe {str(path)!r} is now called {renamed!r}")
     if str(path) in every:
         raise InputError(f"the recipe {str(path)!r} is run by another command; quiver recipes lists them")
-    if close := difflib.get_close_matches(str(path), names):
+    if close := difflib.get_close_matches(str(path), known):
         raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
-    raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {', '.join(names)}")
+    names = ", ".join(name for name, (_, row) in known.items() if row is None)
+    raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {names}")
 
 
 def _shipped_folder() -> Path:

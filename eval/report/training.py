@@ -56,6 +56,7 @@ from quiver.eval.report.formats import (
 from quiver.eval.report.rows import LABELS, points
 from quiver.eval.results import HEADLINE
 from quiver.eval.sweep import LEARNING_RATE, RUN, SEED, Candidate, Measure, Sweep, Value, short_names, show_settings, show_value
+from quiver.retrieval.training.recipe import PART_SCORE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -123,6 +124,7 @@ class TrainingRun:
     titles: Mapping[str, str]  # metric -> title of its chart and column
     curves: Mapping[str, Points]
     development: tuple[tuple[int, float, float], ...]  # step, nDCG@10, seconds of training until then
+    development_parts: Mapping[str, Mapping[int, float]]  # development collection -> step -> nDCG@10; empty if there is only one
     totals: Mapping[str, Any]  # of the whole run; empty until it is finished
     origin: Mapping[str, Mapping[str, object]]  # part of the record -> name -> value: data, versions and the like
     resumed: tuple[int, ...]  # steps
@@ -182,6 +184,10 @@ def _run_of(recipe: Mapping[str, Any], record: Mapping[str, Any], log: Sequence[
         titles=PRETRAINING_CURVES if pretraining else CURVES,
         curves={key: [(int(step), float(value)) for step, value in points] for key, points in curves.items()},
         development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in scored),
+        development_parts={
+            key.removeprefix(PART_SCORE): {int(line["step"]): float(line[key]) for line in scored if key in line}
+            for key in dict.fromkeys(key for line in scored for key in line if key.startswith(PART_SCORE))
+        },
         totals={name: result[name] for name in (*shown, *(name for name in ON_GPU if name in result))} if finished else {},
         origin={name: _flatten(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE},
         resumed=tuple(map(int, result["resumed_at"])) if finished else (),
@@ -255,10 +261,15 @@ def _curve_figures(run: TrainingRun) -> Iterator[Figure]:
 
 def _development_blocks(run: TrainingRun) -> Iterator[Block]:
     development = run.recipe.get("development")
-    where = f", on {development['data']}, split {development['split']}" if development else ""
-    yield Paragraph(f"nDCG@10 in points, by exact search{where}.")
-    columns = (Column("Step"), Column(LABELS[HEADLINE], ranked=True), Column("Seconds of training"))
-    rows = [[f"{step:,}", points(score), f"{seconds:,.0f}"] for step, score, seconds in run.development]
+    where = f", on {_show_setting(development['data'])}, split {development['split']}" if development else ""
+    mean = f" {LABELS[HEADLINE]} is the mean over the collections." if run.development_parts else ""
+    yield Paragraph(f"nDCG@10 in points, by exact search{where}.{mean}")
+    parts = run.development_parts
+    columns = (Column("Step"), Column(LABELS[HEADLINE], ranked=True), *(Column(name) for name in parts), Column("Seconds of training"))
+    rows = [
+        [f"{step:,}", points(score), *(points(part.get(step)) for part in parts.values()), f"{seconds:,.0f}"]
+        for step, score, seconds in run.development
+    ]
     yield table(columns, rows, name="Scores on the development split")
 
 

@@ -257,6 +257,7 @@ MODEL_OUT = option(..., "Model folder to write.", "--out", "-o")
 RUN_OUT = option(
     None, "Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Needed without --dry-run.", "--out", "-o"
 )
+ENCODER = option(None, "Row of the recipe's table of encoders, such as bert-base; quiver recipes lists them.")
 RESUME = option(False, "Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
 OVERWRITE = option(False, "Overwrite the output if it exists.")
 DRY_RUN = option(False, "Only report what would be done.")
@@ -459,6 +460,7 @@ class Combination:
 class Training:
     """How a model is trained, by a recipe."""
 
+    encoder: str | None = ENCODER
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
         "Dtype of the forward and backward pass (bfloat16: autocast); weights and optimizer state are float32. Default: training.dtype of"
@@ -467,8 +469,9 @@ class Training:
     device: str | None = DEVICE
 
     def overrides(self, given: Sequence[str]) -> list[str]:
-        """Overrides of a recipe, and the dtype of the option."""
-        return [*given, *([] if self.dtype is None else [f"training.dtype={self.dtype}"])]
+        """Overrides of a recipe, and those of the options."""
+        chosen = {"encoder": self.encoder, "training.dtype": self.dtype}
+        return [*given, *(f"{path}={value}" for path, value in chosen.items() if value is not None)]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def train(
     Examples: quiver train quickstart --out runs/mine training.batch_size=128
 
     quiver train quickstart --dry-run training.batch_size=128
+
+    quiver train mldr --encoder bert-base --out runs/mldr-bert-base
     """
     from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.eval.training import train as run_recipe
@@ -312,39 +314,52 @@ def validate(
     recipes: tuple[str, ...] = argument(
         "Recipe files, names of shipped recipes, and settings for all: section.setting=value.", metavar="RECIPES..."
     ),
+    encoder: str | None = options.ENCODER,
     json: bool = options.JSON,
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
-    The data and the model are not opened: quiver train RECIPE --dry-run does that.
+    Of a recipe with a table of encoders, all rows are checked, or that of --encoder. The data and the model are not opened:
+    quiver train RECIPE --dry-run does that.
 
     Examples: quiver validate quickstart docstrings-dense
 
     quiver validate recipes/*.yaml
 
     quiver validate quickstart data.train=pairs.jsonl training.batch_size=32
+
+    quiver validate mldr --encoder bert-base
     """
     overrides = [word for word in recipes if "=" in word and not Path(word).exists()]
     names = [word for word in recipes if word not in overrides]
     if not names:
         raise InputError("name at least one recipe before the settings to change")
-    problems = {}
-    for name in names:
+    overrides += [] if encoder is None else [f"encoder={encoder}"]
+    checks, problems = [(name, row) for name in names for row in _rows_to_check(name, overrides)], dict[str, str]()
+    for name, row in checks:
         try:
-            _load_recipe(name, overrides)
+            _load_recipe(name, [*overrides, *row])
         except InputError as error:
-            problems[name] = str(error)
+            problems[" ".join([name, *row])] = str(error)
     if json:
-        print_json({"checked": len(names), "problems": problems})
+        print_json({"checked": len(checks), "problems": problems})
     if problems:
         raise InputError("\n".join(problems.values()))
     if not json:
-        say(f"{len(names)} recipe{'s' if len(names) != 1 else ''} checked, no problems")
+        say(f"{len(checks)} recipe{'s' if len(checks) != 1 else ''} checked, no problems")
+
+
+def _rows_to_check(name: str, overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides that choose each row of a recipe's table; nothing to choose if it has none, or if a row is chosen."""
+    from quiver.encoder.training.recipe_file import recipe_encoders
+
+    chosen = any(override.startswith("encoder=") for override in overrides)
+    return [[f"encoder={row}"] for row in ([] if chosen else recipe_encoders(name))] or [[]]
 
 
 @command
 def recipes(json: bool = options.JSON) -> None:
-    """List the recipes that are shipped, with the command that runs each.
+    """List the recipes that are shipped, with the command that runs each and the expected result; a row for each encoder of a table.
 
     Example: quiver recipes
     """
@@ -353,12 +368,14 @@ def recipes(json: bool = options.JSON) -> None:
     found = []
     for name in shipped_recipes():
         verb, recipe = _load_recipe(name, [])
-        found.append({"name": name, "command": f"quiver {verb}", "kind": recipe.kind, "description": recipe.description})
+        shown = ("kind", "encoder", "description", "source", "cost", "expected")
+        found.append({"name": name, "command": f"quiver {verb}", **{key: getattr(recipe, key) for key in shown}})
     if json:
         print_json(found)
     else:
-        rows = [(each["name"], each["command"], each["description"]) for each in found]
-        print_table(f"{len(rows)} recipes", ("recipe", "run with", "description"), rows)
+        about = [each["expected"] if each["encoder"] else f"{each['description']} Expected: {each['expected']}" for each in found]
+        rows = [(each["name"], each["command"], text) for each, text in zip(found, about, strict=True)]
+        print_table(f"{len(rows)} recipes", ("recipe", "run with", "what, and the expected result"), rows)
 
 
 def _load_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Any]:

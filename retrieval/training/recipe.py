@@ -140,10 +140,11 @@ class DataSection(TextSchema):
     negatives. Pairs with a label, score or similarity other than 1 are refused unless it is named here or in ``ignore_fields``."""
     ignore_fields: tuple[NonBlank, ...] = ()
     """Fields such as ``score`` that say nothing about whether a document is relevant."""
-    queries: NonBlank | None = None
-    """Source of the query texts by id. Required for ``format: ids``, and only allowed there."""
-    documents: NonBlank | None = None
-    """Source of the document texts by id. Required for ``format: ids``, and only allowed there."""
+    queries: tuple[NonBlank, ...] | None = None
+    """Sources of the query texts by id. Required for ``format: ids``, and only allowed there. If ``train`` has several sources: one source
+    for all of them, or one for each, in the same order; then an id names a text of the own source only."""
+    documents: tuple[NonBlank, ...] | None = None
+    """Sources of the document texts by id, likewise."""
     query_id_field: NonBlank = "query_id"
     """Field of the id in ``queries``."""
     document_id_field: NonBlank = "document_id"
@@ -252,16 +253,17 @@ class TrainingSection(TextSchema):
     """Train low-rank matrices instead of the encoder's weights; null for all weights."""
 
 
-SCORE = "ndcg@10"  # measure of a run on its development collection, and its key in the log
+SCORE = "ndcg@10"  # measure of a run on its development collections, and its key in the log
+PART_SCORE = f"{SCORE} "  # beginning of the key of one of several collections, before its name
 
 
 class DevelopmentSection(TextSchema):
-    """Collection on which the model is evaluated during training: nDCG@10 by exact search, in run.json and in the report."""
+    """Collections on which the model is evaluated during training: nDCG@10 by exact search, in run.json and in the report."""
 
-    data: NonBlank
-    """BEIR folder, or the name of a published collection."""
+    data: tuple[NonBlank, ...]
+    """BEIR folders, or names of published collections. The score of several is the mean over them; the log has that of each, too."""
     split: NonBlank = "dev"
-    """Split of the judgements."""
+    """Split of the judgements, of all collections."""
     every: int | None = Field(default=None, ge=1)
     """Steps between evaluations; null for one at the end of each epoch. The last step is always evaluated."""
     keep_best: bool = False
@@ -395,6 +397,14 @@ DATA = (
         f"{STDLIB_DOCSTRINGS} cannot be mixed with other sources",
     ),
     *(rule for name in ("queries", "documents") for rule in _required_only_for(f"data.{name}", "data.format", "ids")),
+    *(
+        Rule(
+            (f"data.{name}", "data.train"),
+            lambda texts, train: texts is not None and (not texts or (len(train) > 1 and len(texts) not in (1, len(train)))),
+            "must be one source, or one for each source of data.train, in the same order",
+        )
+        for name in ("queries", "documents")
+    ),
     Rule(
         ("data.format", "data.score_fields"),
         lambda form, scores: form == "beir" and bool(scores),
@@ -471,6 +481,7 @@ LOSS = (
 )
 
 TRAINING = (
+    Rule(("development.data",), lambda data: not data, "must name at least one collection; development=null trains without one"),
     Rule(
         ("training.optimizer", "training.scheduler"),
         lambda optimizer, scheduler: optimizer == "schedule_free_adamw" and scheduler != "constant",

@@ -7,6 +7,7 @@ checkpoint. A resumed run ends with the weights of one that was not interrupted,
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -48,7 +49,7 @@ from quiver.retrieval.models.folders import check_device, default_device
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
 from quiver.retrieval.training.model import build_model, require_extra
-from quiver.retrieval.training.recipe import IN_BATCH, SCORE, Recipe
+from quiver.retrieval.training.recipe import IN_BATCH, PART_SCORE, SCORE, Recipe
 from quiver.retrieval.training.state import (
     Schedule,
     TrainState,
@@ -73,7 +74,8 @@ SCHEMA = "quiver-run/2"  # schema of ``run.json``
 
 Model: TypeAlias = BiEncoder | ColBERT
 
-Scorer: TypeAlias = Callable[[Model], float]  # returns a model's score on the development collection; higher is better
+Scorer: TypeAlias = Callable[[Model], float | Mapping[str, float]]
+"""Returns a model's score on the development collection, or the score on each of several; higher is better, and the mean counts."""
 
 
 def train(  # noqa: PLR0913  # each is an option of the command, or added by a caller
@@ -378,18 +380,18 @@ class RetrievalTask:
         return section is not None and self._due(section.every, progress)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return nDCG@10 on the development collection, computed by the main process."""
-        processes, score, stopped = self.run.processes, 0.0, False
+        """Return nDCG@10 on the development collection, computed by the main process; of several the mean, then that of each."""
+        processes, scores, stopped = self.run.processes, dict[str, float](), False
         with self.state.model_for_use() as model, autocast(self.run.recipe.training.dtype, self.device):
             self.module.eval()
             if processes.is_main_process and model is not None and self.run.scorer is not None:
                 try:
-                    score = self.run.scorer(model)
+                    scores = _name_scores(self.run.scorer(model))
                 except WorkStoppedError:
                     stopped = True
         if processes.broadcast(float(stopped)):
             raise WorkStoppedError
-        return {SCORE: processes.broadcast(score)}
+        return processes.gather(scores)[0]
 
     def save_due(self, progress: Progress) -> bool:
         """Whether the recipe asks for a checkpoint after this step."""
@@ -411,6 +413,14 @@ class RetrievalTask:
 
     def _due(self, every: int | None, progress: Progress) -> bool:
         return self.schedule.due(every, progress.step, progress.epoch_ends)
+
+
+def _name_scores(scored: float | Mapping[str, float]) -> dict[str, float]:
+    """Scores by their keys in the log."""
+    if not isinstance(scored, Mapping):
+        return {SCORE: scored}
+    parts = {f"{PART_SCORE}{name}": score for name, score in scored.items()} if len(scored) > 1 else {}
+    return {SCORE: math.fsum(scored.values()) / len(scored), **parts}
 
 
 # The record of a run.
@@ -442,7 +452,11 @@ def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, k
         **progress.totals(),
         **training_curves(log),
         "epochs": epochs,
-        "development": [{key: line[key] for key in ("step", SCORE, "seconds")} for line in log if SCORE in line],
+        "development": [
+            {key: value for key, value in line.items() if key in ("step", SCORE, "seconds") or key.startswith(PART_SCORE)}
+            for line in log
+            if SCORE in line
+        ],
         "kept_steps": list(kept_steps),
         "texts": progress.counts["texts"],
         "texts_truncated": progress.counts["truncated"],

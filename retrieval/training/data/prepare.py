@@ -546,8 +546,8 @@ class IdNumbering:
         if section.queries is None or section.documents is None:
             raise InputError("rows of ids need the sources of their texts: data.queries and data.documents")
         queries, documents = (
-            TextsById(read_text_entries(source, field, section.text_field), writer, source=source, advance=advance)
-            for source, field in ((section.queries, section.query_id_field), (section.documents, section.document_id_field))
+            TextsById(read_text_entries(section, sources, field), writer, source=", ".join(sources), advance=advance)
+            for sources, field in ((section.queries, section.query_id_field), (section.documents, section.document_id_field))
         )
         return cls(queries, documents, writer)
 
@@ -732,7 +732,7 @@ def _sources(data: DataSection) -> list[str]:
     """Sources of rows and texts by id; empty for docstrings and BEIR folders."""
     if STDLIB_DOCSTRINGS in data.train or data.format == "beir":
         return []
-    return [source for source in (*data.train, data.queries, data.documents) if source is not None]
+    return [*data.train, *(data.queries or ()), *(data.documents or ())]
 
 
 def source_stamps(data: DataSection) -> list[object]:

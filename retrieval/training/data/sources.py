@@ -366,11 +366,27 @@ def encode_text(location: str, text: str) -> bytes:
     return check_utf8(text, f"{location}: a text").encode("utf-8")
 
 
-def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[TextEntry]:
-    """Read the texts of a source with their ids."""
-    for location, row in iter_source(source, (id_field, text_field)):
-        key = _id(location, id_field, _one(location, id_field, row))
-        yield TextEntry(location, key, _text(location, text_field, _one(location, text_field, row)))
+def read_text_entries(section: DataSection, sources: Sequence[str], id_field: str) -> Iterator[TextEntry]:
+    """Read the texts of the queries or documents of a section with their ids, as the rows of `read_examples` and `read_whole` name them."""
+    field = section.text_field
+    for place, source in enumerate(sources):
+        scope = _scope_ids(section, sources, place)
+        for location, row in iter_source(source, (id_field, field)):
+            key = scope + _id(location, id_field, _one(location, id_field, row))
+            yield TextEntry(location, key, _text(location, field, _one(location, field, row)))
+
+
+def _scope_ids(section: DataSection, sources: Sequence[str] | None, place: int) -> str:
+    """Prefix of the ids at a place among the sources: each source of rows may have texts of its own, whose ids others use too."""
+    return f"{place + 1}/" if sources is not None and min(len(sources), len(section.train)) > 1 else ""
+
+
+def _scope_example(section: DataSection, place: int, example: Example) -> Example:
+    """The example of a source of rows, with ids that name a text among those of all sources."""
+    query, document = (_scope_ids(section, sources, place) for sources in (section.queries, section.documents))
+    if not query and not document:
+        return example
+    return example._replace(query=query + example.query, documents=[document + key for key in example.documents])
 
 
 def parse_list(location: str, name: str, text: str) -> list[object]:
@@ -478,10 +494,10 @@ def _shown(value: object) -> str:
 def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
     """Read the examples of a data section, in the order of the rows."""
     reader = FieldReader(section)
-    for location, row in _checked_rows(section, reader, reader.columns):
+    for place, location, row in _checked_rows(section, reader, reader.columns):
         advance(1)
         reader.refuse_unread_label(location, row, _LABEL_REMEDY)
-        yield from reader.examples(location, row)
+        yield from (_scope_example(section, place, example) for example in reader.examples(location, row))
 
 
 _LABEL_REMEDY = "set data.label_field={name} to train on rows above 0 only, or data.ignore_fields=[{name}] to train on all"
@@ -492,18 +508,18 @@ def read_whole(
 ) -> Iterator[tuple[Example, Mapping[str, object]]]:
     """Read each row as one example with all its documents, and the row itself."""
     reader = FieldReader(section)
-    for location, row in _checked_rows(section, reader, () if all_columns else reader.columns):
+    for place, location, row in _checked_rows(section, reader, () if all_columns else reader.columns):
         if label_remedy is not None:
             reader.refuse_unread_label(location, row, label_remedy)
         example = reader.whole(location, row)
         if example.flaw:
             raise InputError(f"{location}: {example.flaw}")
-        yield example, row
+        yield _scope_example(section, place, example), row
 
 
-def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The rows of all sources, after a check of each source's first rows for misspelt fields."""
-    for source in section.train:
+def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+    """The rows of all sources with the places of these, after a check of each source's first rows for misspelt fields."""
+    for place, source in enumerate(section.train):
         rows = iter_source(source, columns, also=reader.suspected)
         first = list(islice(rows, 1))
         missing = {name for location, row in first for name in reader.missing(location, row)}
@@ -512,4 +528,4 @@ def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[s
             missing &= reader.missing(*more)
         for name in (name for name in reader.columns if name in missing):
             raise reader.misspelt(*first[0], name)
-        yield from chain(first, rows)
+        yield from ((place, location, row) for location, row in chain(first, rows))
