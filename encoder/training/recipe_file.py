@@ -332,7 +332,7 @@ def recipe_encoders(recipe: str | Path) -> list[str]:
 def _list_shipped(kinds: Collection[str] | None) -> dict[str, tuple[Path, str | None]]:
     """Name -> file and row of the shipped recipes; a table has a name, too."""
     found = dict[str, tuple[Path, str | None]]()
-    for path in sorted(_shipped_folder().glob("*.yaml")):
+    for path in sorted(_shipped_folder().glob("*.yaml"), key=lambda path: path.stem):
         if kinds is None or _shipped_kind(path) in kinds:
             found[path.stem] = (path, None)
             found.update({f"{path.stem}-{row}": (path, row) for row in _shipped_rows(path)})

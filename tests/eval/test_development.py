@@ -81,8 +81,33 @@ def test_it_is_the_score_of_evaluate(kind: str, folder: Path, tmp_path: Path) ->
     scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     expected = evaluate(MODELS[kind](tmp_path), folder, baselines=()).collections[0].measures["ndcg@10"]
     model.encoder.train()
-    assert scorer(model) == expected
+    assert scorer(model) == {"trees.test": expected}
     assert 0 < expected < 1
+
+
+def test_several_collections_are_scored_one_by_one(folder: Path, make_collection: MakeCollection, tmp_path: Path) -> None:
+    other = make_collection(
+        "shrubs",
+        documents={f"s{place}": ("", f"{word} {WORDS[0]}") for place, word in enumerate(WORDS)},
+        queries={"q0": "elm oak"},
+        qrels={"q0": {"s1": 1}},
+    )
+    scores = development_scorer(DevelopmentSection(data=(str(folder), str(other)), split="test"))(_dense(tmp_path))
+    alone = [development_scorer(DevelopmentSection(data=str(each), split="test"))(_dense(tmp_path)) for each in (folder, other)]
+    assert scores == alone[0] | alone[1]
+    assert list(scores) == ["trees.test", "shrubs.test"]
+
+
+def test_missing_collections_are_one_line_with_the_command_that_downloads_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = ("beir/nfcorpus", str(folder), "beir/fiqa", str(folder / "nothing"))
+    with pytest.raises(InputError) as refused:
+        development_scorer(DevelopmentSection(data=data, split="test"))
+    message = str(refused.value)
+    assert message.startswith("development.data: ")
+    assert "\n" not in message
+    assert f"(likewise beir/fiqa, {folder / 'nothing'}); quiver collections fetch beir/nfcorpus beir/fiqa downloads" in message
+    assert message.endswith("development=null trains without one")
 
 
 def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -97,7 +122,7 @@ def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeC
     model = _dense(tmp_path)
     scored = evaluate(_dense(tmp_path), folder, baselines=()).collections[0]
     assert scored.exclude_self
-    assert development_scorer(DevelopmentSection(data=str(folder), split="test"))(model) == scored.measures["ndcg@10"]
+    assert development_scorer(DevelopmentSection(data=str(folder), split="test"))(model) == {"arguana.test": scored.measures["ndcg@10"]}
 
 
 def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tmp_path: Path) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import RecipeSchema, find_recipe, load_sections, parse_yaml, recipe_kind, shipped_recipes
+from quiver.encoder.training.recipe_file import (
+    RecipeSchema,
+    find_recipe,
+    load_sections,
+    parse_yaml,
+    recipe_encoders,
+    recipe_kind,
+    shipped_recipes,
+)
 
 
 class Part(TextSchema):
@@ -200,6 +209,70 @@ def test_a_template_that_lacks_a_setting_keeps_its_description(tmp_path: Path) -
 def test_an_own_recipe_needs_no_description() -> None:
     bare = {key: DESCRIBED[key] for key in ("name", "model", "training")} | {"data": {"train": "rows.jsonl"}}
     assert claims_of(load_sections(bare, DescribedRecipe, ())) == NOTHING
+
+
+TABLE: dict[str, Any] = {
+    "name": "kd",
+    "expected": "{score} with {encoder}",
+    "model": {"init": "a/{encoder}"},
+    "data": {"train": "rows.jsonl", "revision": "v1"},
+    "training": {"learning_rate": 0.1},
+    "encoders": {"small": {"score": "0.5"}, "large": {"score": "0.7", "training.learning_rate": "0.2", "data": {"train": "more.jsonl"}}},
+}
+"""A recipe with a table of encoders: words, a setting and a section in its rows."""
+
+
+def test_a_row_of_the_table_of_encoders_completes_the_recipe() -> None:
+    small, large = (load_sections(TABLE, DescribedRecipe, (), overrides=[f"encoder={row}"]) for row in ("small", "large"))
+    assert (small.name, small.encoder, small.expected, small.model.init) == ("kd-small", "small", "0.5 with small", "a/small")
+    assert (large.training.learning_rate, large.data.train, large.data.revision) == (0.2, "more.jsonl", "v1")
+    assert load_sections(TABLE, DescribedRecipe, (), overrides={"encoder": "small", "training.learning_rate": 0.3}).expected is None
+    assert load_sections(small, DescribedRecipe, ()) == small
+    other = load_sections(TABLE, DescribedRecipe, (), overrides=["encoder=small", "model.init=c/d"])
+    assert (other.encoder, other.description, other.data.revision) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "problem"),
+    [
+        ({}, [], "encoder: choose a row of the table of encoders: --encoder small or large"),
+        ({}, ["encoder=huge"], "encoder: the table of encoders has no 'huge': --encoder small or large"),
+        (
+            {"encoders": None},
+            ["encoder=small"],
+            "encoder: small is not a choice: the recipe has no table of encoders or is one of its rows",
+        ),
+        (
+            {"encoders": {"small": {}, "large": {"score": 1}}},
+            ["encoder=small"],
+            "encoders.small: lacks score, which the recipe names",
+        ),
+        ({"encoders": {"small": {"score": 1, "training.rate": 1}}}, ["encoder=small"], "training.rate: unknown key"),
+        ({"encoders": {"small": "0.5"}}, ["encoder=small"], "encoders.small: must hold settings, such as training.learning_rate: 5e-5"),
+    ],
+)
+def test_problems_of_a_table_of_encoders_are_reported(changes: dict[str, Any], overrides: list[str], problem: str) -> None:
+    document = {key: value for key, value in {**TABLE, **changes}.items() if value is not None}
+    with pytest.raises(SchemaError) as refused:
+        load_sections(document, DescribedRecipe, (), overrides=overrides)
+    assert any(each.startswith(problem) for each in refused.value.problems)
+
+
+def test_a_recipe_extends_another(tmp_path: Path) -> None:
+    parent, child = tmp_path / "parent.yaml", tmp_path / "child.yaml"
+    parent.write_text(json.dumps({**TABLE, "description": "as the parent"}))
+    own = {"name": "child", "extends": str(parent), "data": {"train": "mine.jsonl"}, "training": {"log_every": 3}}
+    child.write_text(json.dumps(own))
+    found = load_sections(child, DescribedRecipe, (), overrides=["encoder=large"])
+    assert (found.model.init, found.training.learning_rate, found.training.log_every) == ("a/large", 0.2, 3)
+    assert (found.name, found.encoder, claims_of(found)) == ("child", "large", NOTHING)  # what describes the parent is not taken over
+    assert recipe_encoders(child) == ["small", "large"]
+    child.write_text(json.dumps({**own, "expected": "{score}", "encoders": {"small": {"score": 9}}}))
+    found = load_sections(child, DescribedRecipe, (), overrides=["encoder=small"])
+    assert (found.name, found.expected, recipe_encoders(child)) == ("child-small", "9", ["small"])
+    child.write_text(json.dumps({**own, "extends": str(child)}))
+    with pytest.raises(SchemaError, match=r"child\.yaml: extends: .*child\.yaml extends itself"):
+        load_sections(child, DescribedRecipe, ())
 
 
 def test_names_of_recipes_have_dashes_and_a_name_with_underscores_is_answered_with_the_name() -> None:

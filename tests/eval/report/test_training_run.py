@@ -101,6 +101,17 @@ def test_the_report_shows_the_record(make_run: Callable[..., Path]) -> None:
     assert "```sh\nquiver train dpr-modernbert-base --out runs/a\n```" in text
 
 
+def test_each_of_several_development_collections_has_a_column(make_run: Callable[..., Path]) -> None:
+    scored = {"ndcg@10": 0.3, "ndcg@10 scifact.test": 0.4, "ndcg@10 fiqa.test": 0.2}
+    run = read_run(make_run(development=[{"step": 150, **scored, "seconds": 60.0}, {"step": 305, "ndcg@10": 0.1, "seconds": 125.0}]))
+    assert run.development_parts == {"scifact.test": {150: 0.4}, "fiqa.test": {150: 0.2}}
+    text = render_markdown(training_report(run))
+    assert "nDCG@10 is the mean over the collections" in text
+    assert "| Step | nDCG@10 | scifact.test | fiqa.test | Seconds of training |" in text
+    assert "| 150 | **30.00** | 40.00 | 20.00 | 60 |" in text
+    assert "| 305 | 10.00 |  |  | 125 |" in text
+
+
 def test_an_unfinished_run_is_read_from_its_log(tmp_path: Path, recipe: dict[str, Any]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -193,6 +193,19 @@ def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
     assert same(out / "model", out / "checkpoints" / "step-000004")
 
 
+def test_the_mean_over_several_collections_counts_and_each_is_logged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense", "development.data=[a, b]", "development.every=2", "development.keep_best=true", "training.max_steps=4")
+    scores = [{"a.dev": 0.9, "b.dev": 0.1}, {"a.dev": 0.2, "b.dev": 0.4}]
+    record = train(recipe, tmp_path / "out", scorer=lambda model: scores.pop(0))
+    scored = [{key: value for key, value in line.items() if key != "seconds"} for line in record["result"]["development"]]
+    assert scored == [
+        {"step": 2, SCORE: 0.5, f"{SCORE} a.dev": 0.9, f"{SCORE} b.dev": 0.1},
+        {"step": 4, SCORE: pytest.approx(0.3), f"{SCORE} a.dev": 0.2, f"{SCORE} b.dev": 0.4},
+    ]
+    assert record["result"]["kept_steps"] == [2]
+    assert [line[f"{SCORE} b.dev"] for line in read_log(tmp_path / "out" / LOG) if SCORE in line] == [0.1, 0.4]
+
+
 AVERAGED = ("training.average_checkpoints=3", "training.keep_checkpoints=3", "training.save_every=3", "training.max_steps=10")
 
 

@@ -87,6 +87,26 @@ def test_rows_of_ids_are_resolved(ids: DataSection, tmp_path: Path) -> None:
     assert list(rows.texts())[:4] == ["query 0", "document 0", "document 1", "document 5"]
 
 
+def test_each_source_of_rows_has_its_own_queries_and_documents(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Languages of CodeSearchNet count their functions from 1: an id names another text in each of them."""
+    parts: dict[str, list[str]] = {"train": [], "queries": [], "documents": []}
+    for language in ("go", "ruby"):
+        parts["train"].append(str(write(f"{language}.jsonl", [{"query_id": f"q{n}", "document_ids": [f"c{n}"]} for n in (1, 2)])))
+        texts = [{"query_id": f"q{n}", "document_id": f"c{n}", "text": f"{language} {n}"} for n in (1, 2)]
+        parts["queries"].append(str(write(f"{language}-texts.parquet", texts)))
+        parts["documents"].append(parts["queries"][-1])
+    section = DataSection(format="ids", query_field="query_id", document_fields=("document_ids",), **parts)
+    rows = prepare_rows(section, tmp_path / "work", seed=0)
+    expected = [f"{language} {n}" for language in ("go", "ruby") for n in (1, 2)]
+    assert list(rows) == [{"query": text, "document_1": text} for text in expected]
+    shared = section.replace(train=parts["train"][:1])  # texts of one source of rows in several files
+    with pytest.raises(InputError, match="have the same id and different texts"):
+        prepare_rows(shared, tmp_path / "work", seed=0)
+    write("ruby.jsonl", [{"query_id": "q3", "document_ids": ["c1"]}])
+    with pytest.raises(InputError, match=r"ruby\.jsonl:1: query '2/q3' is not in .*go-texts\.parquet, .*ruby-texts\.parquet; in all 1 ids"):
+        prepare_rows(section, tmp_path / "work", seed=0)
+
+
 def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [
         {"query_id": 0, "document_ids": ["d0", "d1"]},
@@ -97,9 +117,9 @@ def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write:
     section = ids.replace(score_fields=())
     with pytest.raises(InputError) as caught:
         prepare_rows(section, tmp_path / "work", seed=0)
-    assert str(caught.value) == f"{path}:2: document 'd99' is not in {ids.documents}; in all 3 ids of 2 rows have no text"
+    assert str(caught.value) == f"{path}:2: document 'd99' is not in {ids.documents[0]}; in all 3 ids of 2 rows have no text"
     write("train.jsonl", rows[2:])
-    with pytest.raises(InputError, match=rf"^{path}:1: query '77' is not in {ids.queries}; in all 2 ids of 1 rows have no text"):
+    with pytest.raises(InputError, match=rf"^{path}:1: query '77' is not in {ids.queries[0]}; in all 2 ids of 1 rows have no text"):
         prepare_rows(section, tmp_path / "work", seed=0)
     assert [path.name for path in (tmp_path / "work").iterdir() if path.is_dir()] == []
 
