@@ -2,7 +2,6 @@
 
     OUT/sweep.json                        all runs and candidates, the best first; rewritten after each run
     OUT/runs/learning_rate=3e-5_seed=1/   a run, as the command of its recipe writes it
-    OUT/runs/NAME/probe/                  a retriever trained from the model of the run, if the sweep has a probe
     OUT/runs/.data/                       prepared rows shared by the runs; deleted when all runs are finished
 
 A sweep that is started again keeps finished runs, resumes unfinished ones and retries failed ones. A candidate is a combination of all
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import itertools
 import json
 import logging
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretrainin
 from quiver.encoder.schema import NonBlank, SchemaError, TextSchema
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT, Overrides, RecipeSchema, find_recipe, load_sections, recipe_kind
 from quiver.encoder.training.run_folder import BEGUN, is_run, lock_run, recipe_changes, recipe_of, remove_leftovers, remove_run
-from quiver.encoder.training.run_folder import MODEL as RUN_MODEL
 from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS, GlueRecipe, QaRecipe, load_glue_recipe, load_qa_recipe
 from quiver.retrieval.training.data import discard_rows
@@ -51,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 LEARNING_RATE, SEED = "training.learning_rate", "training.seed"
 RUN = "run"  # name of the axis of the runs that a sweep recipe lists
-PROBE = "probe"  # folder of a run's probe, and section of a sweep recipe
 
 PAPER_LEARNING_RATES = ("1e-5", "2e-5", "3e-5", "5e-5", "8e-5", "1e-4")
 """Learning rates swept for the retrievers of the ModernBERT paper (arXiv:2412.13663, appendix E.2; Table 9 lists the best)."""
@@ -72,15 +70,6 @@ class ListedRunSection(TextSchema):
     """Values of ``training.seed``, each a run; none for the recipe's own seed."""
 
 
-class ProbeSection(TextSchema):
-    """A retriever that is trained from the model of every run, to compare the runs by its score."""
-
-    recipe: NonBlank
-    """Recipe of a retriever, a file or the name of a shipped one; its ``model.init`` becomes the run's model."""
-    settings: tuple[NonBlank, ...] = ()
-    """Changes to it, each ``section.setting=value``; it needs a development collection."""
-
-
 class SweepRecipe(RecipeSchema):
     """A sweep with its settings, for ``quiver sweep``."""
 
@@ -92,8 +81,6 @@ class SweepRecipe(RecipeSchema):
     """Changes for all runs, as on the command line: ``section.setting=value``, or several values to sweep."""
     runs: tuple[ListedRunSection, ...] = ()
     """Runs that differ in more than the values of settings; each combination of values in ``settings`` is trained for each of them."""
-    probe: ProbeSection | None = None
-    """Trained from the model of every run; null for none."""
 
 
 SWEEP_KINDS = ("sweep",)  # values of ``kind`` of sweep recipes
@@ -178,7 +165,12 @@ QUESTIONS = RecipeKind(
     "qa train", load_qa_recipe, (Measure("f1", "F1"), Measure("exact", "EM")), lambda recipe: recipe.data.test or recipe.data.train
 )
 SWEEP = RecipeKind("sweep", load_sweep_recipe)
-PROBED = Measure(f"{PROBE} {SCORE}", "probe nDCG@10")
+TRAINED_BY: Mapping[type[RecipeSchema], str] = {
+    PretrainingRecipe: "quiver.eval.probe:pretrain",
+    GlueRecipe: "quiver.eval.nlu.glue:train_glue",
+    QaRecipe: "quiver.eval.nlu.qa_training:train_qa",
+}
+"""Recipes that are not of a retriever -> the function that trains them, imported when it is called."""
 
 
 def kind_of(recipe: str | Path) -> RecipeKind:
@@ -209,18 +201,11 @@ class Grid:
     axes: Mapping[str, tuple[Value, ...]]
     runs: tuple[GridRun, ...]
     kind: RecipeKind
-    probe: Recipe | None = None
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """Scores of a run; the first one ranks."""
-        return (*self.kind.measures, *([] if self.probe is None else [PROBED]))
 
     @property
     def scored_on(self) -> str:
         """What the runs are scored on."""
-        probe = "" if self.probe is None else f"; the probe on {_describe_development(self.probe)}"
-        return f"{self.kind.scored_on(self.runs[0].recipe)}{probe}"
+        return str(self.kind.scored_on(self.runs[0].recipe))
 
 
 def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
@@ -229,11 +214,11 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     Args:
         source: A recipe of any kind, or a sweep recipe: a file, or the name of a shipped one.
         settings: ``section.setting=value``, or several values separated by commas; in front of the settings of a sweep recipe, whose own
-            keys ``recipe``, ``runs`` and ``probe`` are set by them too.
+            keys ``recipe`` and ``runs`` are set by them too.
     """
     plan = SweepRecipe(name=str(source), kind="sweep", recipe=str(source))
     if kind_of(source) is SWEEP:
-        own = [setting for setting in settings if re.split("[.=]", setting)[0] in ("recipe", "runs", PROBE)]
+        own = [setting for setting in settings if re.split("[.=]", setting)[0] in ("recipe", "runs")]
         settings = [setting for setting in settings if setting not in own]
         plan = load_sweep_recipe(source, own)
         named = {_path_of(setting) for setting in settings}
@@ -266,7 +251,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     paths = [*([RUN] if plan.runs else []), *paths]
     distinct = {path: {show_value(run.settings[path]): run.settings[path] for run in runs} for path in paths}  # lists cannot be keys
     found = {path: tuple(values.values()) for path, values in distinct.items()}
-    return Grid(plan.recipe, _name_of(plan, recipes[0]), fixed, found, tuple(runs), kind, _load_probe(plan))
+    return Grid(plan.recipe, _name_of(plan, recipes[0]), fixed, found, tuple(runs), kind)
 
 
 def _path_of(setting: str) -> str:
@@ -301,15 +286,6 @@ def _check_comparable(source: str, kind: RecipeKind, recipes: Sequence[RecipeSch
         raise InputError(f"{source}: {kind.unscored}")
     if kind is RETRIEVER and len(set(scored)) > 1:
         raise InputError("development.data and development.split must be the same in all runs: scores on different data are not comparable")
-
-
-def _load_probe(plan: SweepRecipe) -> Recipe | None:
-    if plan.probe is None:
-        return None
-    probe = load_recipe(plan.probe.recipe, plan.probe.settings)
-    if probe.development is None:
-        raise InputError(f"{plan.probe.recipe}: {PROBE}.settings needs development.data=FOLDER_OR_NAME: the probe's score is its nDCG@10")
-    return probe
 
 
 def show_value(value: Value) -> str:
@@ -399,6 +375,8 @@ RECORD, RUNS, DATA = "sweep.json", "runs", ".data"  # files and folders of a swe
 
 SCHEMA = "quiver-sweep/2"
 
+State: TypeAlias = Literal["absent", "unfinished", "finished"]
+
 # Errors that end one run but not the sweep: bad settings or data, a non-finite loss, lack of memory, a full disk.
 FAILURES = (InputError, RuntimeError, MemoryError, OSError)
 
@@ -459,16 +437,6 @@ class Sweep:
         return None if first.missing else first
 
 
-State: TypeAlias = Literal["absent", "unfinished", "finished"]
-
-
-class Train(Protocol):
-    """Trains one recipe into a folder."""
-
-    def __call__(self, recipe: RecipeSchema, out: Path, *, resume: bool, data_folder: Path) -> object:
-        """Train a new run, or resume the one in the folder; rows that runs share are prepared in ``data_folder``."""
-
-
 class Trainer:
     """Trains recipes of any kind as their commands do; development collections are read once."""
 
@@ -476,33 +444,19 @@ class Trainer:
         self._options: dict[str, Any] = {"progress": progress, "command": command, "device": device}
         self._scorers: dict[DevelopmentSection, Scorer] = {}
 
-    def read_collections(self, grid: Grid) -> None:
-        """Read the development collections of all runs, so that a mistake in one is reported before the first run."""
-        for recipe in (*(run.recipe for run in grid.runs), grid.probe):
-            if isinstance(recipe, Recipe):
-                self._scorer(recipe)
-
     def __call__(self, recipe: RecipeSchema, out: Path, *, resume: bool, data_folder: Path) -> None:
-        """Train a new run, or resume the one in the folder."""
-        if isinstance(recipe, PretrainingRecipe):
-            from quiver.eval.probe import pretrain
-
-            pretrain(recipe, out, resume=resume, **self._options)
-        elif isinstance(recipe, GlueRecipe):
-            from quiver.eval.nlu.glue import train_glue
-
-            train_glue(recipe, out, resume=resume, **self._options)
-        elif isinstance(recipe, QaRecipe):
-            from quiver.eval.nlu.qa_training import train_qa
-
-            train_qa(recipe, out, resume=resume, **self._options)
-        elif isinstance(recipe, Recipe):
+        """Train a new run, or resume the one in the folder; rows that runs share are prepared in ``data_folder``."""
+        if isinstance(recipe, Recipe):
             from quiver.retrieval.training.run import train
 
-            train(recipe, out, resume=resume, scorer=self._scorer(recipe), data_folder=data_folder, **self._options)
+            train(recipe, out, resume=resume, scorer=self.scorer(recipe), data_folder=data_folder, **self._options)
+        else:
+            module, _, name = TRAINED_BY[type(recipe)].partition(":")
+            getattr(importlib.import_module(module), name)(recipe, out, resume=resume, **self._options)
 
-    def _scorer(self, recipe: Recipe) -> Scorer | None:
-        section = recipe.development
+    def scorer(self, recipe: RecipeSchema) -> Scorer | None:
+        """Read the development collection of a retriever's recipe; before the first run, so that a mistake in it is reported at once."""
+        section = recipe.development if isinstance(recipe, Recipe) else None
         if section is not None and section not in self._scorers:
             from quiver.eval.development import development_scorer
 
@@ -510,85 +464,39 @@ class Trainer:
         return None if section is None else self._scorers[section]
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """A recipe and its folder: of a run, or of its probe."""
-
-    recipe: RecipeSchema
-    folder: Path
-
-    @property
-    def parts(self) -> list[tuple[Path, Mapping[str, Any]]]:
-        """Run folders of the stage, each with its recipe; GLUE has one per task."""
-        if isinstance(self.recipe, GlueRecipe):
-            from quiver.eval.nlu.glue_training import run_recipe
-
-            return [(self.folder / task, run_recipe(self.recipe, task)) for task in self.recipe.trained]
-        return [(self.folder, self.recipe.model_dump())]
-
-    def state(self) -> State:
-        """State of the folder; leftovers of finished runs are deleted."""
-        states = [_state_of_folder(folder, recipe, type(self.recipe)) for folder, recipe in self.parts]
-        return states[0] if len(set(states)) == 1 else "unfinished"
-
-    def remove(self) -> None:
-        """Delete the stage's runs and nothing else."""
-        for folder, _ in self.parts:
-            if is_run(folder):
-                remove_run(folder)
-
-    def scores(self) -> dict[str, float]:
-        """Scores of the finished stage by measure."""
-        records = [read_json(folder / RUN_RECORD) for folder, _ in self.parts]
-        if isinstance(self.recipe, GlueRecipe):
-            return {GLUE.measures[0].key: statistics.fmean(record["scores"]["score"] for record in records)}
-        result = records[0]["result"]
-        if isinstance(self.recipe, PretrainingRecipe):
-            return {
-                measure.key: result["curves"][measure.key][-1][1] for measure in PRETRAINING.measures if result["curves"].get(measure.key)
-            }
-        if isinstance(self.recipe, QaRecipe):
-            return {measure.key: records[0]["scores"]["scores"][measure.key] for measure in QUESTIONS.measures}
-        scores = {scored["step"]: scored[SCORE] for scored in result["development"]}
-        step = result["kept_steps"][-1]  # that of the weights, or the last of averaged checkpoints
-        if step not in scores:
-            raise InputError(f"{self.folder}: run.json has no nDCG@10 at step {step}; train the run again with --overwrite")
-        return {SCORE: scores[step]}
-
-    def seconds(self) -> float:
-        """Duration of training."""
-        return math.fsum(read_json(folder / RUN_RECORD)["result"]["seconds"] for folder, _ in self.parts)
-
-
 def run_sweep(
     grid: Grid,
     out: Path,
     *,
-    train: Train,
+    train: Callable[..., object],
     overwrite: bool = False,
     command: str | None = None,
     report: Callable[[str], None] = lambda line: None,
     changed: Callable[[Sweep], object] = lambda sweep: None,
 ) -> Sweep:
-    """Train every run of a grid that is not trained yet; ``best`` of the result is None if no candidate is complete."""
+    """Train every run of a grid that is not trained yet; ``best`` of the result is None if no candidate is complete.
+
+    ``train``, a `Trainer`, gets the recipe, the run folder, and the keywords ``resume`` and ``data_folder``.
+    """
     with lock_run(out):
         (out / RUNS).mkdir(exist_ok=True)
-        stages = [_stages_of(grid, run, out) for run in grid.runs]
+        folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
-            for stage in itertools.chain(*stages):
-                stage.remove()
-        finished = [all(stage.state() == "finished" for stage in run) for run in stages]
+            parts = (part for run, folder in zip(grid.runs, folders, strict=True) for part, _ in _parts_of(run.recipe, folder))
+            for part in filter(is_run, parts):
+                remove_run(part)
+        states = [_state_of_run(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
         results = [
-            _read_result(run, of) if done else SweepRun(f"{RUNS}/{run.name}", run.settings)
-            for run, of, done in zip(grid.runs, stages, finished, strict=True)
+            _read_result(run, folder) if state == "finished" else SweepRun(f"{RUNS}/{run.name}", run.settings)
+            for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
-        if any(finished):
-            report(f"{finished.count(True)} of {len(results)} runs are already finished")
+        if taken := states.count("finished"):
+            report(f"{taken} of {len(results)} runs are already finished")
         sweep = _write(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
-        for position, run in enumerate(grid.runs):
-            if finished[position]:
+        for position, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
+            if state == "finished":
                 continue
             left = ""
             if spent:
@@ -596,9 +504,12 @@ def run_sweep(
                 left = f" (about {minutes / 60:.1f} h left)" if minutes >= 90 else f" (about {max(1, round(minutes))} min left)"
             report(f"run {position + 1} of {len(results)}: {run.name}{left}")
             started = time.perf_counter()
-            results[position] = result = _train_run(run, stages[position], partial(train, data_folder=out / RUNS / DATA))
+            train_run = partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA)
+            results[position] = result = _train_run(run, folder, train_run)
             spent.append(time.perf_counter() - started)
-            found = ", ".join(f"{each.label} {each.show(result.scores[each.key])}" for each in grid.measures if each.key in result.scores)
+            found = ", ".join(
+                f"{each.label} {each.show(result.scores[each.key])}" for each in grid.kind.measures if each.key in result.scores
+            )
             report(found if result.error is None else f"failed: {result.error}")
             sweep = _write(grid, results, out, command)
             changed(sweep)
@@ -609,16 +520,22 @@ def run_sweep(
     return sweep
 
 
-def _stages_of(grid: Grid, run: GridRun, out: Path) -> list[_Stage]:
-    """The run, and its probe."""
-    folder = out / RUNS / run.name
-    stages = [_Stage(run.recipe, folder)]
-    if grid.probe is not None:
-        stages.append(_Stage(grid.probe.replace(model=grid.probe.model.replace(init=str(folder / RUN_MODEL))), folder / PROBE))
-    return stages
+def _parts_of(recipe: RecipeSchema, folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Folders that a run consists of, each with its recipe; GLUE has one per task."""
+    if isinstance(recipe, GlueRecipe):
+        from quiver.eval.nlu.glue_training import run_recipe
+
+        return [(folder / task, run_recipe(recipe, task)) for task in recipe.trained]
+    return [(folder, recipe.model_dump())]
+
+
+def _state_of_run(recipe: RecipeSchema, folder: Path) -> State:
+    states = [_state_of_folder(part, expected, type(recipe)) for part, expected in _parts_of(recipe, folder)]
+    return states[0] if len(set(states)) == 1 else "unfinished"
 
 
 def _state_of_folder(folder: Path, recipe: Mapping[str, Any], schema: type[RecipeSchema]) -> State:
+    """State of a folder; leftovers of a finished run are deleted."""
     found, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
     if found is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
@@ -632,14 +549,12 @@ def _state_of_folder(folder: Path, recipe: Mapping[str, Any], schema: type[Recip
     return "finished" if finished else "unfinished"
 
 
-def _train_run(run: GridRun, stages: Sequence[_Stage], train: Callable[..., object]) -> SweepRun:
+def _train_run(run: GridRun, folder: Path, train: Callable[[RecipeSchema, Path], object]) -> SweepRun:
     try:
-        for stage in stages:
-            if (state := stage.state()) != "finished":
-                train(stage.recipe, stage.folder, resume=state == "unfinished")
-        return _read_result(run, stages)
+        train(run.recipe, folder)
+        return _read_result(run, folder)
     except FAILURES as error:
-        logger.info("%s failed", stages[0].folder, exc_info=True)
+        logger.info("%s failed", folder, exc_info=True)
         reason = str(error).strip().splitlines()
         return SweepRun(f"{RUNS}/{run.name}", run.settings, "failed", error=reason[0] if reason else type(error).__name__)
     finally:
@@ -647,19 +562,32 @@ def _train_run(run: GridRun, stages: Sequence[_Stage], train: Callable[..., obje
         gc.collect()
 
 
-def _read_result(run: GridRun, stages: Sequence[_Stage]) -> SweepRun:
+def _read_result(run: GridRun, folder: Path) -> SweepRun:
     """Result of a finished run."""
-    scores = {
-        f"{PROBE} {key}" if stage.folder.name == PROBE and stage is not stages[0] else key: value
-        for stage in stages
-        for key, value in stage.scores().items()
-    }
-    return SweepRun(f"{RUNS}/{run.name}", run.settings, "finished", scores, math.fsum(stage.seconds() for stage in stages))
+    records = [read_json(part / RUN_RECORD) for part, _ in _parts_of(run.recipe, folder)]
+    seconds = math.fsum(record["result"]["seconds"] for record in records)
+    return SweepRun(f"{RUNS}/{run.name}", run.settings, "finished", _read_scores(run.recipe, records, folder), seconds)
+
+
+def _read_scores(recipe: RecipeSchema, records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, float]:
+    """Scores by measure, from the records of a finished run."""
+    result = records[0]["result"]
+    if isinstance(recipe, GlueRecipe):
+        return {GLUE.measures[0].key: statistics.fmean(record["scores"]["score"] for record in records)}
+    if isinstance(recipe, PretrainingRecipe):
+        return {each.key: result["curves"][each.key][-1][1] for each in PRETRAINING.measures if result["curves"].get(each.key)}
+    if isinstance(recipe, QaRecipe):
+        return {each.key: records[0]["scores"]["scores"][each.key] for each in QUESTIONS.measures}
+    scores = {scored["step"]: scored[SCORE] for scored in result["development"]}
+    step = result["kept_steps"][-1]  # that of the weights, or the last of averaged checkpoints
+    if step not in scores:
+        raise InputError(f"{folder}: run.json has no nDCG@10 at step {step}; train the run again with --overwrite")
+    return {SCORE: scores[step]}
 
 
 def _write(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
-    first = grid.measures[0]
-    measures = tuple(each for each in grid.measures if each is first or any(each.key in result.scores for result in results))
+    first = grid.kind.measures[0]
+    measures = tuple(each for each in grid.kind.measures if each is first or any(each.key in result.scores for result in results))
     candidates = _rank_candidates(grid, results)
     sweep = Sweep(
         grid.source, grid.name, grid.kind.command, command, grid.scored_on, measures, grid.fixed, grid.axes, tuple(results), candidates
@@ -691,6 +619,6 @@ def _rank_candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate
                 len(members) - len(done),
             )
         )
-    first = grid.measures[0]
+    first = grid.kind.measures[0]
     sign = 1 if first.lower_is_better else -1
     return tuple(sorted(candidates, key=lambda each: (each.missing > 0, each.mean(first) is None, sign * (each.mean(first) or 0.0))))

@@ -280,7 +280,8 @@ def sweep(
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
     grid = make_grid(recipe, training.overrides(settings))
     train = Trainer(progress=output.progress, command=command_line(), device=training.device)
-    train.read_collections(grid)
+    for run in grid.runs:
+        train.scorer(run.recipe)
     sweep = run_sweep(
         grid,
         out,
