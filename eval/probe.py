@@ -90,12 +90,11 @@ def open_probe(recipe: PretrainingRecipe, *, device: str | None = None) -> Probe
         return None
     context = min(phase.context for phase in recipe.phases)
     try:
-        path = find_recipe(section.recipe)
-        kind = recipe_kind(path)
+        kind = recipe_kind(find_recipe(section.recipe))
         if kind in GLUE_KINDS:
-            return _open_glue_probe(section, load_glue_recipe(path, section.settings), context, device)
+            return _open_glue_probe(section, load_glue_recipe(section.recipe, section.settings), context, device)
         if kind in LOSSES_BY_KIND:
-            return _open_retrieval_probe(section, load_recipe(path, section.settings), context, device)
+            return _open_retrieval_probe(section, load_recipe(section.recipe, section.settings), context, device)
         raise InputError(
             f"{section.recipe} is a recipe of kind {kind}; a probe trains a retriever ({', '.join(LOSSES_BY_KIND)}) or on GLUE"
         )
@@ -123,7 +122,7 @@ def _open_retrieval_probe(section: ProbeSection, recipe: Recipe, context: int, d
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     data = recipe.data
-    for source in (*data.train, *(each for each in (data.queries, data.documents) if each is not None)):
+    for source in (*data.train, *(data.queries or ()), *(data.documents or ())):
         if data.format == "beir" and not expand_home(source).is_dir():
             raise InputError(f"{source}: no such folder")
         if data.format != "beir" and source != STDLIB_DOCSTRINGS:
