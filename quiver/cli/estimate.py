@@ -1,4 +1,4 @@
-"""``quiver estimate``: time, disk, memory and cost of an index before it is built."""
+"""``quiver estimate``: time, disk, memory and cost of an index before it is built; how well the sizes of a model fit GPUs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import typer
+
 from quiver.cli import options
 from quiver.cli.options import command, option
-from quiver.cli.output import print_json, print_table, say
+from quiver.cli.output import group_with_default, help_alone, print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.options import Dtype, SourceOptions, parse_size
@@ -23,7 +25,16 @@ Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 
 PASSAGE = "msmarco"
 
+app = typer.Typer(
+    cls=group_with_default("index"),
+    invoke_without_command=True,
+    callback=help_alone,
+    help="Estimate an index before it is built, or how well the sizes of a model fit GPUs. Without a command: quiver estimate index.",
+    epilog="Examples: quiver estimate --docs 8.8e6 --model MODEL; quiver estimate shape --width 768 --heads 12 --mlp 1152 --gpu h100",
+)
 
+
+@app.command("index")
 @command
 def estimate(
     *,
@@ -102,6 +113,60 @@ def estimate(
     _print(f"{model}: {card.kind}, width {card.dim}", plans)
     if formulas:
         print_table("Formulas", ("figure", "formula"), list(FORMULAS.items()))
+
+
+@app.command("shape")
+@command
+def estimate_shape(
+    *,
+    model: str | None = option(None, f"Preset to take the sizes of: {', '.join(PRESETS)}.", "-m"),
+    width: int | None = option(None, "Width of the hidden states.", min=1),
+    heads: int | None = option(None, "Number of attention heads.", min=1),
+    mlp: int | None = option(None, "Width of the MLP: 1152 for modernbert-base, whose first matrix has 2 x 1152 outputs.", min=1),
+    gated: bool = option(True, "Whether the MLP is gated (GeGLU), so that its first matrix is twice as wide.", "--gated/--no-gated"),
+    gpu: Literal["t4", "a10", "l4", "rtx3090", "rtx4090", "l40s", "a100", "h100", "h200"] | None = option(
+        None, "GPU to estimate for. Default: the seven of the ModernBERT paper."
+    ),
+    output: options.Output,
+) -> None:
+    """Show how full the weight matrices of a layer make the tiles of tensor cores and the multiprocessors of GPUs.
+
+    Tiles have 128 x 256 weights. A multiprocessor computes one at a time, so the last wave occupies only some multiprocessors.
+
+    Example: quiver estimate shape --width 768 --heads 12 --mlp 1152 --gpu h100
+    """
+    from quiver.retrieval.planning import MULTIPROCESSORS, PAPER_GPUS, matrix_shapes, wave_fill
+
+    if model is not None:
+        if model not in PRESETS:
+            raise InputError(f"--model {model}: no preset; pass --width, --heads and --mlp, or one of {', '.join(PRESETS)}")
+        config = preset(model)
+        width, heads, mlp, gated = config.hidden_size, config.num_heads, config.intermediate_size, config.mlp == "gated"
+    if width is None or heads is None or mlp is None:
+        raise InputError("pass --width, --heads and --mlp, or the name of a preset as --model")
+    if width % heads:
+        raise InputError(f"--width {width} is not divisible by --heads {heads}")
+    gpus = PAPER_GPUS if gpu is None else (gpu,)
+    shapes = matrix_shapes(width, mlp, gated=gated)
+    waves = {each.name: {name: wave_fill(each.tiles, MULTIPROCESSORS[name]) for name in gpus} for each in shapes}
+    if output.json:
+        print_json({"head_width": width // heads, "matrices": [{**asdict(each), "waves": waves[each.name]} for each in shapes]})
+        return
+    rows = [
+        (
+            each.name,
+            f"{each.inputs:,} x {each.outputs:,}",
+            "yes" if each.aligned else "no",
+            f"{each.tiles:,}",
+            f"{each.tile_fill:.1%}",
+            *(f"{waves[each.name][name]:.0%}" for name in gpus),
+        )
+        for each in shapes
+    ]
+    header = ("matrix", "shape", "x 64", "tiles", "tiles full", *(f"{name} ({MULTIPROCESSORS[name]})" for name in gpus))
+    print_table("Tensor cores: sides that are multiples of 64, tiles of 128 x 256; share of multiprocessors in the last wave", header, rows)
+    fits = "a multiple of 64" if width // heads % 64 == 0 else "not a multiple of 64, as attention kernels prefer"
+    say(f"head width: {width // heads}, {fits}")
 
 
 def _sampled(source: str, given: SourceOptions, model: BiEncoder | ColBERT, size: int = 512) -> tuple[list[Document], int]:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from quiver.cli import options
 from quiver.cli.options import argument, command, option
-from quiver.cli.output import command_line, help_alone, print_json, print_table, print_values, say, say_error
+from quiver.cli.output import command_line, group_with_default, help_alone, print_json, print_table, print_values, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions
@@ -27,18 +26,8 @@ if TYPE_CHECKING:
 _CODE_LINES = 8  # lines of a found function that quickstart prints
 
 
-class _FoldersFirst(TyperGroup):
-    """A group whose first argument may be a folder: ``quiver report FOLDER...`` means ``quiver report write FOLDER...``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["write", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
-
-
 report_app = typer.Typer(
-    cls=_FoldersFirst,
+    cls=group_with_default("write"),
     invoke_without_command=True,
     callback=help_alone,
     help="Turn results into reports. If the first argument is a folder, the command is write. Type ./compare for a folder called compare.",

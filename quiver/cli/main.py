@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("quiver.cli.search:search", "Search an index."),
     "serve": ("quiver.cli.serve:serve", "Serve indexes over HTTP, with a search page."),
     "mcp": ("quiver.cli.serve:mcp", "Let agents search indexes, by the Model Context Protocol."),
-    "estimate": ("quiver.cli.estimate:estimate", "Estimate the time, disk, memory and cost of an index."),
+    "estimate": ("quiver.cli.estimate:app", "Estimate the time, disk, memory and cost of an index, or how well a model fits GPUs."),
     "evaluate": ("quiver.cli.evaluate:evaluate", "Evaluate a model on collections."),
     "report": ("quiver.cli.evaluate:report_app", "Turn results into reports."),
     "collections": ("quiver.cli.evaluate:collections_app", "List, download and make collections."),

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from quiver.encoder.environment import installed_version
 
@@ -121,6 +122,19 @@ def help_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)
+
+
+def group_with_default(name: str) -> type[TyperGroup]:
+    """A group whose first argument need not be a command: ``quiver report FOLDER`` means ``quiver report write FOLDER``."""
+
+    class DefaultGroup(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+                args = [name, *args]
+            parsed: list[str] = super().parse_args(ctx, args)
+            return parsed
+
+    return DefaultGroup
 
 
 def command_line() -> str:
