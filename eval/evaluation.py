@@ -66,7 +66,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Document, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
-from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
+from quiver.retrieval.search.retrievers import CANDIDATES, Retriever
 from quiver.retrieval.search.search import Fusion
 
 logger = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             *([contenders.run(Path(run))] if run is not None else []),
             *map(contenders.of, fuse),
         ]
-        contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates or CANDIDATES)
+        contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or Fusion(), candidates or CANDIDATES)
         if rerank is not None:
             contender = contenders.reranked(contender, rerank, candidates or CANDIDATES)
         if groups is not None:

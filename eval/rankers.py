@@ -28,8 +28,8 @@ from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
+from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -50,10 +50,11 @@ from quiver.retrieval.search.retrievers import (
     candidates_of,
     identity_of,
     indexes_of,
+    search_slices,
     search_with,
     sum_seconds,
 )
-from quiver.retrieval.search.search import Fusion, search_slices
+from quiver.retrieval.search.search import Fusion
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

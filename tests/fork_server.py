@@ -30,7 +30,7 @@ MODULES = (
     "matplotlib.backends.backend_svg",
     "matplotlib.figure",
     "numba",
-    "quiver.encoder.cpu.attention_kernels",
+    "quiver.encoder.cpu.attention",
     "quiver.encoder.cpu.block_kernels",
     "quiver.encoder.pretraining.run",
     "quiver.eval.development",

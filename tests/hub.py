@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,

@@ -25,9 +25,8 @@ from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import dispatch
 from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.packing import copy_to
-from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, to_pinned
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, pool, to_pinned
 from quiver.retrieval.models.encoding import describe_tokens
-from quiver.retrieval.models.pooling import pool
 from tests.largest_tensor import LargestTensor
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

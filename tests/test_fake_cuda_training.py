@@ -241,10 +241,10 @@ def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[n
 
 def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) -> Step:
     def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+        from quiver.retrieval.models.batches import Projection
         from quiver.retrieval.models.biencoder import BiEncoder
         from quiver.retrieval.models.colbert import ColBERT
         from quiver.retrieval.models.options import ModelFolder
-        from quiver.retrieval.models.pooling import Projection
         from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
         from quiver.retrieval.training.losses import RetrievalLoss
         from quiver.retrieval.training.recipe import load_recipe

@@ -34,10 +34,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.attention import flash
-from quiver.encoder.cpu.attention import attend_compiled
-from quiver.encoder.cpu.attention import is_supported as compiled_is_supported
-from quiver.encoder.cpu.kernels import bfloat16_kernels_run
-from quiver.encoder.cpu.support import WIDTH_MULTIPLE
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE, bfloat16_kernels_run, supports_batch
 from quiver.encoder.dropout import DROPOUT_CHUNK, DropoutMask, new_seed
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch, PaddedBatch, effective_window, empty_qkv
@@ -368,11 +365,20 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: i
 VARIABLE = "QUIVER_ATTENTION"
 """Environment variable that names the backend to use where it supports the call."""
 
+
+def _attend_compiled(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    from quiver.encoder.cpu.attention import attend_compiled  # loads numba
+
+    return attend_compiled(q, k, v, batch, window, slopes, dropout)
+
+
 Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", "Tensor | None", float], Tensor]
 
 BACKENDS: dict[str, Backend] = {
     **{name: partial(flash.attend_flash, name) for name in flash.KERNELS},
-    "compiled": attend_compiled,
+    "compiled": _attend_compiled,
     "packed": attend_packed,
     "reference": attend_reference,
 }
@@ -519,7 +525,7 @@ def describe(
         installed = flash.installed()
     else:
         paired = q.dtype == torch.bfloat16 and not gradients  # with gradients the inputs are converted to float32
-        installed = frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
+        installed = frozenset({"compiled"} if supports_batch(batch, q) and (not paired or bfloat16_kernels_run()) else ())
     return AttentionCall(
         device_type=q.device.type,
         dtype=q.dtype,

@@ -1,6 +1,6 @@
 """The format of a family's checkpoints as tables: keys of config.json, tensor names and head layouts, for reading and for writing.
 
-Each family module defines one `CheckpointFormat` per family; `quiver.encoder.checkpoints.families` lists them all.
+Each family module defines one `CheckpointFormat` per family; `quiver.encoder.checkpoints.checkpoint` lists them all.
 """
 
 from __future__ import annotations

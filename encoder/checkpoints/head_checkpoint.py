@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import from_hf_state, read_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.families import FORMATS, families_with_head
+from quiver.encoder.checkpoints.checkpoint import FORMATS, families_with_head, from_hf_state, read_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.folder import base_folder, local_folder
 from quiver.encoder.checkpoints.format import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
 from quiver.encoder.config import EncoderConfig, Family

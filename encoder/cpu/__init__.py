@@ -1,9 +1,9 @@
 """Fast paths for CPUs behind `run_blocks`: the same blocks as `quiver.encoder.layers.Block`, run by kernels that numba compiles.
 
-`blocks` decides whether the kernels run a batch, and prepacks encoders; `attention` is their attention backend; `linear` holds matrices;
-`support` and `kernels` say what this CPU can do. `block_kernels` and `attention_kernels` are the kernels, made of the operations in
-`tiles`, which `codegen` emits as LLVM vectors and `jit` compiles and caches on disk. numba takes half a second to import and the kernels
-eight seconds to compile once, so import kernel modules where they are used.
+`blocks` runs and prepacks encoders; `linear` holds matrices; `support` says what this CPU can do and whether the kernels run a batch.
+`block_kernels` and `attention` are the kernels, made of the operations in `tiles`, which `codegen` emits as LLVM vectors and `jit` compiles
+and caches on disk. numba takes half a second to import and the kernels eight seconds to compile once, so import kernel modules
+where they are used.
 """
 
 from quiver.encoder.environment import attach_stub

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from quiver.encoder.attention import attend
 from quiver.encoder.attention.dispatch import VARIABLE
-from quiver.encoder.cpu.attention import is_supported as attention_is_supported
-from quiver.encoder.cpu.kernels import amx_kernels_run, int8_kernels_run
 from quiver.encoder.cpu.linear import MATRICES, Linear, PrepackedLinear, compute_dtype, int8_levels, is_cpu_inference, weight_dtype
-from quiver.encoder.cpu.support import WIDTH_MULTIPLE, is_plain, kernels_available
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE, amx_kernels_run, int8_kernels_run, is_plain, kernels_available, supports_batch
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import Block, RotaryRows, any_hooked
 from quiver.encoder.packing import PackedBatch
@@ -73,14 +71,14 @@ def hidden_dtype(layers: Sequence[Block], batch: PackedBatch, dtype: torch.dtype
     dtype = compute_dtype(torch.device("cpu"), dtype)
     wide = torch.empty(0, width, dtype=torch.float32)
     is_candidate = dtype == torch.bfloat16 and not any(layer.training for layer in layers) and is_cpu_inference(wide)
-    if is_candidate and attention_is_supported(batch, wide) and multiplies_bfloat16(layers, width):
+    if is_candidate and supports_batch(batch, wide) and multiplies_bfloat16(layers, width):
         return dtype if unsupported_reason(layers, wide, rope) else torch.float32
     return dtype
 
 
 def inference_is_supported(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
     """Return whether the kernels support these blocks and hidden states, (N, D), and are worth their overhead; logs the answer once."""
-    if not attention_is_supported(batch, hidden):
+    if not supports_batch(batch, hidden):
         return False
     reason = unsupported_reason(layers, hidden, rope)
     _log_choice(reason)
@@ -140,7 +138,7 @@ class _Passes:
     """
 
     def __init__(self, layers: Sequence[Block], hidden: Tensor) -> None:
-        from quiver.encoder.cpu import block_kernels, tiles  # `attention_is_supported` has loaded numba
+        from quiver.encoder.cpu import block_kernels, tiles  # `supports_batch` has loaded numba
 
         self.names, self.activations, self.hidden = block_kernels, tiles.ACTIVATIONS, hidden
         tokens, width = hidden.shape

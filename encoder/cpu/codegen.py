@@ -7,25 +7,25 @@ of lanes; from the first-level cache it reaches 98 % of the CPU's peak (two core
 A bfloat16 unit is a pair, whose products one instruction sums, an int8 unit four values, whose products are summed in 32 bits; each fills
 the 32 bits of a float32 and is moved as one. AMX, the matrix unit of Intel CPUs from 2023 on, multiplies 16 rows by 16 lanes at a time.
 
-Addresses are 64-bit integers, strides count 32-bit units. Everything is emitted inline, and nothing is checked.
+Addresses are 64-bit integers, strides count 32-bit units. Everything is emitted inline, and nothing is checked. What the
+code contains is computed when it is generated: a process that finds the kernels compiled on disk calls nothing here.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2 (LDTILECFG, TDPBF16PS, TDPBSUD).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from llvmlite.binding import initialize_native_asmparser  # type: ignore[import-untyped]
-from numba.core import cgutils, config, types
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba.core import cgutils
 
-from quiver.encoder.cpu.support import has_amx
+from quiver.encoder.cpu.jit import intrinsic_of
+from quiver.encoder.cpu.support import amx_is_native, int8_instruction, vector_width
 
 # numba initialises the code generator without the assembly parser, which inline assembly in its cache needs.
 initialize_native_asmparser()
@@ -34,50 +34,9 @@ initialize_native_asmparser()
 _cgutils: Any = cgutils
 
 
-def cpu_features() -> list[str]:
-    """Return the CPU features that numba compiles for, by which it also keeps its cache apart."""
-    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
-    return features.split(",")
-
-
-def unsupported_reason() -> str | None:
-    """Say why the kernels should not run here; None if they should."""
-    if config.DISABLE_JIT:
-        return "numba is told not to compile (NUMBA_DISABLE_JIT)"
-    if "+fma" not in cpu_features():
-        return "numba is told to compile for a processor without fused multiplications"
-    return None
-
-
-def int8_levels() -> int:
-    """Return the largest unsigned activation of int8 products; 0 where they are not supported.
-
-    Without an instruction for four products, pairs are summed in 16 bits, which limits activations to 7 bits.
-    """
-    if _int8_instruction() is not None:
-        return 255
-    return 127 if ("+avx2" if WIDTH == 8 else "+avx512bw") in cpu_features() else 0
-
-
-def _int8_instruction() -> str | None:
-    """Return the CPU's instruction for four 8-bit products."""
-    if WIDTH == 16:
-        return "vpdpbusd" if "+avx512vnni" in cpu_features() else None
-    return "{vex} vpdpbusd" if "+avxvnni" in cpu_features() else None
-
-
-def bfloat16_is_native() -> bool:
-    """Return whether there is an instruction for bfloat16 pairs, without which no bfloat16 kernel runs."""
-    return "+avx512bf16" in cpu_features()
-
-
-def amx_is_native() -> bool:
-    """Return whether products of bfloat16 and int8 use AMX."""
-    return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(cpu_features()) and has_amx()
-
-
 # Floats per vector, vectors per row and rows per product: what fits the CPU's 32 or 16 registers beside two factors.
-WIDTH, VECTORS, ROWS = (16, 3, 8) if "+avx512f" in cpu_features() else (8, 3, 4)
+VECTORS = 3
+WIDTH, ROWS = (16, 8) if vector_width() == 16 else (8, 4)
 LANES = WIDTH * VECTORS
 
 # Steps of a product between loop checks, which compete with multiplications. ModernBERT-base over 8,192 tokens takes 2.4 % less time with
@@ -98,8 +57,10 @@ def long(value: int) -> Any:
     return ir.Constant(LONG, value)
 
 
-ROW_PLACES = [long(row * LANES + vector * WIDTH) for row in range(ROWS) for vector in range(VECTORS)]
-"""Offsets of the vectors of a product's rows."""
+@cache
+def row_places() -> tuple[Any, ...]:
+    """Offsets of the vectors of a product's rows."""
+    return tuple(long(row * LANES + vector * WIDTH) for row in range(ROWS) for vector in range(VECTORS))
 
 
 def is_bfloat16(kind: Any) -> bool:
@@ -174,7 +135,7 @@ class Code:
     def add_quads(self, a: Any, b: Any, c: Any) -> Any:
         """Multiply quads of 8-bit integers and add in 32 bits, ``a[0] * b[0] + ... + a[3] * b[3] + c``; those of b are unsigned."""
         a, b = (self.builder.bitcast(each, INTS) for each in (a, b))
-        if instruction := _int8_instruction():
+        if instruction := int8_instruction():
             return self._instruction(f"{instruction} $2, $3, $0", "=v,0,v,v", INTS, c, a, b)
         pairs = self._instruction("vpmaddubsw $1, $2, $0", "=v,v,v", INTS, a, b)
         ones = ir.Constant(INTS, [0x00010001] * WIDTH)
@@ -237,14 +198,14 @@ class Code:
         """
         # Unordered comparison: NaN stays NaN.
         visible = self.builder.fcmp_unordered(">", x, every(_LEAST))
-        return self.builder.select(visible, self._power_of_two(x, _POWER), every(0.0))
+        return self.builder.select(visible, self._power_of_two(x, _power_of_two(5)), every(0.0))
 
     def coarse_power_of_two(self, x: Any) -> Any:
         """Compute 2 ** x with relative error 1e-4, a twentieth of bfloat16 rounding; exactly 0 below 2 ** -126.5."""
         b = self.builder
         # The exponent bits are zero there. NaN stays NaN.
         x = b.select(b.fcmp_ordered(">", every(-127.0), x), every(-127.0), x)
-        return self._power_of_two(x, _COARSE_POWER)
+        return self._power_of_two(x, _power_of_two(3))
 
     def _power_of_two(self, x: Any, coefficients: Sequence[float]) -> Any:
         b = self.builder
@@ -283,7 +244,7 @@ class Code:
     ) -> None:
         """Compute ROWS rows of a tile: ``out[r] = starts[r] + sum over i of numbers[r][i * step] * tile[i]``, each sum in the order of i.
 
-        ``finish`` maps an index in `ROW_PLACES` and the sum to the stored value.
+        ``finish`` maps an index in `row_places` and the sum to the stored value.
         """
         multiply = multiply or self.fma
         sums = self.variables(starts)
@@ -302,7 +263,7 @@ class Code:
                 add(self.place((loop.index, long(STEPS)), long(i)))
         with self.loop(self.builder.urem(count, long(STEPS))) as loop:
             add(self.place((steps, long(STEPS)), loop.index))
-        for i, (place, total) in enumerate(zip(ROW_PLACES, sums, strict=True)):
+        for i, (place, total) in enumerate(zip(row_places(), sums, strict=True)):
             result = self.builder.load(total)
             self.store(result if finish is None else finish(i, result), out, place)
 
@@ -329,30 +290,15 @@ class Code:
                         self.store(vector, out, self.place((row, stride), column))
 
 
+@cache
 def _power_of_two(degree: int) -> list[float]:
     """Coefficients of 2 ** x between -1/2 and 1/2 with minimal relative error."""
     x = np.cos(np.pi * (np.arange(2000) + 0.5) / 2000) / 2
     return [float(c) for c in np.polynomial.polynomial.polyfit(x, 2.0**x, degree, w=2.0**-x)]
 
 
-_POWER, _COARSE_POWER = _power_of_two(5), _power_of_two(3)
-
-Emitter = Callable[..., Any]
-
-
-def emitted(emit: Emitter, returns: Any = types.void) -> Any:
-    """Make a function for compiled code from an emitter; all its arguments are numbers."""
-
-    def typed(_context: Any, *arguments: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-            result = emit(Code(builder), *values)
-            return context.get_dummy_value() if result is None else result
-
-        return returns(*arguments), generate
-
-    typed.__name__ = emit.__name__
-    typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]  # numba counts arguments by it
-    return intrinsic(typed)
+emitted = partial(intrinsic_of, Code)
+"""Decorator: make a function for compiled code from a function that emits it."""
 
 
 AMX_ROWS = 16

@@ -8,10 +8,8 @@ deleted and written again, and nothing in it is unpickled or executed.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
-import os
-import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,11 +18,12 @@ from threading import Lock
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numba
-from numba.core import caching
+from numba.core import caching, types
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
+from numba.extending import intrinsic
 
-from quiver.encoder.cpu.support import has_amx
+from quiver.encoder.cpu.support import can_cache, has_amx
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +37,21 @@ def jit(function: Function, *, reordered: bool = False) -> Function:
     """Compile a function at its first call, and cache the result on disk; ``reordered`` allows sums to be reordered for vectorization."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
     return cast(Function, _with_cache(numba.njit(**options), function))
+
+
+def intrinsic_of(wrap: Callable[[Any], Any], emit: Callable[..., Any], returns: Any = types.void) -> Any:
+    """Make a function for compiled code from an emitter, which gets the wrapped LLVM builder; all its arguments are numbers."""
+
+    def typed(_context: Any, *arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            result = emit(wrap(builder), *values)
+            return context.get_dummy_value() if result is None else result
+
+        return returns(*arguments), generate
+
+    typed.__name__ = emit.__name__
+    typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]  # numba counts arguments by it
+    return intrinsic(typed)
 
 
 class CompiledCallback:
@@ -122,46 +136,6 @@ def _is_sound(path: str) -> bool:
 @cache
 def _warn_once(message: str) -> None:
     logger.warning("%s", message)
-
-
-@cache
-def can_cache() -> bool:
-    """Return whether compiled code can be cached on disk, if only in a private folder among the temporary files; logs once if not.
-
-    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then.
-    """
-    if _finds_folder():
-        return True
-    folder = _private_folder()
-    if folder is not None:
-        numba.config.CACHE_DIR = str(folder)
-        if _finds_folder():
-            logger.warning("compiled code is cached in %s, the only writable folder; set NUMBA_CACHE_DIR to choose another", folder)
-            return True
-    logger.warning("compiled code cannot be cached, so the slower uncompiled path is used; set NUMBA_CACHE_DIR to a writable folder")
-    return False
-
-
-def _finds_folder() -> bool:
-    try:
-        caching.FunctionCache(_finds_folder)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _private_folder() -> Path | None:
-    """Return a temporary folder that only this user can write to, because code in it is executed; None if there is none."""
-    if not hasattr(os, "getuid"):
-        return None
-    try:
-        folder = Path(tempfile.gettempdir()) / f"quiver-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return None
-    is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return folder if is_private else None
 
 
 @cache

@@ -1,7 +1,7 @@
-"""What this CPU supports: fast dtypes and weight layouts, and PyTorch's threads for compiled kernels.
+"""What this CPU supports: fast dtypes and weight layouts, PyTorch's threads, and the compiled kernels, by dtype and batch.
 
-Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result.
-`quiver.encoder.cpu.kernels` says whether the kernels run, and replaces answers. Importing either loads neither numba nor a kernel.
+Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result. Importing this
+module loads neither numba nor a kernel.
 
 Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP runtimes have too.
 """
@@ -11,8 +11,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import os
 import platform
-from collections.abc import Callable
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,6 +24,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from quiver.encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +36,7 @@ ASSUMED: dict[str, Callable[..., bool] | bool] = {}
 
 
 def cpu_question(function: Question) -> Question:
-    """Answer a question about this CPU once per process, unless `quiver.encoder.cpu.kernels.assume` gives another answer."""
+    """Answer a question about this CPU once per process, unless `assume` gives another answer."""
     name = function.__name__
     answer = CACHES[name] = cache(function)
 
@@ -42,6 +48,29 @@ def cpu_question(function: Question) -> Question:
         return bool(answer(*arguments))
 
     return cast(Question, ask)
+
+
+@contextmanager
+def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
+    """Replace answers about this CPU by others, or by functions of the questions' arguments, for tests of the code for other CPUs.
+
+    Answers that follow from others change with them. An answer that the CPU cannot live up to makes the process crash.
+    """
+    if unknown := answers.keys() - CACHES.keys():
+        raise ValueError(f"must be one of {', '.join(CACHES)}, got {', '.join(sorted(unknown))}")
+    before = dict(ASSUMED)
+
+    def change(assumed: dict[str, Callable[..., bool] | bool]) -> None:
+        ASSUMED.clear()
+        ASSUMED.update(assumed)
+        for answer in CACHES.values():
+            answer.cache_clear()
+
+    change(before | answers)
+    try:
+        yield
+    finally:
+        change(before)
 
 
 # The file in which Linux describes the CPU.
@@ -145,6 +174,127 @@ def kernels_available() -> bool:
     return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
 
 
+def cpu_features() -> list[str]:
+    """Return the CPU features that numba compiles for, by which it also keeps its cache apart."""
+    from numba.core.registry import cpu_target
+
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return features.split(",")
+
+
+def vector_width() -> int:
+    """Return the number of floats in a vector of the compiled kernels."""
+    return 16 if "+avx512f" in cpu_features() else 8
+
+
+def int8_instruction() -> str | None:
+    """Return the instruction for four 8-bit products that numba may use; None if there is none."""
+    if vector_width() == 16:
+        return "vpdpbusd" if "+avx512vnni" in cpu_features() else None
+    return "{vex} vpdpbusd" if "+avxvnni" in cpu_features() else None
+
+
+def kernel_int8_levels() -> int:
+    """Return the largest unsigned activation of the kernels' int8 products; 0 where they are not supported.
+
+    Without an instruction for four products, pairs are summed in 16 bits, which limits activations to 7 bits.
+    """
+    if int8_instruction() is not None:
+        return 255
+    return 127 if ("+avx2" if vector_width() == 8 else "+avx512bw") in cpu_features() else 0
+
+
+def amx_is_native() -> bool:
+    """Return whether the kernels' products of bfloat16 and int8 use AMX."""
+    return {"+avx512f", "+amx-bf16", "+amx-int8"} <= set(cpu_features()) and has_amx()
+
+
+@cache
+def can_cache() -> bool:
+    """Return whether compiled code can be cached on disk, if only in a private folder among the temporary files; logs once if not.
+
+    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then.
+    """
+    from numba.core import config
+
+    if _finds_folder():
+        return True
+    folder = _private_folder()
+    if folder is not None:
+        config.CACHE_DIR = str(folder)
+        if _finds_folder():
+            logger.warning("compiled code is cached in %s, the only writable folder; set NUMBA_CACHE_DIR to choose another", folder)
+            return True
+    logger.warning("compiled code cannot be cached, so the slower uncompiled path is used; set NUMBA_CACHE_DIR to a writable folder")
+    return False
+
+
+def _finds_folder() -> bool:
+    from numba.core import caching
+
+    try:
+        caching.FunctionCache(_finds_folder)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _private_folder() -> Path | None:
+    """Return a temporary folder that only this user can write to, because code in it is executed; None if there is none."""
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        folder = Path(tempfile.gettempdir()) / f"quiver-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if is_private else None
+
+
+@cpu_question
+def kernels_run() -> bool:
+    """Return whether the kernels do run here; logs a warning once if they should but do not."""
+    if not kernels_available():
+        return False
+    try:
+        from numba.core import config
+    except ImportError as error:
+        logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
+        return False
+    if not can_cache():
+        return False
+    reason = None
+    if config.DISABLE_JIT:
+        reason = "numba is told not to compile (NUMBA_DISABLE_JIT)"
+    elif "+fma" not in cpu_features():
+        reason = "numba is told to compile for a processor without fused multiplications"
+    if reason is not None:
+        logger.warning("encoding on this CPU is slower than it could be: %s", reason)
+    return reason is None
+
+
+@cpu_question
+def bfloat16_kernels_run() -> bool:
+    """Return whether the kernels multiply bfloat16 faster than float32 here."""
+    if amx_kernels_run():
+        return True
+    return has_fast_bfloat16() and kernels_run() and "+avx512bf16" in cpu_features()
+
+
+@cpu_question
+def amx_kernels_run() -> bool:
+    """Return whether the kernels multiply bfloat16 and int8 by AMX here."""
+    return has_amx() and kernels_run() and amx_is_native()
+
+
+@cpu_question
+def int8_kernels_run(levels: int) -> bool:
+    """Return whether the kernels multiply int8 weights with unsigned activations up to ``levels`` here."""
+    return kernels_run() and kernel_int8_levels() >= levels
+
+
 def run_on_threads(function: int, argument: int, threads: int) -> None:
     """Call the compiled function at an address with the address of its argument, on up to so many PyTorch threads at once."""
     launch = openmp_launcher()
@@ -179,3 +329,12 @@ def is_plain(x: Tensor) -> bool:
     if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.layout != torch.strided or wrapped(x):
         return False
     return forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]
+
+
+def supports_batch(batch: PackedBatch, q: Tensor) -> bool:
+    """Return whether the kernels support a batch of queries or hidden states and are worth their overhead."""
+    # A traced graph must not depend on the number of tokens, so this is checked first.
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    if traced or not is_plain(q):
+        return False
+    return (batch.batch_invariant or enough_tokens(batch.num_tokens)) and kernels_run()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from quiver.encoder.cpu.codegen import (
     INTS,
     LANES,
     LONG,
-    ROW_PLACES,
     ROWS,
     VECTOR,
     VECTORS,
@@ -41,6 +40,7 @@ from quiver.encoder.cpu.codegen import (
     is_bfloat16,
     is_int8,
     long,
+    row_places,
     uses_amx,
 )
 from quiver.encoder.cpu.linear import HADAMARD_SIZES
@@ -65,7 +65,7 @@ def product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: A
             target = code.at(out, code.place((begin, long(LANES))))
             if fourfold:
                 finish = _dequantised(code, tile, columns, rows, (biases, scales, ones))
-                nothing = [code.ints(0)] * len(ROW_PLACES)
+                nothing = [code.ints(0)] * len(row_places())
                 code.product(starts, columns, long(1), tile, nothing, target, multiply=code.add_quads, finish=finish)
             else:
                 shifts = [bias for row in rows for bias in [code.spread(b.load(code.at(biases, row)))] * VECTORS]
@@ -259,6 +259,7 @@ def _logistic(code: Code, x: Any) -> Any:
     return b.fdiv(every(1.0), b.fadd(every(1.0), code.power_of_two(power)))
 
 
+@cache
 def _scaled_erfc() -> list[float]:
     """Coefficients of erfc(z) exp(z * z) as a polynomial in 1 / (1 + z / 2), z >= 0, of even error."""
     t = (np.cos(np.pi * (np.arange(1000) + 0.5) / 1000) + 1) / 2
@@ -266,9 +267,6 @@ def _scaled_erfc() -> list[float]:
     z = 2 / t - 2
     values = [math.erfc(x) * math.exp(x * x) for x in z]
     return [float(c) for c in np.polynomial.polynomial.polyfit(t, values, 9)]
-
-
-_ERFC = _scaled_erfc()
 
 
 def _gelu(code: Code, x: Any) -> Any:
@@ -279,8 +277,9 @@ def _gelu(code: Code, x: Any) -> Any:
     size = b.select(below, negated, x)
     z = b.fmul(size, every(math.sqrt(0.5)))
     t = b.fdiv(every(1.0), code.fma(z, every(0.5), every(1.0)))
-    polynomial = every(_ERFC[-1])
-    for coefficient in _ERFC[-2::-1]:
+    *rest, last = _scaled_erfc()
+    polynomial = every(last)
+    for coefficient in reversed(rest):
         polynomial = code.fma(polynomial, t, every(coefficient))
     tail = b.fmul(polynomial, code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2)))))  # erfc(|x| / sqrt(2))
     return b.fmul(b.fmul(x, every(0.5)), b.select(below, tail, b.fsub(every(2.0), tail)))
@@ -301,7 +300,7 @@ def _relu(code: Code, x: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
-ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
+ACTIVATIONS = dict(zip(_FUNCTIONS, range(len(_FUNCTIONS)), strict=True))
 """Index of each activation of `quiver.encoder.layers`."""
 
 
@@ -350,7 +349,7 @@ def scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: A
         rows = [code.no_further(code.place(first, long(row)), count) for row in range(ROWS)]
         starts = [code.at(keys, code.place((row, stride))) for row in rows]
         target = code.at(out, code.place((first, long(LANES))))
-        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply)
+        code.product(starts, columns, long(1), queries, [every(0.0)] * len(row_places()), target, multiply=multiply)
 
 
 @emitted
@@ -368,7 +367,7 @@ def mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width: 
         starts = [code.at(values, code.place((row, stride)) if is_bfloat16(kind) else row) for row in rows]
         target = code.at(out, code.place((first, long(LANES))))
         step = long(1) if is_bfloat16(kind) else stride
-        code.product(starts, count, step, weights, [code.load(target, place) for place in ROW_PLACES], target, multiply=multiply)
+        code.product(starts, count, step, weights, [code.load(target, place) for place in row_places()], target, multiply=multiply)
 
 
 @emitted

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal
 
-from quiver.encoder.checkpoints.families import config_to_hf
+from quiver.encoder.checkpoints.checkpoint import config_to_hf
 from quiver.encoder.config import (
     Activation,
     ConfigError,

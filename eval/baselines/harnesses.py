@@ -25,8 +25,8 @@ from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.ranking import token_rows
+from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import DenseModel, DenseVectors, Document, Hits, ModelCard, Query, TokenModel

@@ -188,7 +188,7 @@ def evaluate(
         index=index,
         run=run,
         fuse=combination.fuse,
-        fusion=fusion if len(given) + len(combination.fuse) > 1 else None,
+        fusion=fusion,
         rerank=combination.rerank,
         candidates=combination.candidates,
         group_by=combination.group_by,

@@ -437,10 +437,8 @@ class Combination:
         None, "Group passages by a field, such as file: its values are ranked by their best passages, and -k counts them."
     )
 
-    def make_fusion(self, searched: Sequence[str]) -> Fusion:
-        """Check the options before anything is opened, and make the fusion of what is searched with the rankings of ``--fuse``."""
-        from quiver.retrieval.search.search import Fusion
-
+    def make_fusion(self, searched: Sequence[str]) -> Fusion | None:
+        """Check the options before anything is opened, and make the fusion with the rankings of ``--fuse``; None for a single ranking."""
         rankings = len(searched) + len(self.fuse)
         if rankings < 2 and (self.fusion or self.weights is not None or self.normalize):
             raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
@@ -450,6 +448,10 @@ class Combination:
             raise InputError(f"--fuse {max(self.fuse, key=self.fuse.count)} is repeated; set its weight with --weights instead")
         if self.normalize and self.fusion != "weighted":
             raise InputError("--normalize applies only to --fusion weighted")
+        if rankings < 2:
+            return None
+        from quiver.retrieval.search.search import Fusion
+
         fusion = Fusion(self.fusion or "rrf", self.weights, normalise=self.normalize or "min-max")
         fusion.weights_of(rankings)
         return fusion

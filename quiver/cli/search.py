@@ -152,7 +152,7 @@ def search(
         _print_explained(text or "", hits, explained, filtered) if explain else _print_hits(hits, found, among, group_by, filtered)
 
 
-def _open_combination(opened: OpenIndexes, combination: options.Combination, folder: Path, fusion: Fusion) -> Retriever:
+def _open_combination(opened: OpenIndexes, combination: options.Combination, folder: Path, fusion: Fusion | None) -> Retriever:
     from quiver.retrieval.search.retrievers import CANDIDATES
 
     candidates = combination.candidates or CANDIDATES

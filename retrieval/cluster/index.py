@@ -29,12 +29,11 @@ import numpy as np
 
 from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.ray_backend import connected_ray
-from quiver.retrieval.index.documents import TEXTS_FILE
+from quiver.retrieval.index.documents import TEXTS_FILE, NamedHits, merged
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, SearchOptions, SearchRequest, open_manifest
-from quiver.retrieval.index.segments import NamedHits, merged
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.records import Hits, Missing
 

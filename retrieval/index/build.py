@@ -43,9 +43,13 @@ from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowe
 from quiver.retrieval.index.documents import (
     DESCRIBED_COPIES,
     DOCUMENT_BYTES,
+    Contents,
     FieldCheck,
+    OpenSegment,
     is_described,
     keeps_field,
+    merge_segments,
+    open_segment,
     rows_by_value,
     widened_types,
 )
@@ -53,6 +57,7 @@ from quiver.retrieval.index.engines import (
     WORDS,
     AnyCodec,
     Sample,
+    clustering_on,
     engine,
     engine_name,
     is_approximate,
@@ -63,7 +68,6 @@ from quiver.retrieval.index.engines import (
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
 from quiver.retrieval.index.index import IndexReader, check_model, encoded_queries, open_index, open_manifest
 from quiver.retrieval.index.memory import build_in_memory
-from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
     BuildOptions,
@@ -82,7 +86,6 @@ from quiver.retrieval.index.pieces import (
     sealed_pieces,
     survey,
 )
-from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segments, open_segment
 from quiver.retrieval.index.sources import (
     FILE,
     check_replaced,
@@ -97,6 +100,7 @@ from quiver.retrieval.index.sources import (
 )
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, CodecEntry, Manifest, SegmentEntry, entries, is_resumable, verify_files
 from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, StoreWriter, writing
+from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.loading import WorkerModel, load_index_model
 from quiver.retrieval.models.pretrained import with_absolute_source
 from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard

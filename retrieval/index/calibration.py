@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.retrieval.index.documents import OpenSegment
 from quiver.retrieval.index.engines import Setting, named_params, one_thread
 from quiver.retrieval.index.index import IndexReader, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
-from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import Hits
 
 MIXED = {"dense": 3, "colbert": 4}

@@ -23,10 +23,12 @@ import importlib
 import operator
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
 
 import faiss
 import numpy as np
@@ -36,6 +38,9 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import TextSchema, closest_name, parse_fields, parse_options
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
+
+if TYPE_CHECKING:
+    import torch
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
 """Search effort: how much of an index a search visits.
@@ -574,6 +579,24 @@ def train_codec(
         InputError: The engine or a setting does not exist, or the codec cannot be trained on this sample.
     """
     return engine(name, card).train(sample, card, documents=documents, vectors=vectors, settings=settings, seed=seed)
+
+
+_clustering: ContextVar[torch.device | None] = ContextVar("device of clustering", default=None)
+
+
+@contextmanager
+def clustering_on(device: torch.device) -> Iterator[None]:
+    """Within the block, train centroids of indexes and assign vectors to them on a device, if it is a GPU; FAISS does it on the CPU."""
+    token = _clustering.set(None if device.type == "cpu" else device)
+    try:
+        yield
+    finally:
+        _clustering.reset(token)
+
+
+def clustering_device() -> torch.device | None:
+    """The device of `clustering_on`; None for the CPU."""
+    return _clustering.get()
 
 
 def open_codec(name: str, folder: Path) -> AnyCodec:

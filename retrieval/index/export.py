@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, write_json
 from quiver.encoder.progress import Advance, progress_bar
+from quiver.retrieval.index.documents import OpenSegment
 from quiver.retrieval.index.engines import WORDS
 from quiver.retrieval.index.files import little_endian
 from quiver.retrieval.index.index import IndexReader
-from quiver.retrieval.index.segments import OpenSegment
 
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
 from quiver.retrieval.index.columns import LOOK, arrow_type
-from quiver.retrieval.index.documents import shared_ids
+from quiver.retrieval.index.documents import OpenSegment, SegmentHits, merged, open_segment, shared_ids
 from quiver.retrieval.index.engines import (
     AnyCodec,
     Bitmap,
@@ -45,7 +45,6 @@ from quiver.retrieval.index.engines import (
 from quiver.retrieval.index.files import COPY, DamagedIndexError, missing_file
 from quiver.retrieval.index.filters import Facet, Filter, FilterLike, as_filter, count_values
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
-from quiver.retrieval.index.segments import OpenSegment, SegmentHits, merged, open_segment
 from quiver.retrieval.index.store.reading import (
     Layout,
     Manifest,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.data.entries import checked_document, unique
-from quiver.retrieval.index.documents import DocumentTable, FieldCheck, IdTable
+from quiver.retrieval.index.documents import DocumentTable, FieldCheck, IdTable, OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
     EXACT_TOKENS,
@@ -30,6 +30,7 @@ from quiver.retrieval.index.engines import (
     AnySegment,
     EngineSpec,
     Sample,
+    clustering_on,
     engine,
     engine_name,
     parse_engine,
@@ -38,11 +39,10 @@ from quiver.retrieval.index.engines import (
 from quiver.retrieval.index.exact import ROWS, ExactSegment, largest_norm
 from quiver.retrieval.index.files import Files, MemoryDisk
 from quiver.retrieval.index.index import IndexReader
-from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, concatenate_encoded, encode, survey
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
-from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.models.batches import CPU, device_of
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts, row_blocks
 
 logger = logging.getLogger(__name__)

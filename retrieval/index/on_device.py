@@ -1,4 +1,4 @@
-"""Exact search on a device: products in half precision choose the candidates, and float64 orders them. And the device of an index build.
+"""Exact search on a device: products in half precision choose the candidates, and float64 orders them.
 
 The vectors stay in the device's memory if they fit; otherwise they are copied block by block from pinned memory, and the next block is
 copied while the products of the last one are computed. Each block takes one conversion to half precision, the products with all queries,
@@ -27,8 +27,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +39,9 @@ from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, picked_offsets, token_rows
 from quiver.retrieval.models.batches import available_memory
 from quiver.retrieval.models.maxsim import maxsim_ragged
-from quiver.retrieval.records import DenseModel, DenseVectors, Rows, TokenModel, TokenVectors
+from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 
 logger = logging.getLogger(__name__)
-
-CPU = torch.device("cpu")
-"""The CPU, where FAISS and NumPy search."""
 
 # Share of the free memory of a GPU that the vectors of a segment may take; queries, scores and the model need the rest.
 _SHARE = 0.7
@@ -54,31 +50,6 @@ _LARGEST_EXPONENT = 126
 # Documents retrieved in addition to k after scores in half precision, which have larger errors: a number and a share of k. Those that
 # turn out to be too far below the k best are not scored in float64.
 _MORE, _SHARE_OF_HITS = 128, 4
-
-
-def device_of(model: DenseModel | TokenModel) -> torch.device:
-    """Device of a model, on which its vectors are searched and clustered; the CPU for a model without one, such as a stored one."""
-    found: torch.device | None = getattr(model, "device", None)
-    return CPU if found is None else found
-
-
-_clustering: ContextVar[torch.device] = ContextVar("device of clustering", default=CPU)
-
-
-@contextmanager
-def clustering_on(device: torch.device) -> Iterator[None]:
-    """Within the block, train centroids of indexes and assign vectors to them on a device, if it is a GPU; FAISS does it on the CPU."""
-    token = _clustering.set(device)
-    try:
-        yield
-    finally:
-        _clustering.reset(token)
-
-
-def clustering_device() -> torch.device | None:
-    """The device of `clustering_on`; None for the CPU."""
-    device = _clustering.get()
-    return None if device.type == "cpu" else device
 
 
 class DeviceVectors:

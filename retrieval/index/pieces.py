@@ -38,12 +38,11 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolder, SealedFolders
 from quiver.retrieval.data.embedding_store import encode_here, stack_vectors
 from quiver.retrieval.data.entries import OnTypeError, checked_document, unique
-from quiver.retrieval.index.documents import FieldCheck, keeps_field
-from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
+from quiver.retrieval.index.documents import Contents, FieldCheck, SegmentFolderWriter, keeps_field
+from quiver.retrieval.index.engines import AnyCodec, Setting, clustering_on, open_codec
 from quiver.retrieval.index.files import REAL, Disk, map_array, write_array
-from quiver.retrieval.index.on_device import clustering_on, device_of
-from quiver.retrieval.index.segments import Contents, SegmentFolderWriter
 from quiver.retrieval.index.store.reading import Policy
+from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, TextTokens, TokenCounts, TokenModel
 

@@ -1,6 +1,6 @@
 """K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
-On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.on_device.clustering_on` a GPU does
+On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.engines.clustering_on` a GPU does
 both, except where there is too little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does
 not concern, and sums are added in a fixed order, so that equal input and seed give equal centroids.
 
@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.retrieval.index import kernels
-from quiver.retrieval.index.engines import Bitmap
+from quiver.retrieval.index.engines import Bitmap, clustering_device
 from quiver.retrieval.index.kernels.packing import lanes
-from quiver.retrieval.index.on_device import clustering_device
 
 logger = logging.getLogger(__name__)
 

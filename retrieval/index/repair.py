@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import open_corpus, tokens_of
-from quiver.retrieval.index.documents import DocumentTable, Texts
+from quiver.retrieval.index.documents import Contents, DocumentTable, OpenSegment, SegmentFolderWriter, Texts, merge_segments
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import CHECKSUMS, COPY, REAL, DamagedIndexError, Disk, FileEntry, Files, read_around, read_digests
 from quiver.retrieval.index.index import check_model
 from quiver.retrieval.index.pieces import DEFAULTS, Model, encode
-from quiver.retrieval.index.segments import Contents, OpenSegment, SegmentFolderWriter, merge_segments
 from quiver.retrieval.index.sources import read_sources
 from quiver.retrieval.index.store.reading import (
     CodecEntry,

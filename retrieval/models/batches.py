@@ -1,10 +1,12 @@
-"""From tokenized texts to vectors: batches of similar length, run so that neither a GPU nor its host waits for the other.
+"""From tokenized texts to vectors: batches of similar length, the loop that runs them, and pooling and projections after the encoder.
 
-On a GPU three things happen at the same time. A thread tokenizes and packs the texts that follow, and starts their copy to the device from
-pinned memory. The calling thread queues the forward pass of a batch. The vectors of the batch before it are copied to pinned memory, and
-the calling thread waits for that copy only after the forward pass is queued. On a CPU one thing happens after the other, in one thread.
+The loop lets neither a GPU nor its host wait for the other. On a GPU three things happen at the same time. A thread tokenizes and packs the
+texts that follow, and starts their copy to the device from pinned memory. The calling thread queues the forward pass of a batch. The
+vectors of the batch before it are copied to pinned memory, and the calling thread waits for that copy only after the forward pass is
+queued. On a CPU one thing happens after the other, in one thread.
 
 Shapes: B texts, N tokens of a batch, T vectors of all texts, D width of the encoder, d width of a vector.
+Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from quiver.encoder import Encoder, InputError, PackedBatch
 from quiver.encoder.packing import copy_to, pack_ids, rows_by_length
 from quiver.encoder.progress import Advance
-from quiver.retrieval.records import Item, Result, Role, TextTokens
+from quiver.retrieval.records import DenseModel, Item, Result, Role, TextTokens, TokenModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,15 @@ GPU_TOKENS = 65_536
 """Maximum of the tokens per batch that are chosen for a GPU: the forward pass of a base model takes many times as long as its launches."""
 
 _LEAST_GPU_TOKENS = 1024
+
+
+CPU = torch.device("cpu")
+
+
+def device_of(model: DenseModel | TokenModel) -> torch.device:
+    """Device of a model, on which its vectors are searched and clustered; the CPU for a model without one, such as a stored one."""
+    found: torch.device | None = getattr(model, "device", None)
+    return CPU if found is None else found
 
 
 def bytes_per_token(encoder: Encoder, dim: int) -> int:
@@ -402,3 +413,89 @@ def text_windows(texts: Sequence[str], size: BatchSize, *, max_length: int) -> l
         windows.append(slice(first, last))
         first, filled, batches = last, int(ends[last - 1]), min(2 * batches, _WINDOW_BATCHES)
     return windows or [slice(0, 0)]
+
+
+def _reduce_segments(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
+    """Reduce each sequence without its first ``skip`` tokens to (B, D), without waiting for the device."""
+    lengths = batch.cu_seqlens.diff().long()
+    if skip:
+        skipped = batch.positions < skip
+        hidden = hidden.masked_fill(skipped[:, None], 0.0 if reduce == "sum" else -torch.inf)
+    # Checks of the lengths would wait for the device; those of a batch are right.
+    return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0, unsafe=True)
+
+
+def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    del skip  # the first token precedes any prompt
+    return hidden[batch.cu_seqlens[:-1].long()]
+
+
+def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
+    lengths = batch.cu_seqlens.diff().long()
+    return _reduce_segments(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
+
+
+def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    del skip  # the last token follows any prompt
+    return hidden[batch.cu_seqlens[1:].long() - 1]
+
+
+POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {
+    "cls": _cls,
+    "mean": _mean,
+    "max": partial(_reduce_segments, reduce="max"),
+    "lasttoken": _last,
+}
+"""Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
+
+
+def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Tensor:
+    """Pool hidden states (N, D) by a mode of `POOLINGS` to one float32 vector per sequence, (B, D).
+
+    Mean and max exclude the first ``skip`` tokens: a prompt that is not pooled.
+
+    Example:
+        >>> from quiver.encoder import pack_ids
+        >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), pack_ids([[7, 7], [7]]), "mean").tolist()
+        [[2.0], [5.0]]
+    """
+    # In half precision a sum over thousands of tokens would saturate.
+    return POOLINGS[mode](hidden.float(), batch.to(hidden.device), skip)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Tanh": torch.tanh,
+    "torch.nn.modules.activation.ReLU": torch.relu,
+    "torch.nn.modules.activation.GELU": nn.functional.gelu,
+    "torch.nn.modules.activation.SiLU": nn.functional.silu,
+}
+"""Activations by the class names that checkpoints store."""
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+class Projection(nn.Module):
+    """Linear layer on top of the encoder, with an activation of `ACTIVATIONS`: the ``Dense`` module of checkpoints.
+
+    With ``residual``, the input is added to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = False, activation: str = IDENTITY, residual: bool = False
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise InputError(f"a Dense module's activation_function must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        self.use_residual = residual
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.residual = nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map vectors (N, D) to (N, d)."""
+        projected = ACTIVATIONS[self.activation](self.linear(vectors))
+        if self.use_residual:
+            projected = projected + (vectors if self.residual is None else self.residual(vectors))
+        return projected

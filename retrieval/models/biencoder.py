@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack_ids
-from quiver.retrieval.models.batches import ModelInputs
+from quiver.retrieval.models.batches import ModelInputs, pool
 from quiver.retrieval.models.encoding import (
     Devices,
     Documents,
@@ -35,7 +35,6 @@ from quiver.retrieval.models.encoding import (
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.options import ModelFolder, ModelOptions
-from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.models.pretrained import PretrainedModel, list_texts
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role
 

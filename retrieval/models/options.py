@@ -12,7 +12,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_utf8, expand_home, read_json
 
 if TYPE_CHECKING:
-    from quiver.retrieval.models.pooling import Projection
+    from quiver.retrieval.models.batches import Projection
 
 Kind = Literal["dense", "colbert"]
 
@@ -61,7 +61,7 @@ class ModelFolder:
     encoder_folder: Path  # folder of config.json, the encoder's weights and the tokenizer
     max_length: int | None = None  # maximum tokens of a text; None if the folder sets no limit
     lower_case: bool = False  # lower-case texts before tokenizing
-    pooling: str = "mean"  # a key of `quiver.retrieval.models.pooling.POOLINGS`
+    pooling: str = "mean"  # a key of `quiver.retrieval.models.batches.POOLINGS`
     include_prompt: bool = True  # pool the prompt's tokens too
     projections: tuple[Projection, ...] = ()  # Dense modules in order
     normalize: bool = False  # scale vectors to length 1 at the end

@@ -8,12 +8,14 @@ Shapes: B texts, d vector width, n_i vectors of text i.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,15 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, Tokenizer
+from quiver.encoder.config import DROPOUTS
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.progress import Advance, progress_bar
-from quiver.encoder.tokenizer import TokenizedTexts
+from quiver.encoder.tokenizer import SPECIAL_TOKENS, TokenizedTexts
 from quiver.retrieval.display import html_table
-from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, text_windows
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, Projection, text_windows
 from quiver.retrieval.models.encoding import Devices, EncodingJob, Texts, check_texts, clean, join_encodings
 from quiver.retrieval.models.folders import check_device, dtype_of, load_for_inference
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelFolder, ModelOptions
-from quiver.retrieval.models.pooling import fingerprint
 from quiver.retrieval.records import PLURALS, DenseEncoding, Dtype, ModelCard, Role, TokenEncoding
 
 if TYPE_CHECKING:
@@ -459,6 +461,29 @@ def list_texts(sentences: Texts) -> list[str]:
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     check_texts(texts)
     return texts
+
+
+# Configuration fields that do not affect vectors.
+WITHOUT_EFFECT = frozenset({"family", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS})
+
+
+def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokenizer, settings: object) -> str:
+    """Hash weights, architecture, tokenizer and the JSON values of other settings with sha256: equal fingerprints mean equal vectors."""
+    digest = hashlib.sha256()
+    for module in (encoder, projections):
+        for name, tensor in module.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    digest.update(tokenizer.to_json().encode())
+    described = {
+        "architecture": {name: value for name, value in asdict(encoder.config).items() if name not in WITHOUT_EFFECT},
+        "projections": [(module.activation, module.use_residual) for module in projections if isinstance(module, Projection)],
+        "special": [tokenizer.special_id(name) for name in SPECIAL_TOKENS],
+        "truncation": tokenizer.truncation_side,
+        "settings": settings,
+    }
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def options_of_card(card: ModelCard) -> ModelOptions:

@@ -32,11 +32,10 @@ from quiver.encoder.errors import InputError, system_error
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolders
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
-from quiver.retrieval.index.documents import TEXTS_FILE
+from quiver.retrieval.index.documents import TEXTS_FILE, OpenSegment
 from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.index.index import IndexReader
-from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.store.reading import CodecEntry
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, query_words, split_words

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.progress import progress_bar
+from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.cache import WORDS as WORD_TABLES
 from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
@@ -47,16 +47,13 @@ from quiver.retrieval.records import (
 )
 from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
 from quiver.retrieval.search.explain import Explanation, explain, explain_texts
-from quiver.retrieval.search.search import Fusion, check_fusible, fuse_hits, rerank, search_slices
+from quiver.retrieval.search.search import Fusion, check_fusible, fuse_hits, rerank
 
 if TYPE_CHECKING:
     import torch
 
 CANDIDATES = 100
 """Default number of documents that each ranking contributes to a fusion or a re-ranking."""
-
-RECIPROCAL_RANKS = Fusion()
-"""Default fusion."""
 
 _WORD_MODEL = BM25()
 
@@ -116,6 +113,19 @@ def one_effort(effort: str | Mapping[str, Setting] | None, target_recall: float 
     if effort is not None and target_recall is not None:
         raise ValueError("give either effort or target_recall, not both")
     return effort if target_recall is None else float(target_recall)
+
+
+def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
+    """Search a number of queries slice by slice under a bar or where it can be stopped, otherwise all at once; the hits are the same."""
+    if count < 2 or not (progress or is_interruptible()):
+        return search(slice(count))
+    parts = list[Hits]()
+    with progress_bar("searching", count, enabled=progress) as advance:
+        for part in timed_slices(count):
+            parts.append(search(part))
+            advance(len(parts[-1]))
+    missing = next((hits.missing for hits in parts if hits.missing is not None), None)
+    return Hits([ids for hits in parts for ids in hits.ids], [scores for hits in parts for scores in hits.scores], missing)
 
 
 class _FairLock:
@@ -334,7 +344,7 @@ class FusedRetriever:
     """
 
     parts: Sequence[Retriever]
-    fusion: Fusion = RECIPROCAL_RANKS
+    fusion: Fusion = field(default_factory=Fusion)
     candidates: int = CANDIDATES
     exclude_self: bool = False
 
@@ -607,7 +617,6 @@ class OpenIndexes:
             fusion: Method, weights and normalization; None for reciprocal ranks.
             candidates: Documents that each contributes.
         """
-        fusion = fusion or RECIPROCAL_RANKS
         names = [str(each.path if isinstance(each, IndexReader) else each) for each in given]
         # A folder that is called bm25 is an index in the first place, where no other index gives BM25 its documents.
         words = [name == NAME and (number > 0 or format_version(Path(name)) is None) for number, name in enumerate(names)]
@@ -616,7 +625,7 @@ class OpenIndexes:
             raise InputError("bm25 ranks the documents of an index; name an index too")
         parts: list[Retriever] = []
         opened: list[IndexReader] = []
-        weights = fusion.weights_of(len(names))
+        weights = [1.0] * len(names) if fusion is None else fusion.weights_of(len(names))
         for each, name, weight, is_words in zip(given, short_names(names), weights, words, strict=True):
             if not weight:
                 continue
@@ -629,7 +638,7 @@ class OpenIndexes:
             parts.append(self.words(first) if is_words else self.vectors(each, name=name))
         if len(names) == 1:
             return parts[0]
-        return FusedRetriever(parts, replace(fusion, weights=tuple(weight for weight in weights if weight)), candidates)
+        return FusedRetriever(parts, replace(fusion or Fusion(), weights=tuple(weight for weight in weights if weight)), candidates)
 
     def reranked(
         self, first: Retriever, given: str | Path | TokenModel | IndexReader, *, candidates: int = CANDIDATES

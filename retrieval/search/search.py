@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.data.entries import STRING, typed_value
 from quiver.retrieval.display import NOT_SHOWN
@@ -37,19 +36,6 @@ _COMPARED = 20  # documents of two indexes whose texts are compared
 _ONE_CORPUS = 0.1  # least share of ids in common of two indexes of one corpus
 _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
-
-
-def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
-    """Search a number of queries slice by slice under a bar or where it can be stopped, otherwise all at once; the hits are the same."""
-    if count < 2 or not (progress or is_interruptible()):
-        return search(slice(count))
-    parts = list[Hits]()
-    with progress_bar("searching", count, enabled=progress) as advance:
-        for part in timed_slices(count):
-            parts.append(search(part))
-            advance(len(parts[-1]))
-    missing = next((hits.missing for hits in parts if hits.missing is not None), None)
-    return Hits([ids for hits in parts for ids in hits.ids], [scores for hits in parts for scores in hits.scores], missing)
 
 
 Ranking: TypeAlias = Mapping[str, float]

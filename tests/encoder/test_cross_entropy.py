@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import assume
 from quiver.encoder.heads import MIN_ROWS
 from quiver.encoder.heads import linear_cross_entropy as with_parts
 from tests.largest_tensor import LargestTensor

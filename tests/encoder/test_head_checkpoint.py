@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, pack_ids, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
-from quiver.encoder.checkpoints.families import FORMATS, families_with_head
+from quiver.encoder.checkpoints.checkpoint import FORMATS, families_with_head
 from quiver.encoder.checkpoints.format import Task
 from quiver.encoder.checkpoints.head_checkpoint import (
     load_head,

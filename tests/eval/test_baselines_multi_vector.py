@@ -10,9 +10,9 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.eval.baselines import load_baseline
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 library = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity

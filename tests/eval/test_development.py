@@ -15,10 +15,10 @@ from torch import nn
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.eval.development import development_scorer
 from quiver.eval.evaluation import evaluate
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.recipe import DevelopmentSection
 
 MakeCollection = Callable[..., Path]

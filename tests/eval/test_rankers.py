@@ -18,9 +18,9 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import reported_folders, results_report, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import build_index, delete_documents, open_index
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder, ModelOptions
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.retrievers import FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
 from quiver.retrieval.search.search import Fusion, fuse_runs
 

@@ -18,8 +18,8 @@ import pytest
 from quiver import BiEncoder, ColBERT, Document, InputError, build_index, evaluate, open_index
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index import BuildOptions
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 TEXTS = {"d1": "a bird has wings and feathers", "d2": "the window of a local layer is narrow", "d3": "", "d4": "find what was asked for"}
 FILES: dict[str, str | bytes] = {

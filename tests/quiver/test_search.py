@@ -18,11 +18,11 @@ from quiver.cli.search import explanation_json, explanation_view
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token

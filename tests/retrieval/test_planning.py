@@ -13,11 +13,11 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, IndexReader, build_index
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import (
     TEXTS,
     IndexSize,

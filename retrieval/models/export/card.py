@@ -104,7 +104,7 @@ POOLING = {
     "cls": "hidden[:, 0]",
     "lasttoken": "hidden[torch.arange(len(hidden)), mask.sum((1, 2)) - 1]",
 }
-"""Code of `quiver.retrieval.models.pooling.POOLINGS` over padded hidden states."""
+"""Code of `quiver.retrieval.models.batches.POOLINGS` over padded hidden states."""
 
 SNIPPETS = {
     ("sentence-transformers", "dense"): (SENTENCE_TRANSFORMER,),

@@ -51,7 +51,7 @@ _BATCHES = (1, 2, 5)
 
 
 def pool_padded(mode: str, hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
-    """`quiver.retrieval.models.pooling.pool` over padded hidden states (B, S, D), with attention mask and pooling mask (B, S)."""
+    """`quiver.retrieval.models.batches.pool` over padded hidden states (B, S, D), with attention mask and pooling mask (B, S)."""
     if mode == "cls":
         return hidden[:, 0]
     if mode == "mean":

@@ -34,8 +34,8 @@ from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.folder import base_folder, read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.schema import Field, Positive, Schema, parse_options
+from quiver.retrieval.models.batches import IDENTITY, POOLINGS, Projection
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import IDENTITY, POOLINGS, Projection
 
 logger = logging.getLogger(__name__)
 

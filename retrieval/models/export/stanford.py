@@ -19,13 +19,12 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import from_hf_state, read_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.families import FORMATS
+from quiver.encoder.checkpoints.checkpoint import FORMATS, from_hf_state, read_state, to_hf_state, write_checkpoint
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
+from quiver.retrieval.models.batches import IDENTITY, Projection
 from quiver.retrieval.models.export.sentence_transformers import FolderSettings, read_settings, unsupported_by_pylate, with_strip
 from quiver.retrieval.models.options import STANFORD_ARCHITECTURE, ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from quiver.encoder.files import atomic_file, read_json
 from quiver.encoder.progress import Advance, progress_bar, timed_slices
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import IndexReader, index_vectors
-from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models import bm25
+from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, inference_is_supported
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import assume
 from quiver.encoder.layers import Block
 
 BASE = EncoderConfig.modernbert(

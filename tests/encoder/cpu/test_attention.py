@@ -14,9 +14,7 @@ from torch.autograd import forward_ad
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
-from quiver.encoder.cpu.attention import is_supported
-from quiver.encoder.cpu.kernels import assume
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.support import assume, kernels_available, supports_batch
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -223,7 +221,7 @@ def test_fake_tensors_are_left_to_pytorch(dtype: torch.dtype) -> None:
     q, k, v = heads(300)
 
     def chosen(x: Tensor) -> bool:
-        return is_supported(batch, x)
+        return supports_batch(batch, x)
 
     assert chosen(q)
     assert not chosen(q.to("meta"))

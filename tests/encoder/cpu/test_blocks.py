@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.cpu.linear import PrepackedLinear
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.support import assume, kernels_available
 from quiver.encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, multiplies_bfloat16
-from quiver.encoder.cpu.kernels import amx_kernels_run, assume
 from quiver.encoder.cpu.linear import PrepackedLinear
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.support import amx_kernels_run, assume, kernels_available
 from quiver.encoder.layers import Block
 
 HAS_PAIRS = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
@@ -180,7 +179,7 @@ import hashlib, sys
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
 from quiver.encoder.cpu import codegen
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import assume
 assert codegen.amx_is_native() is (sys.argv[1] == "amx")
 torch.set_num_threads(2)
 config = EncoderConfig.modernbert(
@@ -197,9 +196,9 @@ with torch.no_grad(), assume(amx_kernels_run=True):
 @pytest.mark.skipif(not amx_kernels_run(), reason="this processor has no AMX")
 def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_path: Path) -> None:
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
-    from quiver.encoder.cpu import codegen
+    from quiver.encoder.cpu.support import cpu_features
 
-    features = codegen.cpu_features()
+    features = cpu_features()
     digests, states = [], []
     for name in ("amx", "none"):
         of_name = [each for each in features if name == "amx" or "amx" not in each]
@@ -211,7 +210,7 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 
 ASSEMBLED = """
 from llvmlite import binding, ir
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import assume
 assumed = assume(has_amx=True)
 assumed.__enter__()
 from quiver.encoder.cpu import codegen

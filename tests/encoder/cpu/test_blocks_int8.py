@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
-from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.cpu.linear import Linear, hadamard, hadamard_size, int8_levels
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.support import assume, kernels_available
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -195,11 +194,11 @@ EMULATED = """
 import numba
 import numpy as np
 import torch
-from quiver.encoder.cpu.codegen import INT8, LANES, int8_levels
+from quiver.encoder.cpu.codegen import INT8, LANES
 from quiver.encoder.cpu.linear import Int8Matrix
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu.support import assume, kernel_int8_levels
 from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
-assert int8_levels() == 127, int8_levels()
+assert kernel_int8_levels() == 127, kernel_int8_levels()
 
 @numba.njit
 def multiply(matrix, rows, tile, out, levels):
@@ -229,14 +228,15 @@ def test_processors_without_the_instruction(run_as: Callable[..., str], older_pr
 ASSEMBLED = """
 import sys
 from llvmlite import binding, ir
-from quiver.encoder.cpu.codegen import INTS, WIDTH, Code, int8_levels
+from quiver.encoder.cpu.codegen import INTS, WIDTH, Code
+from quiver.encoder.cpu.support import kernel_int8_levels
 module = ir.Module()
 function = ir.Function(module, ir.FunctionType(INTS, [INTS] * 3), "quads")
 builder = ir.IRBuilder(function.append_basic_block())
 total, signed, unsigned = function.args  # in registers 0, 1 and 2
 builder.ret(Code(builder).add_quads(signed, unsigned, total))
 machine = binding.Target.from_default_triple().create_target_machine(cpu="x86-64", features=sys.argv[1])
-print(int8_levels(), machine.emit_object(binding.parse_assembly(str(module))).hex())
+print(kernel_int8_levels(), machine.emit_object(binding.parse_assembly(str(module))).hex())
 """
 
 

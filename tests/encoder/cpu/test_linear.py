@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from quiver.encoder.cpu.kernels import assume
 from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype
-from quiver.encoder.cpu.support import native_on_cpu
+from quiver.encoder.cpu.support import assume, native_on_cpu
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

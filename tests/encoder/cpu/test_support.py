@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.cpu import kernels, support
-from quiver.encoder.cpu.kernels import assume
+from quiver.encoder.cpu import support
+from quiver.encoder.cpu.support import assume
 
 CHECKS = (
     "_is_amx_tile_supported",
@@ -77,13 +77,11 @@ def test_linux_names_the_vendor(tmp_path: Path, vendor: str) -> None:
 
 
 def test_kernels_run_bfloat16_where_it_is_fast() -> None:
-    from quiver.encoder.cpu import codegen
-
     found = []
     for fast, tiles in ((True, False), (False, False), (False, True)):
         with assume(has_fast_bfloat16=fast, amx_kernels_run=tiles, kernels_run=True):
-            found.append(kernels.bfloat16_kernels_run())
-    assert found == [codegen.bfloat16_is_native(), False, True]
+            found.append(support.bfloat16_kernels_run())
+    assert found == ["+avx512bf16" in support.cpu_features(), False, True]
 
 
 def test_assumed_answers_end_with_the_context_and_unknown_questions_are_refused() -> None:

@@ -26,7 +26,7 @@ from quiver.retrieval.index import BuildOptions, DamagedIndexError, check_index,
 from quiver.retrieval.index import add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.records import Document
 
 tokenizer = Tokenizer.train(["the sea is deep", "a bird has wings"], vocab_size=300)

@@ -25,11 +25,11 @@ from quiver.retrieval.index import BuildOptions, IndexReader, build_index, open_
 from quiver.retrieval.index.build import plan_pieces
 from quiver.retrieval.index.engines import Sample, train_codec
 from quiver.retrieval.index.pieces import PieceSizes
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document, Executor, ModelCard
 from tests.processes import imported_python
 
@@ -136,7 +136,7 @@ from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.batches import Projection
 
 if __name__ == "__main__":
     model, corpus, out, workers = sys.argv[1:]

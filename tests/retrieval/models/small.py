@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64

@@ -21,11 +21,11 @@ from quiver.retrieval.models.batches import (
     BatchSize,
     Copies,
     ModelInputs,
+    Projection,
 )
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import describe_tokens
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Role
 from tests.retrieval.models.small import CONFIG, make_colbert, make_dense, make_tokenizer
 

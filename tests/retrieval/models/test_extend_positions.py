@@ -18,13 +18,13 @@ from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_head
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_positions
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model, lengthen_model
 from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 WORDS = ["a", "bird", "has", "wings", "and", "the", "sea", "is", "deep"]
 

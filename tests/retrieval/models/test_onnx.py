@@ -20,6 +20,7 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, pack_padded, preset
 from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, export_model
@@ -27,7 +28,6 @@ from quiver.retrieval.models.export.onnx import TOLERANCE, compare, require_libr
 from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.loading import WorkerModel, build_model, load_index_model, load_model
 from quiver.retrieval.models.onnx_model import OnnxModel
-from quiver.retrieval.models.pooling import Projection
 from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quiver.encoder import pack_ids
-from quiver.retrieval.models.pooling import pool
+from quiver.retrieval.models.batches import pool
 
 BATCH = pack_ids([[9, 9, 9], [9]])
 STATES = torch.tensor([[1.0, -1.0], [2.0, -2.0], [6.0, -6.0], [4.0, 5.0]])

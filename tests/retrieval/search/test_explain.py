@@ -15,9 +15,9 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.index.tokens.token_quantizer import pool
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document, Role, TokenEncoding
 from quiver.retrieval.search.explain import explain, explain_texts, text_tokens, token_matches
 

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index import index_vectors
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Role
 from quiver.retrieval.search.explain import text_tokens, token_matches
 

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from quiver.encoder import InputError
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.state import average_models, write_average

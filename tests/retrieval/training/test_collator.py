@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 pytest.importorskip("pylate.models")
 

@@ -10,10 +10,10 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, optimize_for_inference
 from quiver.encoder.cpu.linear import Linear
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.dataloader import Collator
 
 pytest.importorskip("pylate.models")

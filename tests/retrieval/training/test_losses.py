@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.schema import validate
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import recipe as recipes
 from quiver.retrieval.training.dataloader import Collator
 from quiver.retrieval.training.recipe import RULES, Recipe

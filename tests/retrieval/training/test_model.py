@@ -15,10 +15,10 @@ from torch import nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, load_encoder, save_encoder
 from quiver.encoder.schema import validate
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ModelFolder
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import model as module
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import RULES, Recipe, load_recipe

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import Projection
 
 TEXTS = ["a bird, any bird: it has wings.", "", "wings; wings, wings and a very long tail that no length would ever hold " * 3]
 
