@@ -347,6 +347,12 @@ def cache_folder(name: str) -> Path:
     return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quiver" / name
 
 
+def mark_used(path: Path) -> None:
+    """Set the time of an entry's last use to now."""
+    with suppress(OSError):  # a read-only cache is not pruned by this user
+        os.utime(path)
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()

@@ -29,13 +29,13 @@ from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.store.reading import format_version
+from quiver.retrieval.index.words import BlockLimits, rank_streamed
 from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, TokenCounts, TokenModel, short_names
-from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     Explanations,

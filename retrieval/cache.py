@@ -92,12 +92,6 @@ def limit_of(folder: Path) -> int | None:
     return cache_limit() if folder.absolute() in pruned else None
 
 
-def mark_used(path: Path) -> None:
-    """Set the time of an entry's last use to now."""
-    with suppress(OSError):  # a read-only cache is not pruned by this user
-        os.utime(path)
-
-
 def cache_entries(name: str) -> list[CacheEntry]:
     """List the entries of one part of the cache: a folder for each shard of vectors, or for each entry of another part."""
     folder, entries = cache_folder(name), []

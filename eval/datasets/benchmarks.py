@@ -21,7 +21,7 @@ import numpy as np
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, Record
-from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
+from quiver.eval.datasets.catalogue import BEIR_FOLDERS, Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source, is_offline
 from quiver.eval.metrics import Part
 from quiver.retrieval.data.corpus import (
@@ -376,9 +376,10 @@ def resolve(
     """The benchmarks of a folder or of a registered name; a named collection that is not in the cache is downloaded first."""
     if split is not None and not split.strip():
         raise InputError("the split is empty; name one, such as test, or omit it")
-    folder, entries = expand_home(data), find(str(data))
-    if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
+    folder = expand_home(data)
+    if any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz")) or (folder.is_dir() and not find(str(data))):
         return [Benchmark.of_folder(folder, split)]
+    entries = find(str(data))
     if not entries and folder.is_file():
         raise InputError(
             f"{data}: a file, where data (--data) is a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split or 'test'}.tsv, or"
@@ -424,6 +425,8 @@ def _open_published(entry: Entry, split: str, cache: Cache) -> Benchmark:
 def _find_beir_entry(folder: Path) -> Entry | None:
     """The BEIR collection that a folder is named after, by its own name or (forums of CQADupStack) its parent's name and its own."""
     *_, group, own = ("", *folder.parts)
+    if own.lower() not in BEIR_FOLDERS:
+        return None
     names = (f"beir/{own}", f"beir/{group}/{own}")
     return next((registry()[name.lower()] for name in names if name.lower() in registry()), None)
 

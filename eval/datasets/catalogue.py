@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from quiver.eval.datasets.sources import HubTable, HubTables, Source, ZipArchive
@@ -157,6 +158,10 @@ _FORUMS = (
     ("webmasters", 17_405, 506, "mteb/cqadupstack-webmasters", "160c094312a0e1facb97e55eeddb698c0abe3571"),
     ("wordpress", 48_605, 541, "mteb/cqadupstack-wordpress", "4ffe81d471b1924886b33c7567bfb200e9eec5c4"),
 )
+
+
+BEIR_FOLDERS = frozenset(map(itemgetter(0), (*_BEIR_SETS, *_FORUMS)))
+"""Last part of the name of each BEIR collection, by which its folder is recognized."""
 
 
 def beir() -> tuple[Entry, ...]:

@@ -29,7 +29,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target, write_json, write_text
 from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.metrics import grouped, is_whole
-from quiver.eval.report.rows import LABELS
+from quiver.eval.report.compare import LABELS
 from quiver.eval.results import HEADLINE, CollectionResult, Results, index_name, read_results
 
 

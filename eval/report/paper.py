@@ -30,10 +30,10 @@ from quiver.eval.published import (
     PublishedRow,
 )
 from quiver.eval.report.charts import Key
+from quiver.eval.report.compare import NOT_TESTED, ScoredRow, Significance, check_data, collections_by_key, members, rows, system_keys
 from quiver.eval.report.compare import significance as test_significance
 from quiver.eval.report.formats import Cell, Report, Row, RowKind, Section, Table, check_format, write
 from quiver.eval.report.formats import Column as TableColumn
-from quiver.eval.report.rows import NOT_TESTED, ScoredRow, Significance, check_data, collections_by_key, members, rows, system_keys
 from quiver.eval.results import HEADLINE, CollectionResult, Results, label_systems, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]

@@ -19,6 +19,23 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_utf8, write_text
 from quiver.eval.metrics import grouped, is_whole
 from quiver.eval.report.charts import Bar, Dot, Key, axis_top, bar_chart, interval, latency_chart, latency_limits
+from quiver.eval.report.compare import (
+    AVERAGE,
+    LABELS,
+    NOT_TESTED,
+    Score,
+    ScoredRow,
+    Significance,
+    check_data,
+    collections_by_key,
+    counted,
+    members,
+    points,
+    row_average,
+    row_data_sets,
+    rows,
+    system_keys,
+)
 from quiver.eval.report.compare import significance as test_significance
 from quiver.eval.report.formats import (
     Block,
@@ -41,23 +58,6 @@ from quiver.eval.report.formats import (
     check_format,
     render_latex,
     write,
-)
-from quiver.eval.report.rows import (
-    AVERAGE,
-    LABELS,
-    NOT_TESTED,
-    Score,
-    ScoredRow,
-    Significance,
-    check_data,
-    collections_by_key,
-    counted,
-    members,
-    points,
-    row_average,
-    row_data_sets,
-    rows,
-    system_keys,
 )
 from quiver.eval.results import (
     HEADLINE,

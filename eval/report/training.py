@@ -37,6 +37,7 @@ from quiver.eval.report.charts import (
     style,
     visible,
 )
+from quiver.eval.report.compare import LABELS, points
 from quiver.eval.report.formats import (
     Block,
     Code,
@@ -53,7 +54,6 @@ from quiver.eval.report.formats import (
     write,
     write_folder,
 )
-from quiver.eval.report.rows import LABELS, points
 from quiver.eval.results import HEADLINE
 from quiver.eval.sweep import LEARNING_RATE, RUN, SEED, Candidate, Measure, Sweep, Value, short_names, show_settings, show_value
 from quiver.retrieval.training.recipe import PART_SCORE

@@ -99,7 +99,7 @@ def quickstart(
 
 def _print_scores(title: str, systems: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print measures in points, a row per system, with labels that fit a terminal of 80 columns."""
-    from quiver.eval.report.rows import LABELS, points
+    from quiver.eval.report.compare import LABELS, points
 
     names = [name for name in LABELS if any(name in measures for measures in systems.values())]
     rows = [(system, *(points(measures.get(name)) for name in names)) for system, measures in systems.items()]
@@ -232,7 +232,7 @@ def evaluate(
 def _print_results(results: Results) -> None:
     """Print the scores on each collection, and of several the means over data sets, which are blank where a member is missing."""
     from quiver.eval.metrics import data_sets
-    from quiver.eval.report.rows import LABELS, collections_by_key, points, row_average, rows
+    from quiver.eval.report.compare import LABELS, collections_by_key, points, row_average, rows
     from quiver.eval.results import HEADLINE
 
     scored = rows([(results.system.label, results)])
@@ -321,7 +321,7 @@ def report_compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print nDCG@10 only, which fits a terminal; --out has all measures, p values and changed queries."""
-    from quiver.eval.report.rows import LABELS, points
+    from quiver.eval.report.compare import LABELS, points
     from quiver.eval.results import HEADLINE
 
     pairings = [each for each in (*comparison.pairings, *comparison.averages) if HEADLINE in each.measures]

@@ -44,27 +44,24 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import mark_used
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolders, exclusive_lock, remove_temporary
-from quiver.retrieval.cache import limit_of, mark_used, prune_cache
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import comparable
+from quiver.retrieval.cache import limit_of, prune_cache
+from quiver.retrieval.models.encoding import AnyEncoding, stack_vectors
 from quiver.retrieval.models.loading import WorkerModel
+from quiver.retrieval.models.pretrained import PretrainedModel, encode_here
 from quiver.retrieval.records import (
     IN_PROCESS,
     PLURALS,
-    DenseEncoding,
     DenseModel,
     DenseVectors,
     Executor,
-    Item,
     ModelCard,
     Role,
     Rows,
     TextTokens,
     TokenCounts,
-    TokenEncoding,
     TokenModel,
 )
 
@@ -84,7 +81,6 @@ TEXTS = "texts.arrow"
 
 Keys: TypeAlias = NDArray[np.bytes_]
 
-Encoding: TypeAlias = DenseEncoding | TokenEncoding
 """What `encode` of a dense or a token model returns."""
 
 
@@ -298,42 +294,7 @@ class VectorFolder:
                 self._sealed.remove(name)
 
 
-# Encoding in chunks, here or in workers.
-
-
-def encode_here(
-    model: DenseModel | TokenModel,
-    chunks: Iterable[Item],
-    texts: Callable[[Item], Sequence[str]],
-    role: Role,
-    *,
-    advance: Advance = lambda texts: None,
-) -> Generator[tuple[Item, Encoding], None, None]:
-    """Encode chunks of any type in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
-
-    Args:
-        model: The model.
-        chunks: Consumed as needed.
-        texts: The texts of a chunk.
-        role: Queries or documents; decides the prompt.
-        advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
-    """
-    if not isinstance(model, BiEncoder | ColBERT):
-        for chunk in chunks:
-            encoding = model.encode_texts(given := list(texts(chunk)), role)
-            advance(len(given))
-            yield chunk, encoding
-        return
-    taken = deque[Item]()
-
-    def take_texts() -> Iterator[Sequence[str]]:
-        for chunk in chunks:
-            taken.append(chunk)
-            yield texts(chunk)
-
-    with closing(model.encode_chunks(take_texts(), role, advance=advance)) as encodings:
-        for encoding in encodings:
-            yield taken.popleft(), encoding
+# AnyEncoding in chunks, here or in workers.
 
 
 NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
@@ -348,7 +309,7 @@ class _EncodeInWorker:
     role: Role
     threads: int
 
-    def open(self, advance: Advance) -> Callable[[NumberedChunks], list[Encoding]]:
+    def open(self, advance: Advance) -> Callable[[NumberedChunks], list[AnyEncoding]]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
         return lambda item: [encoding for _, encoding in encode_here(model, item[1], list, self.role, advance=advance)]
@@ -364,7 +325,7 @@ def encode_chunks(
     *,
     executor: Executor,
     advance: Advance = lambda texts: None,
-) -> Generator[tuple[Sequence[str], Encoding], None, None]:
+) -> Generator[tuple[Sequence[str], AnyEncoding], None, None]:
     """Encode chunks of texts, here or in workers, and yield the results in the order of the chunks; see `encode_here`.
 
     Workers load the model by its card. Queries take seconds and are always encoded in this process.
@@ -378,44 +339,15 @@ def encode_chunks(
             yield from encoded
         return
     threads, source = executor.threads(torch.get_num_threads()), iter(chunks)
-    together = _TOGETHER if isinstance(model, BiEncoder | ColBERT) and model.encoder.device.type == "cuda" else 1
+    together = _TOGETHER if isinstance(model, PretrainedModel) and model.encoder.device.type == "cuda" else 1
     items = enumerate(iter(lambda: tuple(islice(source, together)), ()))
-    early, following = dict[int, list[tuple[Sequence[str], Encoding]]](), 0
+    early, following = dict[int, list[tuple[Sequence[str], AnyEncoding]]](), 0
     with closing(executor.run(_EncodeInWorker(WorkerModel.of(model), role, threads), items, threads=threads, advance=advance)) as results:
         for (number, item), encodings in results:
             early[number] = list(zip(item, encodings, strict=True))
             while following in early:
                 yield from early.pop(following)
                 following += 1
-
-
-def stack_vectors(encoding: Encoding, card: ModelCard, texts: int) -> tuple[DenseVectors, NDArray[np.int64], int | None]:
-    """Return the vectors of an encoding as one float32 matrix, comparable by inner product.
-
-    Args:
-        encoding: Output of the model.
-        card: Card of the model.
-        texts: Number of texts that it encoded.
-
-    Returns:
-        The rows of all texts, (T, d), the number of rows of each, (B,), and the number of the first text with a row that is not finite.
-
-    Raises:
-        ValueError: The width of the vectors differs from the model card, or their number from that of the texts.
-    """
-    if isinstance(encoding, DenseEncoding):
-        given, lengths = encoding.vectors, np.ones(len(encoding.vectors), np.int64)
-    else:
-        given, lengths = np.concatenate(encoding.vectors), np.array([len(matrix) for matrix in encoding.vectors], np.int64)
-    if given.ndim != 2 or given.shape[1] != card.dim:
-        raise ValueError(f"{card.source} returned vectors of width {given.shape[-1]}, its card says {card.dim}")
-    if len(lengths) != texts:
-        raise ValueError(f"{card.source} returned vectors for {len(lengths)} texts, expected {texts}")
-    with np.errstate(over="ignore"):  # an overflow becomes infinity
-        vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
-    finite = np.isfinite(vectors).all(axis=1)
-    bad = None if finite.all() else int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))
-    return (vectors if bad is not None else comparable(vectors, card)), lengths, bad
 
 
 # The store.
@@ -428,10 +360,14 @@ class EmbeddingStore:
         folder: Folder; created on the first write.
         executor: Executor that encodes documents. This process writes the shards, in the order of the texts.
         limits: Sizes of encoding calls and shards.
+        temporary: The folder is not in the user's cache, whose size is limited.
     """
 
-    def __init__(self, folder: Path, executor: Executor = IN_PROCESS, *, limits: StoreLimits | None = None) -> None:
+    def __init__(
+        self, folder: Path, executor: Executor = IN_PROCESS, *, limits: StoreLimits | None = None, temporary: bool = False
+    ) -> None:
         self._folder, self._executor, self._limits = folder, executor, limits or StoreLimits()
+        self._temporary = temporary
 
     def encode(
         self,
@@ -459,7 +395,7 @@ class EmbeddingStore:
             WorkerError: Workers died repeatedly.
             ValueError: The vectors contradict the model card.
         """
-        limit = limit_of(self._folder)
+        limit = None if self._temporary else limit_of(self._folder)
         folder = VectorFolder(self._folder, model.card, role)
         with progress_bar(description or PLURALS[role], total, enabled=progress) as advance:
             request = _EncodeRequest(folder, model.card, role, advance, self._limits)
@@ -484,7 +420,7 @@ def open_embedding_store(folder: Path | None, executor: Executor = IN_PROCESS) -
         yield EmbeddingStore(folder, executor)
         return
     with TemporaryDirectory(prefix="quiver-vectors-") as temporary:
-        yield EmbeddingStore(Path(temporary), executor)
+        yield EmbeddingStore(Path(temporary), executor, temporary=True)
 
 
 class _EncodeRequest:
@@ -553,7 +489,7 @@ class _EncodeRequest:
             self._pending_keys = self._pending_keys[size:]
             yield tuple(texts)
 
-    def add(self, texts: Sequence[str], encoding: Encoding) -> None:
+    def add(self, texts: Sequence[str], encoding: AnyEncoding) -> None:
         """Take the vectors of the next chunk; write a shard if one is due."""
         keys, limits = self._in_progress.popleft(), self._limits
         vectors, lengths, bad = stack_vectors(encoding, self._card, len(texts))

@@ -36,14 +36,15 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.work_folder import SealedFolder, SealedFolders
-from quiver.retrieval.data.embedding_store import encode_here, stack_vectors
 from quiver.retrieval.data.entries import OnTypeError, checked_document, unique
 from quiver.retrieval.index.documents import Contents, FieldCheck, SegmentFolderWriter, keeps_field
 from quiver.retrieval.index.engines import AnyCodec, Setting, clustering_on, open_codec
 from quiver.retrieval.index.files import REAL, Disk, map_array, write_array
 from quiver.retrieval.index.store.reading import Policy
 from quiver.retrieval.models.batches import device_of
+from quiver.retrieval.models.encoding import stack_vectors
 from quiver.retrieval.models.loading import WorkerModel
+from quiver.retrieval.models.pretrained import encode_here
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, TextTokens, TokenCounts, TokenModel
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Word tables and the engine ``bm25``: which documents contain a word how often, and the BM25 scores of documents.
+"""BM25 of documents that are read as a stream, word tables, and the engine ``bm25``: which documents contain a word how often.
 
 A segment of the engine is one word table. Its postings depend on the segment's texts only, so that they are written once; document
 frequencies and the mean length are summed over the documents of all segments that are not deleted when a search begins.
@@ -18,22 +18,38 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.progress import Advance
 from quiver.retrieval.index.columns import StringColumn, open_columns, write_columns
-from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, NoParams, Preset, Sample, Setting, Size, check_names, in_order
+from quiver.retrieval.index.engines import (
+    WORDS,
+    Bitmap,
+    Engine,
+    Found,
+    NoParams,
+    Preset,
+    Sample,
+    Setting,
+    Size,
+    check_k,
+    check_names,
+    in_order,
+)
 from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, write_array, write_file
-from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words, split_words
+from quiver.retrieval.records import Hits, ModelCard
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,83 @@ _CODEC = "codec.json"
 # Memory in bytes: of a writer for the buffers of its files; of counting or merging for each word of the texts, which are sorted as 64-bit
 # numbers with their documents; and for each document.
 _BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """Size of a block: it ends at either number. About 200 MB with its words, so that a pass over the queries costs little per block."""
+
+    documents: int = 100_000
+    characters: int = 1 << 24
+
+
+def in_blocks(items: Iterable[Item], text: Callable[[Item], str], limits: BlockLimits | None = None) -> Iterator[list[Item]]:
+    """Group documents, which have a text each, into blocks. The caller may clear a block's list to free its texts."""
+    limits = limits or BlockLimits()
+    block: list[Item] = []
+    characters = 0
+    for item in items:
+        block.append(item)
+        characters += len(text(item))
+        if len(block) >= limits.documents or characters >= limits.characters:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+def rank_streamed(
+    read: Callable[[], Iterable[tuple[str, str]]],
+    queries: Sequence[str],
+    k: int,
+    *,
+    limits: BlockLimits | None = None,
+    advance: Advance = lambda documents: None,
+) -> Hits:
+    """Rank documents for Q queries, with one block of documents in memory. Ties are ordered by id, descending.
+
+    The documents are read twice if they do not fit into one block: for the statistics, then for the scores. Only the queries' words are
+    counted. Documents that share no word with a query are not found, where bm25s would fill up the top k with them.
+
+    Args:
+        read: Function that starts a pass over the documents: id and text of each.
+        queries: Q texts.
+        k: Maximum documents per query.
+        limits: Size of a block.
+        advance: Called with the number of further documents; every document is counted twice.
+    """
+    k = check_k(k)
+    words = split_words(queries)
+    reading = _streamed_blocks(read(), words.vocabulary, limits, advance)
+    first = list(islice(reading, 2))
+    statistics = total_statistics(((postings, None) for _, postings in chain(first, reading)), len(words.vocabulary))
+    best_ids = [np.empty(0, np.object_) for _ in queries]
+    best_scores = [np.empty(0, np.float32) for _ in queries]
+    for ids, postings in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits, advance):
+        scored = score_postings(postings, statistics)
+        for number, query in enumerate(words.texts):
+            scores, known = scored.totals(query), best_scores[number]
+            rows = np.flatnonzero(scores >= known[-1]) if len(known) == k else np.flatnonzero(scores)
+            if len(rows) > k:
+                rows = rows[scores[rows] >= np.partition(scores[rows], len(rows) - k)[len(rows) - k]]
+            if len(rows):
+                named, found = np.concatenate([best_ids[number], ids[rows]]), np.concatenate([known, scores[rows]])
+                order, best_scores[number] = in_order(np.arange(len(found)), found, k, ids=named)
+                best_ids[number] = named[order]
+        if len(first) < 2:
+            advance(len(ids))
+    return Hits([ids.tolist() for ids in best_ids], best_scores)
+
+
+def _streamed_blocks(
+    documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None, advance: Advance
+) -> Iterator[tuple[NDArray[np.object_], Postings]]:
+    """Ids of each block's documents, (D,), and the postings of the queries' words."""
+    for block in in_blocks(documents, lambda document: document[1], limits):
+        ids = np.array([key for key, _ in block], np.object_)
+        words = split_words((text for _, text in block), advance)
+        block.clear()  # frees the texts before the postings are used
+        yield ids, count_words(words, vocabulary)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 """A device, or the device of each of several processes."""
 
 
+AnyEncoding: TypeAlias = DenseEncoding | TokenEncoding
+"""Vectors of texts by any model."""
+
+
 @dataclass(frozen=True)
 class EncodingJob:
     """How the texts of a call are encoded; an InputError if a number is too small, or the prompt contains half of a surrogate pair."""
@@ -185,6 +189,35 @@ def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:
         # Not `lengths > 0`, which is False for NaN too: the NaN must stay visible.
         scaled: DenseVectors = np.divide(vectors, lengths, out=vectors.copy(), where=lengths != 0, casting="same_kind")
     return scaled
+
+
+def stack_vectors(encoding: AnyEncoding, card: ModelCard, texts: int) -> tuple[DenseVectors, NDArray[np.int64], int | None]:
+    """Return the vectors of an encoding as one float32 matrix, comparable by inner product.
+
+    Args:
+        encoding: Output of the model.
+        card: Card of the model.
+        texts: Number of texts that it encoded.
+
+    Returns:
+        The rows of all texts, (T, d), the number of rows of each, (B,), and the number of the first text with a row that is not finite.
+
+    Raises:
+        ValueError: The width of the vectors differs from the model card, or their number from that of the texts.
+    """
+    if isinstance(encoding, DenseEncoding):
+        given, lengths = encoding.vectors, np.ones(len(encoding.vectors), np.int64)
+    else:
+        given, lengths = np.concatenate(encoding.vectors), np.array([len(matrix) for matrix in encoding.vectors], np.int64)
+    if given.ndim != 2 or given.shape[1] != card.dim:
+        raise ValueError(f"{card.source} returned vectors of width {given.shape[-1]}, its card says {card.dim}")
+    if len(lengths) != texts:
+        raise ValueError(f"{card.source} returned vectors for {len(lengths)} texts, expected {texts}")
+    with np.errstate(over="ignore"):  # an overflow becomes infinity
+        vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
+    finite = np.isfinite(vectors).all(axis=1)
+    bad = None if finite.all() else int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))
+    return (vectors if bad is not None else comparable(vectors, card)), lengths, bad
 
 
 def maxsim_packed(

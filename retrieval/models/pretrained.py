@@ -13,7 +13,8 @@ import json
 import platform
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -30,10 +31,10 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import SPECIAL_TOKENS, TokenizedTexts
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, Projection, text_windows
-from quiver.retrieval.models.encoding import Devices, EncodingJob, Texts, check_texts, clean, join_encodings
+from quiver.retrieval.models.encoding import AnyEncoding, Devices, EncodingJob, Texts, check_texts, clean, join_encodings
 from quiver.retrieval.models.folders import check_device, dtype_of, load_for_inference
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelFolder, ModelOptions
-from quiver.retrieval.records import PLURALS, DenseEncoding, Dtype, ModelCard, Role, TokenEncoding
+from quiver.retrieval.records import PLURALS, DenseEncoding, DenseModel, Dtype, Item, ModelCard, Role, TokenEncoding, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -461,6 +462,41 @@ def list_texts(sentences: Texts) -> list[str]:
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     check_texts(texts)
     return texts
+
+
+def encode_here(
+    model: DenseModel | TokenModel,
+    chunks: Iterable[Item],
+    texts: Callable[[Item], Sequence[str]],
+    role: Role,
+    *,
+    advance: Advance = lambda texts: None,
+) -> Generator[tuple[Item, AnyEncoding], None, None]:
+    """Encode chunks of any type in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
+
+    Args:
+        model: The model.
+        chunks: Consumed as needed.
+        texts: The texts of a chunk.
+        role: Queries or documents; decides the prompt.
+        advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
+    """
+    if not isinstance(model, PretrainedModel):
+        for chunk in chunks:
+            encoding = model.encode_texts(given := list(texts(chunk)), role)
+            advance(len(given))
+            yield chunk, encoding
+        return
+    taken = deque[Item]()
+
+    def take_texts() -> Iterator[Sequence[str]]:
+        for chunk in chunks:
+            taken.append(chunk)
+            yield texts(chunk)
+
+    with closing(model.encode_chunks(take_texts(), role, advance=advance)) as encodings:
+        for encoding in encodings:
+            yield taken.popleft(), encoding
 
 
 # Configuration fields that do not affect vectors.

@@ -1,4 +1,4 @@
-"""BM25 over streamed documents, and over the documents of an index of any engine.
+"""BM25 over the documents of an index of any engine.
 
 `word_index` gives an index of the engine ``bm25`` (`quiver.retrieval.index.words`) over the documents of another index: the same
 documents, deletions and filters. The words of a segment depend only on its texts, which never change: they are counted on first use and
@@ -18,107 +18,23 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from quiver.encoder.errors import InputError, system_error
-from quiver.encoder.progress import Advance, progress_bar
+from quiver.encoder.files import mark_used
+from quiver.encoder.progress import progress_bar
 from quiver.encoder.work_folder import SealedFolders
-from quiver.retrieval.cache import limit_of, mark_used, prune_cache, warn_of_no_cache
+from quiver.retrieval.cache import limit_of, prune_cache, warn_of_no_cache
 from quiver.retrieval.index.documents import TEXTS_FILE, OpenSegment
-from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.store.reading import CodecEntry
-from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
+from quiver.retrieval.index.words import BlockLimits, WordCodec, WordSegment, WordTable, in_blocks
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, query_words, split_words
-from quiver.retrieval.records import Hits
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class BlockLimits:
-    """Size of a block: it ends at either number. About 200 MB with its words, so that a pass over the queries costs little per block."""
-
-    documents: int = 100_000
-    characters: int = 1 << 24
-
-
-def in_blocks(items: Iterable[Item], text: Callable[[Item], str], limits: BlockLimits | None = None) -> Iterator[list[Item]]:
-    """Group documents, which have a text each, into blocks. The caller may clear a block's list to free its texts."""
-    limits = limits or BlockLimits()
-    block: list[Item] = []
-    characters = 0
-    for item in items:
-        block.append(item)
-        characters += len(text(item))
-        if len(block) >= limits.documents or characters >= limits.characters:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
-
-
-def rank_streamed(
-    read: Callable[[], Iterable[tuple[str, str]]],
-    queries: Sequence[str],
-    k: int,
-    *,
-    limits: BlockLimits | None = None,
-    advance: Advance = lambda documents: None,
-) -> Hits:
-    """Rank documents for Q queries, with one block of documents in memory. Ties are ordered by id, descending.
-
-    The documents are read twice if they do not fit into one block: for the statistics, then for the scores. Only the queries' words are
-    counted. Documents that share no word with a query are not found, where bm25s would fill up the top k with them.
-
-    Args:
-        read: Function that starts a pass over the documents: id and text of each.
-        queries: Q texts.
-        k: Maximum documents per query.
-        limits: Size of a block.
-        advance: Called with the number of further documents; every document is counted twice.
-    """
-    k = check_k(k)
-    words = split_words(queries)
-    reading = _streamed_blocks(read(), words.vocabulary, limits, advance)
-    first = list(islice(reading, 2))
-    statistics = total_statistics(((postings, None) for _, postings in chain(first, reading)), len(words.vocabulary))
-    best_ids = [np.empty(0, np.object_) for _ in queries]
-    best_scores = [np.empty(0, np.float32) for _ in queries]
-    for ids, postings in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits, advance):
-        scored = score_postings(postings, statistics)
-        for number, query in enumerate(words.texts):
-            scores, known = scored.totals(query), best_scores[number]
-            rows = np.flatnonzero(scores >= known[-1]) if len(known) == k else np.flatnonzero(scores)
-            if len(rows) > k:
-                rows = rows[scores[rows] >= np.partition(scores[rows], len(rows) - k)[len(rows) - k]]
-            if len(rows):
-                named, found = np.concatenate([best_ids[number], ids[rows]]), np.concatenate([known, scores[rows]])
-                order, best_scores[number] = in_order(np.arange(len(found)), found, k, ids=named)
-                best_ids[number] = named[order]
-        if len(first) < 2:
-            advance(len(ids))
-    return Hits([ids.tolist() for ids in best_ids], best_scores)
-
-
-def _streamed_blocks(
-    documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None, advance: Advance
-) -> Iterator[tuple[NDArray[np.object_], Postings]]:
-    """Ids of each block's documents, (D,), and the postings of the queries' words."""
-    for block in in_blocks(documents, lambda document: document[1], limits):
-        ids = np.array([key for key, _ in block], np.object_)
-        words = split_words((text for _, text in block), advance)
-        block.clear()  # frees the texts before the postings are used
-        yield ids, count_words(words, vocabulary)
 
 
 def word_tables(

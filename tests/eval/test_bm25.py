@@ -15,9 +15,9 @@ from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.eval.metrics import score
 from quiver.eval.rankers import StreamedWords
 from quiver.retrieval.data.corpus import Collection, load_collection
+from quiver.retrieval.index.words import BlockLimits
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import BlockLimits
 
 
 def _collection(documents: list[Document], queries: list[Query]) -> Collection:

@@ -17,11 +17,10 @@ from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_
 from quiver.retrieval.index.engines import in_order
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.ranking import token_rows
-from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
+from quiver.retrieval.index.words import ScoredPostings, count_words, in_blocks, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Rows
-from quiver.retrieval.search.bm25 import in_blocks
 
 # Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
 _PAIRS = 2048

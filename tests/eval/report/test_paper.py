@@ -9,8 +9,8 @@ import pytest
 
 from quiver.eval.metrics import DEFAULT
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
+from quiver.eval.report.compare import Significance, collections_by_key
 from quiver.eval.report.paper import Layout, averages, paper_layouts, write_paper
-from quiver.eval.report.rows import Significance, collections_by_key
 from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]

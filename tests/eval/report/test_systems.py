@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.eval.report.compare import check_data, rows, system_keys
 from quiver.eval.report.retrieval import system_properties
-from quiver.eval.report.rows import check_data, rows, system_keys
 from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, label_systems
 
 MakeScored = Callable[..., CollectionResult]

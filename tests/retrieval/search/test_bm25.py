@@ -17,9 +17,10 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, compact_index, delete_documents
+from quiver.retrieval.index.words import BlockLimits, rank_streamed
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed, word_index, word_scores
+from quiver.retrieval.search.bm25 import word_index, word_scores
 
 QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
 
