@@ -9,8 +9,8 @@ import contextlib
 import importlib.util
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,93 +27,17 @@ from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.packing import copy_to
 from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, bytes_per_token, pool, to_pinned
 from quiver.retrieval.models.encoding import describe_tokens
+from tests.fake_cuda import Operation, Trace, fake_batch, fake_h100
 from tests.largest_tensor import LargestTensor
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-
-# Operators that make or describe tensors without a kernel.
-WITHOUT_KERNEL = frozenset(("view", "reshape", "unbind", "slice", "select", "flatten", "unsqueeze", "expand", "transpose", "t", "split"))
-WITHOUT_KERNEL |= {"chunk", "narrow", "alias", "detach", "permute", "as_strided", "empty", "empty_like", "new_empty", "device"}
-WITHOUT_KERNEL |= {"promote_types"}
-# Operators that make the host wait for the device.
-WAITING = frozenset(("blocking copy", "_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "unique"))
-# PyTorch calls these for every norm and projection; they do nothing where dtypes are equal, and nothing in evaluation.
-WITHOUT_EFFECT: dict[str, Callable[[Any, Any], bool]] = {
-    "to": lambda inputs, output: inputs[0].dtype == output.dtype and inputs[0].device == output.device,
-    "dropout": lambda inputs, output: len(inputs) == 1,
-}
-
-
-def copy_name(source: Tensor, target: Tensor, args: Any, kwargs: Any, pinned: list[Any]) -> str | None:
-    """What a copy between host and device is: it waits if nothing asked for the contrary, or if the memory of the host is not pinned."""
-    if source.device == target.device:
-        return None
-    non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-    host = source if source.device.type == "cpu" else target
-    if not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in pinned):
-        return "blocking copy"
-    return "upload" if host is source else "download"
-
-
-@dataclass
-class Trace(TorchDispatchMode):
-    """The operators and kernels of a run, in order."""
-
-    names: list[str] = field(default_factory=list)
-    """Those that launch a kernel or copy."""
-    casts: list[tuple[int, ...]] = field(default_factory=list)
-    """Shapes of the large tensors that were copied to another dtype."""
-    pinned: list[Any] = field(default_factory=list)
-    """Pinned memory of the host."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = str(func).split(".")[1].rstrip("_") if str(func).count(".") else str(func)
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        idle = name in WITHOUT_EFFECT and bool(outputs) and WITHOUT_EFFECT[name](inputs, outputs[0])
-        if name == "empty" and (kwargs or {}).get("pin_memory"):
-            self.pinned.append(outputs[0].untyped_storage())
-        if name in ("to", "_to_copy", "copy") and outputs and inputs:
-            name = copy_name(inputs[-1], outputs[0], args, kwargs or {}, self.pinned) or name
-        if name == "segment_reduce" and not (kwargs or {}).get("unsafe"):
-            name = "item"  # it reads the lengths to check them
-        on_host = all(each.device.type == "cpu" for each in (*inputs, *outputs))
-        if name not in WITHOUT_KERNEL and not idle and not on_host:
-            self.names.append(name)
-        if name in ("to", "_to_copy", "copy") and outputs and inputs and inputs[-1].dtype != outputs[0].dtype and inputs[-1].ndim > 1:
-            self.casts.append(tuple(outputs[0].shape))
-        return result
-
-    @property
-    def waits(self) -> list[str]:
-        """The operators that make the host wait."""
-        return [name for name in self.names if name in WAITING]
-
-    @property
-    def attention(self) -> set[str]:
-        """The attention operators."""
-        return {name for name in self.names if "attention" in name or name in ("softmax", "_softmax", "bmm", "matmul", "baddbmm")}
-
-
-def fake_h100(monkeypatch: pytest.MonkeyPatch, launched: Callable[[str], object]) -> None:
-    """Make PyTorch and Triton believe in an H100 until the end of a test, with a call for each kernel of Triton."""
-    monkeypatch.setattr("triton.runtime.jit.JITFunction.run", lambda kernel, *args, grid, warmup, **options: launched(kernel.fn.__name__))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
-    # Autocast asks for both before it is enabled.
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *arguments: True)
 
 
 @pytest.fixture
 def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     """An H100 that is not there, and what runs on it."""
     found = Trace()
-    fake_h100(monkeypatch, found.names.append)
+    fake_h100(monkeypatch, lambda name: found.current.append(Operation(name)))
     # A random number has no value in this mode.
     monkeypatch.setattr("quiver.encoder.gpu.triton_norms.new_seed", lambda: 5)
     monkeypatch.setenv(GRAPHS_VARIABLE, "0")  # a graph is captured on a real device only
@@ -156,15 +80,9 @@ def fake_encoder(layers: int, family: str, dtype: torch.dtype = torch.bfloat16, 
         yield encoder, mode
 
 
-def fake_batch(mode: FakeTensorMode, batch: PackedBatch) -> PackedBatch:
-    """A batch on the host as packing makes it, of shapes alone."""
-    tensors = {name: mode.from_tensor(getattr(batch, name)) for name in ("ids", "cu_seqlens", "positions")}
-    return replace(batch, **tensors, memo={})
-
-
 def run(trace: Trace, layers: int, family: str, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> Counter[str]:
     """Trace one forward pass; the number of launches by name."""
-    trace.names.clear()
+    trace.clear()
     packed = pack_ids([[7] * length for length in lengths], key_lengths=key_lengths)
     with fake_encoder(layers, family) as (encoder, mode), torch.inference_mode():
         batch = fake_batch(mode, packed)
@@ -245,8 +163,7 @@ def test_training_under_autocast_converts_each_matrix_once_and_no_hidden_states(
     """A layer takes as many kernels as in inference, with dropout too, and one cast for each of its four matrices."""
     packed, counts = pack_ids([[7] * length for length in (300, 20, 77)]), []
     for layers in (3, 6):
-        trace.names.clear()
-        trace.casts.clear()
+        trace.clear()
         changes = {"attention_output_dropout": dropout, "mlp_output_dropout": dropout}
         with fake_encoder(layers, family, torch.float32, **changes) as (encoder, mode):
             batch = fake_batch(mode, packed)

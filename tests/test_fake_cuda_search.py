@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from quiver.retrieval.index.on_device import DeviceScorer, DeviceVectors
 from quiver.retrieval.index.ranking import FirstPass, SearchLimits
 from quiver.retrieval.records import MatrixRows
+from tests.fake_cuda import Trace
 from tests.largest_tensor import LargestTensor
-from tests.test_fake_cuda import Trace, trace
+from tests.test_fake_cuda import trace
 
 __all__ = ["trace"]
 

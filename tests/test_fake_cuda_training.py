@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,74 +17,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
 from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
 from quiver.encoder.packing import copy_to
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, autocast, make_optimizer, require_optimizer
-from tests.test_fake_cuda import copy_name, fake_h100
+from tests.fake_cuda import Operation, Trace, fake_batch, fake_h100
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 Kind = Literal["dense", "colbert"]
 
 LAYERS, WIDTH = 4, 768
-WAITING = frozenset(("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2"))
-"""Operators that make the host wait for the device."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operator or kernel, with the dtype, shape and device of its tensors."""
-
-    name: str
-    inputs: list[tuple[torch.dtype, tuple[int, ...], str]] = field(default_factory=list)
-    outputs: list[tuple[torch.dtype, tuple[int, ...], str]] = field(default_factory=list)
-    waits: bool = False
-
-
-class Trace(TorchDispatchMode):
-    """Operations in order, forward and backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forward: list[Operation] = []
-        self.backward: list[Operation] = []
-        self.current = self.forward
-        self.pinned: list[Any] = []  # memory of the host
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = str(func).split(".")[1].rstrip("_")
-        inputs, outputs = (
-            [(one.dtype, tuple(one.shape), one.device.type) for one in tree_leaves(part) if isinstance(one, Tensor)]
-            for part in ((args, kwargs), result)
-        )
-        on_device = any(device == "cuda" for *_, device in inputs)
-        waits = name in WAITING and on_device
-        if name == "empty" and kwargs.get("pin_memory"):
-            self.pinned.append(result.untyped_storage())
-        if name in ("_to_copy", "copy") and inputs and outputs:
-            source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
-            waits = 0 not in outputs[0][1] and copy_name(source, result, args, kwargs, self.pinned) == "blocking copy"
-        if name == "segment_reduce":
-            waits = on_device and not kwargs.get("unsafe")  # it reads the lengths to check them
-        if name == "index" and on_device:
-            waits = any(dtype == torch.bool for dtype, *_ in inputs[1:])  # it counts them
-        self.current.append(Operation(name, inputs, outputs, waits))
-        return result
-
-    def waits(self) -> list[str]:
-        return [one.name for one in (*self.forward, *self.backward) if one.waits]
-
-    def conversions(self, where: list[Operation], to: torch.dtype) -> Counter[tuple[int, ...]]:
-        """Copies of large tensors into another dtype, by shape."""
-        found = (one for one in where if one.name == "_to_copy" and one.inputs[0][0] != one.outputs[0][0] == to)
-        return Counter(one.outputs[0][1] for one in found if len(one.outputs[0][1]) > 1)
 
 
 @pytest.fixture
@@ -165,9 +110,10 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def faked(mode: FakeTensorMode, batch: PackedBatch) -> PackedBatch:
-    """A batch on the host, of shapes alone."""
-    return replace(batch, **{name: mode.from_tensor(getattr(batch, name)) for name in ("ids", "cu_seqlens", "positions")}, memo={})
+def conversions(where: list[Operation], to: torch.dtype) -> Counter[tuple[int, ...]]:
+    """Copies of large tensors into another dtype, by shape."""
+    found = (one for one in where if one.name == "_to_copy" and one.inputs[0][0] != one.outputs[0][0] == to)
+    return Counter(one.outputs[0][1] for one in found if len(one.outputs[0][1]) > 1)
 
 
 Step = Callable[[Trace, Tokenizer, FakeTensorMode], tuple[nn.Module, int]]
@@ -196,7 +142,7 @@ def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple
 
     def loss() -> Tensor:
         # As MaskedLM.forward does after it has looked at the labels on the host, whose values are not known here.
-        batch = faked(mode, packed).to("cuda")
+        batch = fake_batch(mode, packed).to("cuda")
         with autocast("bfloat16", torch.device("cuda")):
             hidden = model.encoder(batch)
             states = model.transform(hidden.index_select(0, copy_to("cuda", mode.from_tensor(positions))[0]))
@@ -214,7 +160,7 @@ def classifier(pooling: ClassifierPooling) -> Step:
             model = SequenceClassifier(Encoder(config(tokenizer)), 5, pooling=pooling)
 
         def loss() -> Tensor:
-            batch, labels = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
+            batch, labels = fake_batch(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
             with autocast("bfloat16", torch.device("cuda")):
                 return model.loss(model(batch), labels)
 
@@ -231,7 +177,7 @@ def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[n
         model = SpanQA(Encoder(config(tokenizer)))
 
     def loss() -> Tensor:
-        batch, places = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
+        batch, places = fake_batch(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
         with autocast("bfloat16", torch.device("cuda")):
             return model.loss(model(batch), batch, places, places)
 
@@ -264,7 +210,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
         loss = RetrievalLoss(recipe, model)
 
         def value() -> Tensor:
-            inputs: dict[str, Any] = {TEXTS: faked(mode, packed).to("cuda"), COLUMNS: columns}
+            inputs: dict[str, Any] = {TEXTS: fake_batch(mode, packed).to("cuda"), COLUMNS: columns}
             if recipe.data.score_fields:
                 inputs[LABEL] = copy_to("cuda", torch.empty(columns[0], columns[1] // columns[0]))[0]
             result: Tensor = loss(inputs)
@@ -308,7 +254,7 @@ def test_attention_is_flash_forward_and_backward(trace: Trace) -> None:
 
 @pytest.mark.usefixtures("step")
 def test_no_operator_waits_for_the_device(trace: Trace) -> None:
-    assert trace.waits() == []
+    assert trace.waits == []
 
 
 def test_a_weight_is_converted_once_and_its_gradient_once(trace: Trace, step: tuple[nn.Module, int]) -> None:
@@ -318,7 +264,7 @@ def test_a_weight_is_converted_once_and_its_gradient_once(trace: Trace, step: tu
     if isinstance(module, MaskedLM):
         matrices[table] += 1  # the matrix of the decoder
     weights = {tuple(weight.shape) for weight in module.parameters() if weight.ndim > 1}
-    forward, backward = trace.conversions(trace.forward, torch.bfloat16), trace.conversions(trace.backward, torch.float32)
+    forward, backward = conversions(trace.forward, torch.bfloat16), conversions(trace.backward, torch.float32)
     assert {shape: count for shape, count in forward.items() if shape in weights} == matrices
     matrices.pop(table, None)  # the loss sums the gradient of the decoder in float32
     assert {shape: count for shape, count in backward.items() if shape in weights} == matrices
@@ -360,7 +306,7 @@ def test_clipping_and_the_optimizer_step_do_not_wait(trace: Trace, tokenizer: To
             with trace:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-    assert trace.waits() == []
+    assert trace.waits == []
     launched = Counter(one.name for one in trace.forward)
     weights = len(list(model.parameters()))
     if name == "adamw":

@@ -381,21 +381,6 @@ def test_a_package_that_cannot_be_loaded_is_named(
     assert message in caplog.text
 
 
-def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(**options): return 3")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(flash.PACKAGES, "flash_attn_2", "no_such_package.interface")
-    for cache in (flash.package_function, flash.installed):
-        cache.cache_clear()
-    assert "flash_attn_3" in flash.installed()
-    assert "flash_attn_2" not in flash.installed()
-    assert flash.package_function("flash_attn_3")() == 3
-    assert not caplog.records  # what nobody installed is nobody's problem
-    for cache in (flash.package_function, flash.installed):
-        cache.cache_clear()
-    sys.modules.pop("flash_attn_interface", None)
-
-
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

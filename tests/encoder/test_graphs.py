@@ -169,13 +169,6 @@ def test_graphs_are_forgotten_when_weights_move_or_are_replaced(monkeypatch: pyt
         assert calls
 
 
-def test_an_encoder_on_a_cpu_takes_no_graph() -> None:
-    encoder, batch = made(), batch_of((20, 7))
-    with torch.inference_mode():
-        for _ in range(3):
-            assert encoder(batch).shape == (27, 48)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("bucket", "layouts"), SHARED, ids=lambda value: str(tuple(value)) if isinstance(value, Bucket) else None)

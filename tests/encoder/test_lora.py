@@ -242,19 +242,6 @@ def test_an_adapter_has_pefts_names(tmp_path: Path) -> None:
     assert sorted(settings["target_modules"]) == sorted(modules)
 
 
-def test_an_adapter_takes_apart_what_is_one_matrix_here(tmp_path: Path) -> None:
-    """BERT has three matrices for queries, keys and values: each gets its rows of B and the whole of A."""
-    encoder = low_rank(BERT)
-    save_adapter(encoder, tmp_path, base_model="bert-base-uncased")
-    state = load_file(tmp_path / "adapter_model.safetensors")
-    assert len(state) == 2 * 2 * 6
-    update = lora_matrices(encoder)["layers.1.attention.qkv"]
-    for part, name in zip(update.lora_b.chunk(3), ("query", "key", "value"), strict=True):
-        prefix = f"base_model.model.encoder.layer.1.attention.self.{name}"
-        assert torch.equal(state[f"{prefix}.lora_B.weight"], part)
-        assert torch.equal(state[f"{prefix}.lora_A.weight"], update.lora_a)
-
-
 def test_a_family_without_a_hugging_face_model_has_no_adapter(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a Hugging Face architecture, and family quiver has none"):
         save_adapter(low_rank(EncoderConfig(**{**vars(MODERNBERT), "family": "quiver"})), tmp_path / "adapter", base_model="x")

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 
 import pytest
 import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.encoder.layers import add_norm, choose_ops, gated, normalize, rotate, rotate_, use_triton
+from quiver.encoder.layers import add_norm, choose_ops, rotate, rotate_, use_triton
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:
     return torch.rand(tokens, pairs, generator=torch.Generator().manual_seed(1)) * 50
-
-
-def test_rotation_by_hand() -> None:
-    quarter = torch.tensor([[math.pi / 2]])
-    qkv = torch.tensor([[[[1.0, 2.0, 7.0]], [[3.0, 4.0, 8.0]], [[5.0, 6.0, 9.0]]]])  # one token, one head of width 3, R = 2
-    q, k, v = rotate(qkv, quarter.cos(), quarter.sin())
-    torch.testing.assert_close(q, torch.tensor([[[-2.0, 1.0, 7.0]]]))
-    torch.testing.assert_close(k, torch.tensor([[[-4.0, 3.0, 8.0]]]))
-    torch.testing.assert_close(v, torch.tensor([[[5.0, 6.0, 9.0]]]))
 
 
 @pytest.mark.parametrize("tokens", [3, 1500])
@@ -47,15 +37,6 @@ def test_a_half_precision_rotation_rounds_once() -> None:
     torch.testing.assert_close(q.double(), exact, atol=0, rtol=2**-8)
 
 
-def test_gates_by_hand() -> None:
-    up = torch.tensor([[1.0, -2.0, 3.0, 5.0]])
-    torch.testing.assert_close(gated(up, "relu"), torch.tensor([[3.0, 0.0]]))
-    torch.testing.assert_close(gated(up, "silu"), torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))
-    cdf = [0.5 * (1 + math.erf(x / math.sqrt(2))) for x in (1.0, -2.0)]
-    torch.testing.assert_close(gated(up, "gelu"), torch.tensor([[3 * cdf[0], -10 * cdf[1]]]))
-    assert 0 < (gated(up, "gelu_tanh") - gated(up, "gelu")).abs().max() < 2e-3  # an approximation, but another function
-
-
 def test_sum_and_norm() -> None:
     norm = nn.LayerNorm(6, bias=True)
     nn.init.normal_(norm.weight)
@@ -70,12 +51,6 @@ def test_sum_and_norm() -> None:
     with torch.no_grad():
         total, _ = add_norm(hidden, update, norm)
     assert total.data_ptr() == hidden.data_ptr()
-
-
-def test_rms_norm_by_hand() -> None:
-    norm = nn.RMSNorm(2, eps=1e-6)
-    nn.init.constant_(norm.weight, 2.0)
-    torch.testing.assert_close(normalize(torch.tensor([[3.0, 4.0]]), norm), torch.tensor([[6.0, 8.0]]) / math.sqrt(12.5))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Enlarging: tiled tensors against a reference written from the published formulas, entry by entry; heads, odd ratios, refusals, losses."""
+"""Enlarging: tiled tensors against a reference written from the published formulas, entry by entry; heads, odd ratios, refusals."""
 
 from __future__ import annotations
 
@@ -85,17 +85,13 @@ def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
             assert bool((tensor == 1).all())
             continue
         seen.add(source)
-        # Loops over every entry are slow: whole for four layers and all that stands outside, rows and columns by formula for the others.
+        # Loops over every entry are slow: for four layers and all that stands outside; `tile`, which the test above checks, for the others.
+        count, shape = parts.get(kind, 1), tuple(tensor.shape)
         if name.startswith("layers.") and int(layer) not in (0, 3, 7, 27):
-            rows, columns = (np.arange(size) for size in (*tensor.shape, 1)[:2])
-            height, width = (*old[source].shape, 1)[:2]
-            count = parts.get(kind, 1)
-            chunk, small_chunk = len(rows) // count, height // count
-            from_rows = (rows % chunk - (chunk - small_chunk) // 2) % small_chunk + rows // chunk * small_chunk
-            from_columns = (columns - (len(columns) - width) // 2) % width
-            expected = old[source].reshape(height, width)[np.ix_(from_rows, from_columns)].reshape(tensor.shape)
+            chunks = torch.from_numpy(old[source]).chunk(count)
+            expected = torch.cat([tile(chunk, (shape[0] // count, *shape[1:])) for chunk in chunks]).numpy()
         else:
-            expected = reference_parts(old[source], tuple(tensor.shape), parts.get(kind, 1))
+            expected = reference_parts(old[source], shape, count)
         np.testing.assert_array_equal(tensor.numpy(), expected, err_msg=name)
     assert seen == old.keys()
 
@@ -219,22 +215,6 @@ def test_what_is_more_than_a_size_is_refused() -> None:
         enlarge(packed, modernbert(3, 32, 4, 48))
 
 
-def masked(generator: torch.Generator, sequences: int) -> tuple[list[list[int]], Tensor]:
-    """Sequences that count upwards from anywhere, a third of their words hidden behind word 0, and what they were."""
-    starts = torch.randint(1, 13, (sequences,), generator=generator)
-    words = (starts[:, None] + torch.arange(12)) % 12 + 1  # (B, 12)
-    hidden = torch.rand(words.shape, generator=generator) < 0.34
-    hidden[:, 0] |= ~hidden.any(1)
-    labels = torch.where(hidden, words, -100)
-    return torch.where(hidden, 0, words).tolist(), labels.flatten()
-
-
-def loss_of(model: MaskedLM) -> float:
-    ids, labels = masked(torch.Generator().manual_seed(99), 64)
-    with torch.no_grad():
-        return float(model.eval()(pack_ids(ids), labels).loss)
-
-
 @pytest.mark.parametrize("family", ["modernbert-base", "bert-base", "gte-en-mlm-base", "nomicbert"])
 def test_copies_that_share_compute_what_the_parent_computes(family: str) -> None:
     """Where every value is there twice, norms see what they saw: the larger model is the smaller one."""
@@ -258,21 +238,9 @@ def test_copies_that_share_compute_what_the_parent_computes(family: str) -> None
         assert (plain.encoder(batch) - tile(parent.encoder(batch), (7, 32))).abs().max() > 0.1
 
 
-def test_a_tiled_model_starts_nearer_to_its_parent_than_random() -> None:
-    """A parent that has learnt to count: the larger model knows some of it before it is trained."""
-    small, large = modernbert(3, 48, 3, 72), modernbert(4, 64, 4, 164)
-    parent = MaskedLM(init_weights(Encoder(small), seed=1))
-    init_head(parent, seed=1)
-    optimizer = torch.optim.AdamW(parent.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(150):
-        ids, labels = masked(generator, 16)
-        optimizer.zero_grad()
-        parent(pack_ids(ids), labels).loss.backward()
-        optimizer.step()
-    random = MaskedLM(init_weights(Encoder(large), seed=2))
-    init_head(random, seed=2)
-    trained, tiled, untrained = loss_of(parent), loss_of(enlarge_masked_lm(parent, large)), loss_of(random)
-    assert trained < 1.0 < untrained
-    # At least half of the way from random to the parent.
-    assert tiled - trained <= 0.5 * (untrained - trained)
+def test_a_matrix_adds_up_each_input_once_where_widths_are_no_multiples() -> None:
+    small, large = modernbert(1, 48, 3, 72), modernbert(1, 64, 4, 164)
+    parent = init_weights(Encoder(small), seed=1)
+    old, new = (model.layers[0].mlp.down.weight.detach() for model in (parent, enlarge(parent, large)))
+    x = torch.randn(72, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(new @ tile(x, (164,)), tile(old @ x, (64,)))

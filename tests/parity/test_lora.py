@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quiver.encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter, save_encoder
+from quiver.encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter
 from quiver.encoder.lora import lora_matrices
 from tests.parity.encoders import random_model
 
@@ -66,13 +66,3 @@ def test_an_adapter_added_by_hand_gives_our_states(family: str, tmp_path: Path) 
         torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=1e-5)
         merge_lora(encoder)
         torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=1e-5)
-
-
-@FAMILIES
-def test_a_merged_checkpoint_opens_there(family: str, tmp_path: Path) -> None:
-    hugging_face(family, tmp_path / "base")
-    encoder = with_updates(tmp_path / "base")
-    save_encoder(encoder, tmp_path / "merged")
-    with torch.no_grad():
-        found = theirs(transformers.AutoModel.from_pretrained(tmp_path / "merged", attn_implementation="sdpa").eval())
-        torch.testing.assert_close(encoder(pack_ids(sequences())), found, atol=1e-5, rtol=1e-5)

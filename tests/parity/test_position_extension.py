@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from quiver.encoder import MaskedLM, load_head, pack_ids
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.export.export import lengthen_model
-from quiver.retrieval.models.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity
-
-SENTENCE = "the retrieval of long documents by short queries needs vectors that keep what both of them say about wings"
-WORDS = SENTENCE.split()
-
-
-@pytest.mark.slow
-def test_minilm_embeds_a_thousand_tokens_as_sentence_transformers_does(minilm: Path, tmp_path: Path) -> None:
-    lengthen_model(minilm, tmp_path / "longer", factor=2)
-    generator = random.Random(5)
-    texts = [" ".join(generator.choices(WORDS, k=count)) for count in (3, 200, 600, 950, 1100)]
-    reference = sentence_transformers.SentenceTransformer(str(tmp_path / "longer"), device="cpu")
-    assert reference.max_seq_length == 1024
-    model = load_model(tmp_path / "longer")
-    assert isinstance(model, BiEncoder)
-    np.testing.assert_allclose(model.encode_document(texts), reference.encode_document(texts), atol=1e-5, rtol=0)
-    assert model.encode_texts(texts, "document").counts.truncated == 1
-
-
-def test_factor_one_leaves_minilms_vectors(minilm: Path, tmp_path: Path) -> None:
-    lengthen_model(minilm, tmp_path / "same", factor=1, max_length=256)
-    old, new = load_model(minilm), load_model(tmp_path / "same")
-    assert isinstance(old, BiEncoder)
-    assert isinstance(new, BiEncoder)
-    texts = [" ".join(WORDS), " ".join(WORDS * 20)]
-    assert np.array_equal(old.encode_document(texts), new.encode_document(texts))
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta"])

@@ -81,14 +81,6 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
     assert [list(ids) for ids in hits.ids] == [[str(row["id"]) for row in rows] for rows in expected]
 
 
-def test_token_vectors_do_not_depend_on_the_batch(base: Path, tmp_path: Path) -> None:
-    pylate_model(base, tmp_path / "model", {})
-    model = ColBERT(tmp_path / "model")
-    together = model.encode_query(QUERIES)
-    for text, vectors in zip(QUERIES, together, strict=True):
-        np.testing.assert_allclose(model.encode_query([text])[0], vectors, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("settings", SETTINGS[:3], ids=lambda settings: ",".join(settings) or "defaults")
 def test_a_saved_model_opens_in_pylate(base: Path, tmp_path: Path, settings: dict[str, object]) -> None:
     pylate_model(base, tmp_path / "theirs", settings)

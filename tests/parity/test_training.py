@@ -218,27 +218,6 @@ def compare_dense(ours: Ours, theirs: SentenceTransformer, loss: torch.nn.Module
     assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)), steps=steps)
 
 
-@pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
-def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
-    """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
-    theirs = plain_colbert(base, tmp_path / "start", reading).train()
-    ours = our_colbert(tmp_path / "start", {"name": "contrastive"}, reading)
-    ours.module.train()
-    rows = without_scores(make_batches(2, steps=1))
-    pylate_losses.Contrastive(theirs)(*their_colbert(theirs, rows, merged=False)[0]).backward()
-    ours.loss(*ours.batches(rows)[0]).backward()
-    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
-    pairs = {
-        "embeddings.tokens.weight": "embeddings.tok_embeddings.weight",
-        "layers.1.attention.qkv.weight": "layers.1.attn.Wqkv.weight",
-        "layers.3.mlp.down.weight": "layers.3.mlp.Wo.weight",
-        "final_norm.weight": "final_norm.weight",
-    }
-    for ours_name, theirs_name in pairs.items():
-        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.model.projections[0].linear.weight.grad, theirs[1].linear.weight.grad, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("family", "name"), of_families(DENSE_LOSSES, every=("mnrl", "cached_mnrl")), indirect=["family"])
 def test_dense_losses(family: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(family, tmp_path / "start", pooling="mean", normalize=True)
@@ -420,18 +399,6 @@ def test_colbert_accumulation_and_a_shorter_length(base: Path, tmp_path: Path, n
         train(theirs, COLBERT_LOSSES[name](theirs), their_colbert(theirs, rows, merged=name == "distillation"), accumulation=2),
     )
     assert ours.model.settings.colbert.document_length == 60
-
-
-def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Path) -> None:
-    """The reason for `MeanCachedContrastive`: PyLate's loss is equal, but its gradients are B times too large."""
-    theirs = plain_colbert(base, tmp_path / "start", {}).train()
-    batch = their_colbert(theirs, without_scores(make_batches(2, steps=1)), merged=False)[0]
-    gradients = []
-    for loss in (pylate_losses.Contrastive(theirs), pylate_losses.CachedContrastive(theirs, mini_batch_size=4)):
-        theirs.zero_grad()
-        loss(*batch).backward()
-        gradients.append(theirs[1].linear.weight.grad.clone())
-    torch.testing.assert_close(gradients[1], ROWS * gradients[0], atol=1e-4, rtol=1e-4)
 
 
 class PlainTrainer(SentenceTransformerTrainer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu.support import assume, kernels_available, supports_batch
+from tests.encoder.cpu.encoders import encoder_of
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -192,7 +193,7 @@ def test_an_encoder_gives_the_states_of_operators(dtype: torch.dtype) -> None:
 
 @has_pairs
 @in_float32
-def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], caplog: pytest.LogCaptureFixture, dtype: torch.dtype) -> None:
+def test_an_encoder_in_bfloat16_takes_it(caplog: pytest.LogCaptureFixture, dtype: torch.dtype) -> None:
     """Its states are about as far from float32's as with attention by PyTorch's operators."""
     generator = torch.Generator().manual_seed(1)
     batch = pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in (300, 40, 171)])

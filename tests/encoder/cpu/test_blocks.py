@@ -16,6 +16,7 @@ from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_id
 from quiver.encoder.cpu.linear import PrepackedLinear
 from quiver.encoder.cpu.support import assume, kernels_available
 from quiver.encoder.lora import add_lora
+from tests.encoder.cpu.encoders import BIASES, POST, batch_of, by_operators, by_threads, encoder_of, is_compiled, run_as
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -29,13 +30,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "silu": {"activation": "silu"},
     "relu": {"activation": "relu", "mlp": "plain"},
     "rmsnorm": {"norm": "rmsnorm"},
-    "post-norm": {"norm_position": "post", "final_norm": False, "first_attention_norm": True},
-    "biases": {
-        **dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True),
-        "norm_position": "post",
-        "final_norm": False,
-        "first_attention_norm": True,
-    },
+    "post-norm": POST,
+    "biases": {**BIASES, **POST},
     "half of the head turned": {"hidden_size": 192, "rotary_fraction": 0.5},
     "alibi": {"positions": "alibi", "layer_types": ("global",) * 2},
     "absolute": {"positions": "absolute", "layer_types": ("global",) * 2},
@@ -49,20 +45,9 @@ def inference(two_threads: None) -> Iterator[None]:
         yield
 
 
-Asked = Callable[[Encoder, PackedBatch], bool]
-Run = Callable[[Callable[[], Any]], Any]
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_states_are_those_of_torch(
-    encoder_of: Callable[..., Encoder],
-    batch_of: Callable[..., PackedBatch],
-    by_operators: Run,
-    is_compiled: Asked,
-    name: str,
-    lengths: tuple[int, ...],
-) -> None:
+def test_the_states_are_those_of_torch(name: str, lengths: tuple[int, ...]) -> None:
     encoder, batch = encoder_of(**CONFIGS[name]), batch_of(lengths)
     found = encoder(batch)
     assert is_compiled(encoder, batch)
@@ -73,14 +58,7 @@ def test_the_states_are_those_of_torch(
 
 
 @pytest.mark.parametrize(("width", "heads"), [(64, 4), (96, 2), (160, 2), (256, 1)])
-def test_every_width_of_a_head(
-    encoder_of: Callable[..., Encoder],
-    batch_of: Callable[..., PackedBatch],
-    by_operators: Run,
-    is_compiled: Asked,
-    width: int,
-    heads: int,
-) -> None:
+def test_every_width_of_a_head(width: int, heads: int) -> None:
     fraction = {16: 1.0, 48: 2 / 3, 80: 0.4, 256: 1.0}[width // heads]  # halves of what turns are multiples of 16, or nothing turns
     positions = {"positions": "absolute"} if width // heads == 16 else {"rotary_fraction": fraction}
     encoder, batch = encoder_of(hidden_size=width, num_heads=heads, **positions), batch_of((400, 31))
@@ -89,18 +67,14 @@ def test_every_width_of_a_head(
     torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_tokens_that_only_read(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
-) -> None:
+def test_tokens_that_only_read() -> None:
     encoder, batch = encoder_of(), batch_of((300, 64, 20), [200, 5, 20])
     found = encoder(batch)
     assert is_compiled(encoder, batch)
     torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_neither_threads_nor_neighbours_change_a_bit(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_threads: Callable[[Encoder, PackedBatch], Tensor]
-) -> None:
+def test_neither_threads_nor_neighbours_change_a_bit() -> None:
     encoder, batch = encoder_of(), batch_of((500, 300, 64))
     states = by_threads(encoder, batch)
     alone = pack_ids([batch.ids[500:800].tolist()])
@@ -108,9 +82,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
-def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, length: int
-) -> None:
+def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(length: int) -> None:
     encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
     alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
@@ -120,9 +92,7 @@ def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(
     assert torch.equal(together[-length:], alone)
 
 
-def test_half_precision_weights_are_widened(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
-) -> None:
+def test_half_precision_weights_are_widened() -> None:
     encoder, batch = encoder_of().bfloat16(), batch_of((300,))
     with assume(native_on_cpu=lambda dtype: dtype != torch.bfloat16):
         found = encoder(batch)
@@ -132,9 +102,7 @@ def test_half_precision_weights_are_widened(
     torch.testing.assert_close(found, expected, atol=0.04, rtol=0)  # one rounding, after the last norm
 
 
-def test_prepacked_and_plain_matrices_give_one_result(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
-) -> None:
+def test_prepacked_and_plain_matrices_give_one_result() -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
     prepacked = optimize_for_inference(copy.deepcopy(encoder))
     assert torch.equal(prepacked(batch), encoder(batch))
@@ -143,15 +111,13 @@ def test_prepacked_and_plain_matrices_give_one_result(
     assert is_compiled(prepacked, batch)
 
 
-def test_matrices_that_kernels_cannot_read_are_packed_for_pytorch(encoder_of: Callable[..., Encoder]) -> None:
+def test_matrices_that_kernels_cannot_read_are_packed_for_pytorch() -> None:
     read, left = optimize_for_inference(encoder_of()), optimize_for_inference(encoder_of(intermediate_size=150))
     assert all(matrix.rows() for matrix in read.modules() if isinstance(matrix, PrepackedLinear))
     assert not any(matrix.rows() for matrix in left.modules() if isinstance(matrix, PrepackedLinear))
 
 
-def test_low_rank_updates_count(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
-) -> None:
+def test_low_rank_updates_count() -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
     plain = encoder(batch)
     add_lora(encoder, rank=2, alpha=4, dropout=0.0, seed=0)
@@ -164,7 +130,7 @@ def test_low_rank_updates_count(
     torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_threads_of_python_share_an_encoder(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+def test_threads_of_python_share_an_encoder() -> None:
     encoder, batches = encoder_of(), [batch_of((300 + 31 * i, 5)) for i in range(6)]
     expected = [encoder(batch) for batch in batches]
 
@@ -188,17 +154,13 @@ def test_threads_of_python_share_an_encoder(encoder_of: Callable[..., Encoder], 
     ],
     ids=str,
 )
-def test_unsupported_configurations_run_by_pytorch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, changes: dict[str, Any]
-) -> None:
+def test_unsupported_configurations_run_by_pytorch(changes: dict[str, Any]) -> None:
     encoder, batch = encoder_of(**changes), batch_of((300,))
     assert encoder(batch).isfinite().all()
     assert not is_compiled(encoder, batch)
 
 
-def test_small_batches_and_float64_are_left_to_pytorch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
-) -> None:
+def test_small_batches_and_float64_are_left_to_pytorch() -> None:
     encoder = encoder_of()
     assert not is_compiled(encoder, batch_of((200, 55)))
     assert not is_compiled(copy.deepcopy(encoder).double(), batch_of((300,)))
@@ -219,9 +181,7 @@ def calls_of_blocks(encoder: Encoder, batch: PackedBatch) -> int:
     return len(calls)
 
 
-def test_an_encoder_runs_the_kernels_in_place_of_its_blocks(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run
-) -> None:
+def test_an_encoder_runs_the_kernels_in_place_of_its_blocks() -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     assert calls_of_blocks(encoder, batch) == 0
     assert calls_of_blocks(encoder, batch_of((200, 55))) == len(encoder.layers)
@@ -269,11 +229,11 @@ for window in (None, 6, 128):
 
 
 @pytest.mark.slow
-def test_a_processor_with_half_the_registers(run_as: Callable[..., str]) -> None:
+def test_a_processor_with_half_the_registers() -> None:
     run_as(NARROW, "haswell", "+avx2,+fma")
 
 
-def test_a_copy_of_a_prepacked_encoder_has_its_own_weights(encoder_of: Callable[..., Encoder]) -> None:
+def test_a_copy_of_a_prepacked_encoder_has_its_own_weights() -> None:
     prepacked = optimize_for_inference(encoder_of())
     one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (prepacked, copy.deepcopy(prepacked)))
     assert torch.equal(one, two)

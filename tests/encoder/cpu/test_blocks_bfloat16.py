@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 
-from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
+from quiver.encoder import Encoder, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import hidden_dtype, multiplies_bfloat16
 from quiver.encoder.cpu.linear import PrepackedLinear
 from quiver.encoder.cpu.support import amx_kernels_run, assume, kernels_available
 from quiver.encoder.layers import Block
+from tests.encoder.cpu.encoders import BIASES, POST, batch_of, by_operators, by_threads, encoder_of, is_compiled, run_as
 
 HAS_PAIRS = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
 pytestmark = pytest.mark.skipif(not (kernels_available() and HAS_PAIRS), reason="no numba, OpenMP threads or bfloat16 instruction here")
 
 LENGTHS = (300, 1, 40, 129, 17)
-POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
-BIASES = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True)
 CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {},
     "bert": {"mlp": "plain", "positions": "absolute", "layer_types": ("global",) * 3, **POST, **BIASES},
@@ -46,38 +44,23 @@ def is_multiplied(encoder: Encoder) -> bool:
     return multiplies_bfloat16(cast("list[Block]", list(encoder.layers)), encoder.config.hidden_size)
 
 
-@pytest.fixture
-def half_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
-    """Makes an encoder in bfloat16 whose widths pairs can have."""
-
-    def make(**changes: Any) -> Encoder:
-        return encoder_of(**{"intermediate_size": 160, **changes}).bfloat16()
-
-    return make
-
-
-def by_operators(encoder: Encoder, batch: PackedBatch) -> Tensor:
-    """Encode by PyTorch operators, in the dtype of the weights."""
-    with assume(kernels_run=False, amx_kernels_run=False):
-        return encoder(batch)
+def half_of(**changes: Any) -> Encoder:
+    """An encoder in bfloat16 whose widths pairs can have."""
+    return encoder_of(**{"intermediate_size": 160, **changes}).bfloat16()
 
 
 QUICK = ("modernbert", "bert", "one layer")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS])
-def test_the_states_are_nearer_than_those_of_torch(
-    half_of: Callable[..., Encoder],
-    batch_of: Callable[..., PackedBatch],
-    name: str,
-) -> None:
+def test_the_states_are_nearer_than_those_of_torch(name: str) -> None:
     """Hidden states are float32 between the products, which torch's are not."""
     encoder, batch = half_of(**CONFIGS[name]), batch_of(LENGTHS)
     found = encoder(batch)
     assert is_multiplied(encoder)
     assert found.dtype == torch.bfloat16
-    exact = by_operators(copy.deepcopy(encoder).double(), batch)
-    errors = [(each.double() - exact).square().mean().sqrt() for each in (found, by_operators(encoder, batch))]
+    exact = by_operators(lambda: copy.deepcopy(encoder).double()(batch))
+    errors = [(each.double() - exact).square().mean().sqrt() for each in (found, by_operators(lambda: encoder(batch)))]
     assert errors[0] <= errors[1]
     # Of each text, too: an error of one that another hides is none of rounding's.
     for text in torch.split(torch.cat((found.double() - exact, exact), 1), list(LENGTHS)):
@@ -116,15 +99,13 @@ def test_sums_are_exact(width: int, outputs: int) -> None:
     assert torch.equal(result.double(), x.double() @ weight.double().t() + bias)
 
 
-def test_neither_threads_nor_neighbours_change_a_bit(
-    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_threads: Callable[[Encoder, PackedBatch], Tensor]
-) -> None:
+def test_neither_threads_nor_neighbours_change_a_bit() -> None:
     encoder, batch = half_of(), batch_of((500, 300, 64))
     states = by_threads(encoder, batch)
     assert torch.equal(encoder(pack_ids([batch.ids[500:800].tolist()])), states[500:800])
 
 
-def test_nan_stays_in_its_text(half_of: Callable[..., Encoder]) -> None:
+def test_nan_stays_in_its_text() -> None:
     encoder = half_of()
     encoder.embeddings.tokens.weight[7] = torch.nan
     clean = [[5] * 129, [6] * 131]
@@ -133,7 +114,7 @@ def test_nan_stays_in_its_text(half_of: Callable[..., Encoder]) -> None:
     assert torch.equal(torch.cat((states[:129], states[262:])), encoder(pack_ids(clean)))
 
 
-def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+def test_prepacked_and_plain_matrices_give_one_result() -> None:
     encoder, batch = half_of(), batch_of((300, 20))
     prepacked = optimize_for_inference(copy.deepcopy(encoder))
     assert all(matrix.rows() for matrix in prepacked.modules() if isinstance(matrix, PrepackedLinear))
@@ -151,12 +132,7 @@ def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Enc
     ],
     ids=str,
 )
-def test_unsupported_configurations_run_by_pytorch_in_bfloat16(
-    half_of: Callable[..., Encoder],
-    batch_of: Callable[..., PackedBatch],
-    is_compiled: Callable[[Encoder, PackedBatch], bool],
-    changes: dict[str, Any],
-) -> None:
+def test_unsupported_configurations_run_by_pytorch_in_bfloat16(changes: dict[str, Any]) -> None:
     encoder, batch = half_of(**changes), batch_of((300,))
     assert not is_compiled(encoder, batch)
     layers, width = list(encoder.layers), encoder.config.hidden_size
@@ -164,10 +140,10 @@ def test_unsupported_configurations_run_by_pytorch_in_bfloat16(
     with assume(bfloat16_kernels_run=False):  # attention by PyTorch in both
         found = encoder(batch)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, by_operators(encoder, batch), atol=0.02, rtol=0)  # RoPE may round the other way
+    torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=0.02, rtol=0)  # RoPE may round the other way
 
 
-def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+def test_gradients_are_torchs() -> None:
     encoder = half_of()
     with torch.enable_grad():
         encoder(batch_of((300,)))[:, 0].float().sum().backward()
@@ -194,7 +170,7 @@ with torch.no_grad(), assume(amx_kernels_run=True):
 
 
 @pytest.mark.skipif(not amx_kernels_run(), reason="this processor has no AMX")
-def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_path: Path) -> None:
+def test_amx_gives_what_other_instructions_give(tmp_path: Path) -> None:
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
     from quiver.encoder.cpu.support import cpu_features
 
@@ -230,7 +206,7 @@ for width in (16, 8):
 """
 
 
-def test_instructions_of_a_processor_with_amx(run_as: Callable[..., str]) -> None:
+def test_instructions_of_a_processor_with_amx() -> None:
     """What this processor may not run is at least the right instruction: weights, which have signs, come before numbers without one."""
     lines = run_as(ASSEMBLED, "x86-64", "+avx512f,+avx512bw,+avx512vl,+avx2,+fma,+amx-tile,+amx-bf16,+amx-int8").splitlines()
     for line, name in zip(lines, ("tdpbf16ps", "tdpbsud"), strict=True):

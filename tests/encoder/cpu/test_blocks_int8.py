@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
+from quiver.encoder import Encoder, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
 from quiver.encoder.cpu.linear import Linear, hadamard, hadamard_size, int8_levels
 from quiver.encoder.cpu.support import assume, kernels_available
+from tests.encoder.cpu.encoders import BIASES, POST, batch_of, by_operators, by_threads, encoder_of, is_compiled, run_as
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -21,8 +22,6 @@ pytestmark = [
 ]
 
 LENGTHS = (300, 1, 40, 129, 17)
-POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
-BIASES = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True)
 CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {},
     "bert": {"mlp": "plain", "positions": "absolute", "layer_types": ("global",) * 3, **POST, **BIASES},
@@ -30,9 +29,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rmsnorm": {"norm": "rmsnorm", "activation": "relu"},
     "wide": {"hidden_size": 128, "num_heads": 4, "intermediate_size": 192},  # features are rotated 64 at a time
 }
-
-
-Asked = Callable[[Encoder, PackedBatch], bool]
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +85,7 @@ def quantised(encoder: Encoder) -> Encoder:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "wide" else ()) for name in CONFIGS])
-def test_the_states_are_those_of_the_definition(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, name: str
-) -> None:
+def test_the_states_are_those_of_the_definition(name: str) -> None:
     # Two layers: one that reads what another has written.
     two: dict[str, Any] = {"layer_types": ("global", "local"), **CONFIGS[name]}
     encoder = encoder_of(**{**two, "layer_types": two["layer_types"][:2]})
@@ -115,13 +109,7 @@ def test_the_states_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_operators_multiply_the_same_integers(
-    encoder_of: Callable[..., Encoder],
-    batch_of: Callable[..., PackedBatch],
-    by_operators: Callable[[Callable[[], Any]], Any],
-    is_compiled: Asked,
-    name: str,
-) -> None:
+def test_operators_multiply_the_same_integers(name: str) -> None:
     encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((5,) * 100)  # of so few tokens most are all on one side (above)
     found = encoder(batch)
     assert is_compiled(encoder, batch)
@@ -130,9 +118,7 @@ def test_operators_multiply_the_same_integers(
     assert distances.max() < 0.25, distances.max()
 
 
-def test_neither_threads_nor_neighbours_change_a_bit(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_threads: Callable[[Encoder, PackedBatch], Tensor]
-) -> None:
+def test_neither_threads_nor_neighbours_change_a_bit() -> None:
     encoder, batch = quantised(encoder_of()), batch_of((500, 300, 64))
     states = by_threads(encoder, batch)
     ids = batch.ids.tolist()
@@ -141,7 +127,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 
 @pytest.mark.parametrize("name", ["modernbert", "wide"])
-def test_nan_stays_in_its_token(encoder_of: Callable[..., Encoder], is_compiled: Asked, name: str) -> None:
+def test_nan_stays_in_its_token(name: str) -> None:
     encoder = encoder_of(**CONFIGS[name], layer_types=("global",))
     with torch.no_grad():
         encoder.embeddings.tokens.weight[7, 3] = float("nan")
@@ -153,9 +139,7 @@ def test_nan_stays_in_its_token(encoder_of: Callable[..., Encoder], is_compiled:
     assert torch.equal(states[:272], quantised(encoder)(pack_ids(clean)))
 
 
-def test_more_int8_levels_than_kernels_support_are_left_to_pytorch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
-) -> None:
+def test_more_int8_levels_than_kernels_support_are_left_to_pytorch() -> None:
     batch = batch_of(LENGTHS)
     with assume(int8_kernels_run=lambda levels: levels <= 127):
         with assume(has_vnni=False):
@@ -221,8 +205,11 @@ assert distances.median() < 1e-5 and distances.max() < 0.05, distances
 
 
 @pytest.mark.slow
-def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:
-    run_as(EMULATED, *older_processor)
+@pytest.mark.parametrize("features", ["+avx2,+fma", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma"])
+def test_processors_without_the_instruction(features: str) -> None:
+    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("this processor has no AVX-512")
+    run_as(EMULATED, "skylake-avx512" if "+avx512f" in features else "haswell", features)
 
 
 ASSEMBLED = """
@@ -251,7 +238,7 @@ print(kernel_int8_levels(), machine.emit_object(binding.parse_assembly(str(modul
         pytest.param("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804", marks=pytest.mark.slow),
     ],
 )
-def test_instructions_of_other_processors(run_as: Callable[..., str], features: str, reach: int, code: str) -> None:
+def test_instructions_of_other_processors(features: str, reach: int, code: str) -> None:
     """What this processor may not run is at least the right instruction, and its operands are in their places."""
     reached, made = run_as(ASSEMBLED, "x86-64", features, features).split()
     assert int(reached) == reach

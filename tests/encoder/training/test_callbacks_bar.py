@@ -31,9 +31,3 @@ def test_the_bar_starts_at_the_position_of_the_earlier_session(capsys: pytest.Ca
     with training_bar(3, 10, enabled=True):
         pass
     assert "3/10" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_disabled_bar_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with training_bar(0, 10, enabled=False) as bar:
-        bar.on_log(4, {"loss": 0.75})
-    assert tuple(capsys.readouterr()) == ("", "")

@@ -34,9 +34,3 @@ def test_nothing_is_written_if_tensorboard_is_not_installed(tmp_path: Path, monk
     with tensorboard(tmp_path / "board", step=1, enabled=True) as board:
         board.on_log(1, {"loss": 0.5})
     assert not (tmp_path / "board").exists()
-
-
-def test_a_disabled_callback_writes_nothing(tmp_path: Path) -> None:
-    with tensorboard(tmp_path / "board", step=1, enabled=False) as board:
-        board.on_log(1, {"loss": 0.5})
-    assert not (tmp_path / "board").exists()
