@@ -21,17 +21,9 @@ from tests.encoder.test_flash import flash_operator_on_cpu
 
 
 def made(**changes: Any) -> Encoder:
-    settings = {
-        "vocab_size": 64,
-        "hidden_size": 48,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "window": 140,
-        "max_positions": 300,
-        **changes,
-    }
+    sizes = {"vocab_size": 64, "hidden_size": 48, "num_heads": 2, "intermediate_size": 64, "window": 140, "max_positions": 300}
     kinds = ["global", "local", "local"]
-    return init_weights(Encoder(EncoderConfig.modernbert(layer_types=kinds, **settings)), seed=0).eval()
+    return init_weights(Encoder(EncoderConfig.modernbert(layer_types=kinds, **{**sizes, **changes})), seed=0).eval()
 
 
 def batch_of(lengths: tuple[int, ...], key_lengths: tuple[int, ...] | None = None, *, seed: int = 0) -> PackedBatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,50 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, pack_ids, save_encoder
-from quiver.encoder.checkpoints import config_from_hf
+from quiver.encoder import Encoder, InputError, init_weights, pack_ids, save_encoder
 from quiver.encoder.checkpoints.checkpoint import FORMATS, families_with_head
 from quiver.encoder.checkpoints.format import Task
-from quiver.encoder.checkpoints.head_checkpoint import (
-    load_head,
-    save_head,
-)
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
+from tests.encoder.test_checkpoint import CONFIGS as ENCODERS
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 66,
-}
-NOMIC = {
-    "model_type": "nomic_bert",
-    "vocab_size": 64,
-    "n_embd": 32,
-    "n_inner": 256,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 64,
-    "activation_function": "swiglu",
-    "rotary_emb_fraction": 1.0,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "qkv_proj_bias": False,
-}
-MODERNBERT = EncoderConfig.modernbert(
-    vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-)
-CONFIGS = {
-    "modernbert": MODERNBERT,
-    "bert": config_from_hf({"model_type": "bert", **SIZES}),
-    "roberta": config_from_hf({"model_type": "roberta", "pad_token_id": 1, **SIZES}),
-    "mosaicbert": config_from_hf({"model_type": "bert", "alibi_starting_size": 64, **SIZES}),
-    "nomicbert": config_from_hf(NOMIC),
-    "gte": config_from_hf({"model_type": "new", **SIZES}),
-    "quiver": replace(MODERNBERT, family="quiver", norm="rmsnorm", norm_position="parallel"),
-}
+CONFIGS = {name: ENCODERS[name] for name in ("modernbert", "bert", "roberta", "mosaicbert", "nomicbert", "gte")}
+CONFIGS["quiver"] = ENCODERS["parallel"]
 BATCH = pack_ids([[5, 6, 7, 8], [9]])
 KINDS: dict[Task, type[Any]] = {"masked_lm": MaskedLM, "classifier": SequenceClassifier, "span_qa": SpanQA}
 EVERY = [(task, family) for task in get_args(Task) for family in families_with_head(task)]

@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 from quiver.encoder import InputError, load_encoder
 from quiver.encoder.checkpoints.folder import local_folder
 
-Fetched = Callable[[dict[str, str]], list[str]]
+Fetched = Callable[..., list[str]]
 
 BGE_M3 = (
     "README.md 1_Pooling/config.json colbert_linear.pt config.json config_sentence_transformers.json modules.json onnx/config.json "
@@ -49,10 +49,11 @@ class Repository:
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetched:
     """What is fetched of a repository with these files."""
 
-    def fetch(files: dict[str, str]) -> list[str]:
+    def fetch(files: dict[str, str], *, calls: int | None = None) -> list[str]:
         repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
         assert local_folder("owner/name", revision="v1") == tmp_path
+        assert calls in (None, repository.calls)
         return sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
 
     return fetch
@@ -67,9 +68,9 @@ def test_a_repository_without_safetensors_gives_its_pickled_weights_and_nothing_
     assert {"config.json", "1_Pooling/config.json", "modules.json", "tokenizer.json"} <= set(found)
 
 
-def test_pickled_weights_beside_safetensors_are_not_fetched(fetched: Fetched) -> None:
+def test_pickled_weights_beside_safetensors_are_not_fetched_and_the_rest_in_one_call(fetched: Fetched) -> None:
     files = {"config.json": ENCODER, "model.safetensors": "", "pytorch_model.bin": "", "1_Pooling/config.json": POOLING}
-    assert fetched(files) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+    assert fetched(files, calls=1) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
 
 
 def test_pickled_shards_are_fetched_by_their_index(fetched: Fetched) -> None:
@@ -89,14 +90,6 @@ def test_an_adapter_is_fetched_as_safetensors_or_pickled(fetched: Fetched) -> No
     config, base = '{"base_model_name_or_path": "owner/base"}', {"config.json": ENCODER, "model.safetensors": ""}
     found = fetched({**base, "adapter_config.json": config, "adapter_model.safetensors": "", "adapter_model.bin": ""})
     assert found == ["adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"]
-
-
-def test_a_repository_with_safetensors_is_downloaded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"config.json": ENCODER, "model.safetensors": "", "1_Pooling/config.json": POOLING}
-    repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
-    local_folder("owner/name", revision="v1")
-    assert repository.calls == 1
 
 
 def test_weights_that_the_cache_lacks_offline_are_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

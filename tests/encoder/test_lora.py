@@ -17,13 +17,7 @@ from quiver.encoder.cpu.linear import PACK_TOKENS
 from quiver.encoder.lora import add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
 
 MODERNBERT = EncoderConfig.modernbert(
-    vocab_size=300,
-    hidden_size=32,
-    num_heads=2,
-    intermediate_size=48,
-    layer_types=["global", "local"],
-    max_positions=1500,
-    window=32,
+    vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=1500, window=32
 )
 BERT = EncoderConfig.bert(vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=64, layers=2, max_positions=1500)
 FAMILIES = pytest.mark.parametrize("config", [MODERNBERT, BERT], ids=["modernbert", "bert"])

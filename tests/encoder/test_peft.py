@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, init_weights, load_encoder, pack_ids, save_adapter, save_encoder
 from quiver.encoder.lora import add_lora, lora_matrices
-from quiver.encoder.presets import preset
+from tests.encoder.test_checkpoint import tiny
 
 BATCH = pack_ids([[5, 6, 7], [9], list(range(30))])
 QUERY, VALUE = (f"encoder.layer.0.attention.self.{name}" for name in ("query", "value"))
 
 
-def tiny(name: str) -> Encoder:
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "intermediate_size": 256, "max_positions": 64}
-    return init_weights(Encoder(replace(preset(name), **sizes, layer_types=("global", "global"))), seed=5).eval()
+def made(name: str) -> Encoder:
+    return init_weights(Encoder(tiny(name, intermediate_size=256)), seed=5).eval()
 
 
 def drawn(*shape: int, seed: int = 1) -> Tensor:
@@ -46,7 +44,7 @@ def adapter(folder: Path, tensors: dict[str, Tensor], **settings: Any) -> Path:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    save_encoder(tiny("bert-base"), tmp_path / "base")
+    save_encoder(made("bert-base"), tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -98,7 +96,7 @@ def test_an_adapter_is_added_to_its_base(base: Path, tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize("family", ["modernbert-base", "roberta-base", "nomicbert", "gte-en-mlm-base"])
 def test_what_save_adapter_writes_is_read(tmp_path: Path, family: str) -> None:
-    encoder = tiny(family)
+    encoder = made(family)
     save_encoder(encoder, tmp_path / "base", prefix=True)
     add_lora(encoder, rank=2, alpha=3.0, dropout=0.0, seed=1)
     with torch.no_grad():

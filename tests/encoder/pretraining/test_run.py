@@ -288,16 +288,9 @@ def test_folders_that_contain_other_runs_or_files_are_refused(make_recipe: MakeR
     recipe = make_recipe("training.averaging.ema_half_life=4")
     with pytest.raises(InputError, match="already contains a run; choose another --out"):
         pretrain(recipe, whole_run)
-    with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
-        pretrain(recipe, whole_run, resume=True)
     with pytest.raises(InputError, match="contains no run to resume"):
         pretrain(recipe, tmp_path / "new", resume=True)
-    (tmp_path / "other" / "model").mkdir(parents=True)
-    with pytest.raises(InputError, match="holds model, which does not come from a training run"):
-        pretrain(recipe, tmp_path / "other")
     pretrain_until(6, recipe, tmp_path / "half")
-    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or choose another --out"):
-        pretrain(recipe, tmp_path / "half")
     other = make_recipe("training.averaging.ema_half_life=4", "phases.1.learning_rate=1e-4", "training.log_every=1")
     with pytest.raises(InputError, match=r"data of the interrupted run; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):
         pretrain(other, tmp_path / "half", resume=True)

@@ -62,19 +62,6 @@ def test_a_pass_contains_every_piece_once(window: int, documents: int) -> None:
     assert sorted(held) == pieces(0, documents)
 
 
-def test_a_corpus_of_one_window_is_one_permutation() -> None:
-    """Each pass has another permutation."""
-    found = sampler([(400, 1.0)])
-    everything = pieces(0, 400)
-    for number in range(2):
-        taken = [found.take() for _ in everything]
-        assert [piece.serial for piece in taken] == list(range(number * len(everything), (number + 1) * len(everything)))
-        expected = np.random.Generator(np.random.PCG64DXSM([3, 0, number, 0]))
-        expected.random(len(everything))
-        order = expected.permutation(len(everything))
-        assert [(piece.offset, piece.length) for piece in taken] == [everything[place] for place in order]
-
-
 def test_windows_contain_pieces_from_the_whole_corpus() -> None:
     found = sampler([(400, 1.0)], window=100, block=1)
     everything = pieces(0, 400)

@@ -20,14 +20,10 @@ def seen(loss: float, first: int) -> tuple[float, list[dict[str, Any]], dict[str
     return loss, rows, features
 
 
-def kept(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    return json.loads((folder / "batch.json").read_text()), load_file(folder / "batch.safetensors")
-
-
 def test_batches_with_a_non_finite_loss_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "nonfinite" / "step-000003"
     keep_batches(folder, [seen(0.5, 0), seen(math.nan, 10), seen(-math.inf, 20)], step=3, grad_norm=math.nan)
-    described, tensors = kept(folder)
+    described, tensors = json.loads((folder / "batch.json").read_text()), load_file(folder / "batch.safetensors")
     assert described["step"] == 3
     assert described["grad_norm"] == "nan"
     assert [batch["loss"] for batch in described["batches"]] == ["nan", "-inf"]
@@ -40,6 +36,6 @@ def test_batches_with_a_non_finite_loss_are_written(tmp_path: Path) -> None:
 
 def test_all_batches_are_written_if_only_the_gradient_is_not_finite(tmp_path: Path) -> None:
     keep_batches(tmp_path, [seen(0.5, 0), seen(0.25, 10)], step=3, grad_norm=math.inf)
-    described, _ = kept(tmp_path)
+    described = json.loads((tmp_path / "batch.json").read_text())
     assert [batch["loss"] for batch in described["batches"]] == [0.5, 0.25]
     assert described["grad_norm"] == "inf"
