@@ -197,7 +197,7 @@ def test_all_checkpoints_are_kept_if_asked_for(make_recipe: MakeRecipe, tmp_path
 
 def test_a_z_loss_is_trained_and_logged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The first loss is larger by the z-loss; a resumed run logs the same values."""
-    overrides = ("training.log_every=1", "model.dropout=0")
+    overrides = ("training.log_every=1", "model.attention_output_dropout=0")
     pretrain_until(6, make_recipe("training.z_loss=0.1", *overrides), tmp_path / "with")
     pretrain_until(3, make_recipe(*overrides), tmp_path / "without")
     lines, plain = read_log(tmp_path / "with" / LOG), read_log(tmp_path / "without" / LOG)
