@@ -221,8 +221,8 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
         own = [setting for setting in settings if re.split("[.=]", setting)[0] in ("recipe", "runs")]
         settings = [setting for setting in settings if setting not in own]
         plan = load_sweep_recipe(source, own)
-        named = {_path_of(setting) for setting in settings}
-        settings = [*(setting for setting in plan.settings if _path_of(setting) not in named), *settings]
+        named = {path_of(setting) for setting in settings}
+        settings = [*(setting for setting in plan.settings if path_of(setting) not in named), *settings]
     kind = kind_of(plan.recipe)
     if kind is SWEEP:
         raise InputError(f"{source}: recipe {plan.recipe} is a sweep too; name the recipe that it sweeps")
@@ -254,7 +254,8 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     return Grid(plan.recipe, _name_of(plan, recipes[0]), fixed, found, tuple(runs), kind)
 
 
-def _path_of(setting: str) -> str:
+def path_of(setting: str) -> str:
+    """Dotted path of a setting, ``section.setting=value``."""
     return setting.partition("=")[0].strip()
 
 
@@ -345,7 +346,7 @@ def _parse(settings: Sequence[str], default: Mapping[str, Sequence[str]]) -> tup
     axes: dict[str, list[str]] = {}
     named: set[str] = set()
     for setting in settings:
-        path, text = _path_of(setting), setting.partition("=")[2]
+        path, text = path_of(setting), setting.partition("=")[2]
         if path in named:
             raise InputError(f"{path} is set twice; pass all its values at once: {path}=value,value")
         named.add(path)

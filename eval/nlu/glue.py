@@ -6,19 +6,23 @@ MNLI comes before the tasks that start from its model. The folder holds:
                         while one is missing
   report.md, .html      the paper's Table 5 with a measured row, how each task was trained, and all measures of each task
 
+The folder of a sweep (`sweep_glue`) has a sweep per task, ``TASK/sweep.json`` and ``TASK/runs/``, and results and report of the best runs.
+
 Several sessions may share a folder if they train different tasks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, write_json
+from quiver.encoder.files import expand_home, read_json, write_json
 from quiver.encoder.training.optimization import with_training_dtype
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
 from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, recipe_changes, refuse_existing
@@ -26,10 +30,10 @@ from quiver.eval.metrics import Average, average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA, Request, finished
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, run_recipe, train_glue_task
-from quiver.eval.nlu.recipes import MNLI, GlueRecipe
-from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
+from quiver.eval.nlu.recipes import MNLI, GlueRecipe, load_glue_recipe
 from quiver.eval.report.formats import Column, Report, Section, table, write_folder
-from quiver.eval.report.paper import Layout, Line, layout_section
+from quiver.eval.report.paper import GLUE_SCHEMA, glue_layout, layout_section
+from quiver.eval.sweep import SEED, Grid, Sweep, make_grid, path_of, run_sweep, split_values
 from quiver.retrieval.models.folders import check_device, default_device
 
 logger = logging.getLogger(__name__)
@@ -75,15 +79,20 @@ def choose_tasks(recipe: GlueRecipe, out: Path, tasks: Collection[str]) -> list[
         raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]
     waiting = [task for task in chosen if task in recipe.model.from_mnli]
-    if waiting and MNLI not in chosen and not finished(out / MNLI):
+    beside = recipe.model.mnli is None and MNLI in chosen
+    if waiting and not beside and not finished(folder := _mnli_folder(recipe, out)):
         raise InputError(
-            f"{out / MNLI}: missing. {', '.join(waiting)} start from the model trained on MNLI; train MNLI too, or set model.from_mnli=[]"
+            f"{folder}: missing. {', '.join(waiting)} start from the model trained on MNLI; train MNLI too, or set model.from_mnli=[]"
         )
     return chosen
 
 
+def _mnli_folder(recipe: GlueRecipe, out: Path) -> Path:
+    return out / MNLI if recipe.model.mnli is None else expand_home(recipe.model.mnli)
+
+
 def _start_of(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
-    return Start(str(out / MNLI / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
+    return Start(str(_mnli_folder(recipe, out) / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
 
 
 def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
@@ -96,7 +105,71 @@ def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
         )
 
 
-SCHEMA = "quiver-glue/1"
+RATES, DECAYS = ("1e-5", "3e-5", "5e-5", "8e-5"), ("1e-6", "5e-6", "8e-6", "1e-5")
+"""Learning rates and weight decays that the ModernBERT paper tries for each task (arXiv:2412.13663, appendix E.1)."""
+
+EPOCHS: Mapping[TaskName, tuple[str, ...]] = dict.fromkeys(TASKS, ("2", "5", "10")) | dict.fromkeys(
+    ("sst2", "mnli", "rte"), ("1", "2", "3")
+)
+"""Numbers of epochs that it tries."""
+
+
+def has_own_grid(settings: Sequence[str]) -> bool:
+    """Whether settings of a sweep ask for several values that concern more than one task, so that all tasks of a run belong together."""
+    several = [path_of(each) for each in settings if len(split_values(each.partition("=")[2])) > 1]
+    return any(not path.startswith("tasks.") and path != SEED for path in several)
+
+
+def task_grid(source: str | Path, task: TaskName, settings: Sequence[str] = (), *, mnli: Path | None = None) -> Grid:
+    """Make the grid of one task of a GLUE recipe: the paper's 48 combinations, but for settings of the task that are given."""
+    named = {path_of(each) for each in settings}
+    values = {"learning_rate": RATES, "weight_decay": DECAYS, "epochs": EPOCHS[task]}
+    grid = {f"tasks.{task}.{name}": ",".join(tried) for name, tried in values.items()}
+    kept = [each for each in settings if not path_of(each).startswith("tasks.") or path_of(each).startswith(f"tasks.{task}.")]
+    alone = [f"tasks.{other}=" for other in TASKS if other != task]
+    start = [] if mnli is None else [f"model.mnli={mnli}"]
+    return make_grid(source, [*kept, *alone, *start, *(f"{path}={text}" for path, text in grid.items() if path not in named)])
+
+
+def sweep_glue(
+    source: str | Path,
+    out: Path,
+    settings: Sequence[str] = (),
+    *,
+    train: Callable[..., object],
+    overwrite: bool = False,
+    command: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+    changed: Callable[..., object] = lambda sweep, folder: None,
+) -> tuple[dict[TaskName, Sweep], GlueResults]:
+    """Sweep each task of a recipe in a folder of its own, and collect the best runs; RTE, MRPC and STS-B start from the best of MNLI.
+
+    ``train`` and the other arguments are those of `quiver.eval.sweep.run_sweep`; ``changed`` also gets the task's folder, as ``folder``.
+    The results of the best runs are written too.
+    """
+    single = [each for each in settings if len(split_values(each.partition("=")[2])) == 1]
+    recipe = load_glue_recipe(source, single)
+    for task in recipe.trained:
+        task_grid(source, task, settings)  # mistakes in settings are reported before the first run
+    sweeps: dict[TaskName, Sweep] = {}
+    chosen: dict[TaskName, Path] = {}
+    for task in recipe.trained:
+        folder, start = out / task, chosen.get(MNLI) if task in recipe.model.from_mnli else None
+        report(f"{TASKS[task].title}: the grid of {folder}")
+        sweeps[task] = run_sweep(
+            task_grid(source, task, settings, mnli=start),
+            folder,
+            train=train,
+            overwrite=overwrite,
+            command=command,
+            report=report,
+            changed=partial(changed, folder=folder),
+        )
+        if best := sweeps[task].best:
+            chosen[task] = folder / best.folders[0] / task
+    results = gather_results(out, chosen)
+    write_results(out, results)
+    return sweeps, results
 
 
 @dataclass(frozen=True)
@@ -127,14 +200,15 @@ class GlueResults:
     runs: dict[TaskName, TaskRun]
 
 
-def gather_results(folder: Path) -> GlueResults:
-    """Collect the results of a model from the records of its runs."""
-    records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
+def gather_results(folder: Path, chosen: Mapping[TaskName, Path] = MappingProxyType({})) -> GlueResults:
+    """Collect the results of a model from the records of its runs: those in ``folder``, and ``chosen`` ones elsewhere."""
+    files = {task: chosen.get(task, folder / task) / RECORD for task in TASKS}
+    records = {task: read_json(file) for task, file in files.items() if file.is_file()}
     if not records:
         raise InputError(f"{folder}: contains no complete run of quiver glue")
     try:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
-        runs = {task: _read_task_run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
+        runs = {task: _read_task_run(record, task, str(files[task])) for task, record in records.items()}
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
@@ -159,18 +233,10 @@ def _read_task_run(record: dict[str, Any], task: TaskName, where: str) -> TaskRu
 
 def write_results(folder: Path, results: GlueResults) -> None:
     """Write results.json."""
-    write_json(folder / RESULTS, {"schema": SCHEMA, **asdict(results)})
+    write_json(folder / RESULTS, {"schema": GLUE_SCHEMA, **asdict(results)})
 
 
 REPORT_TITLE = "GLUE: comparison with the ModernBERT paper"
-
-REPORT_NOTES = (
-    "Points: Matthews' correlation for CoLA, Spearman's for STS-B, accuracy for the others; MNLI is the matched half. Published rows:"
-    f" {GLUE_SOURCE}. The average is over the eight tasks, and blank if one is missing.",
-    "The paper does not name its measures: judging by size, QQP and MRPC scores are accuracies, except those of GTE-en-MLM, which are F1.",
-    "All scores, published and measured, are on the development sets that the best checkpoint was chosen on.",
-)
-"""Notes below the table."""
 
 RUN_COLUMNS = (
     Column("Task", numeric=False),
@@ -196,22 +262,11 @@ def write_glue_report(results: GlueResults, folder: Path) -> Path:
     return write_folder(glue_report(results), folder)
 
 
-def glue_layout(results: GlueResults) -> Layout:
-    """Table 5 of the paper with a measured row."""
-    lines = [Line(row.name, (*row.scores.values(), row.average), "", "paper") for row in TABLE_5]
-    runs = [results.runs.get(task) for task in TASKS]
-    scores = [None if run is None else 100 * run.scores.score for run in runs]
-    mean = results.average
-    average = None if mean.value is None else 100 * mean.value
-    lines.append(Line(f"{results.model} ({results.name})", (*scores, average), f"{mean.known} of {mean.members}", "measured"))
-    return Layout("table5", "GLUE, development sets (Table 5 of the paper)", (*GLUE_COLUMNS, "Average"), tuple(lines), REPORT_NOTES)
-
-
 def glue_report(results: GlueResults) -> Report:
     """Make the report of a GLUE run: the paper's table with a measured row, and how each task was trained."""
     rows = [_run_cells(run) for run in results.runs.values()]
     runs = table(RUN_COLUMNS, rows, name="How each task was trained")
-    return Report(REPORT_TITLE, (layout_section(glue_layout(results)), Section(runs.name, (runs,), "runs")))
+    return Report(REPORT_TITLE, (layout_section(glue_layout([asdict(results)])), Section(runs.name, (runs,), "runs")))
 
 
 def _run_cells(run: TaskRun) -> tuple[str, ...]:

@@ -79,6 +79,8 @@ class GlueModelSection(TextSchema):
     """Pooling of the token vectors: ``cls`` (first token) or ``mean``; null for the setting in config.json."""
     from_mnli: tuple[TaskName, ...] = ()
     """Tasks that start from the model trained on MNLI, with a new output layer. The paper: RTE, MRPC, STS-B."""
+    mnli: NonBlank | None = None
+    """Run folder of MNLI whose model they start from; null for the one beside them."""
 
 
 class GlueDataSection(TextSchema):

@@ -1,7 +1,7 @@
 """Results in the tables of the ModernBERT paper: its published rows, the measured rows, and their difference.
 
-Columns are matched by the name of the collection (or of its group) and by the split. All cells are in points. Every number is from
-``results.json`` or from `quiver.eval.published`.
+Columns are matched by the name of the collection (or of its group) and by the split; results of ``quiver glue`` have rows in Tables 1 and
+5. All cells are in points. Every number is from ``results.json`` or from `quiver.eval.published`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import check_utf8
+from quiver.encoder.files import check_utf8, read_json
 from quiver.eval.metrics import average, data_sets
 from quiver.eval.published import (
     BM25_FLAT,
     BM25_SOURCE,
     CODE,
+    GLUE_COLUMNS,
+    GLUE_SOURCE,
     LONG_TEXT,
     MSMARCO_NOTE,
     OVERVIEW_COLUMNS,
     RETRIEVAL_SOURCE,
     TABLE_1,
+    TABLE_5,
     TABLE_7,
     TABLE_8,
     BeirTable,
@@ -34,7 +37,7 @@ from quiver.eval.report.compare import NOT_TESTED, ScoredRow, Significance, chec
 from quiver.eval.report.compare import significance as test_significance
 from quiver.eval.report.formats import Cell, Report, Row, RowKind, Section, Table, check_format, write
 from quiver.eval.report.formats import Column as TableColumn
-from quiver.eval.results import HEADLINE, CollectionResult, Results, label_systems, read_results
+from quiver.eval.results import FILE, HEADLINE, CollectionResult, Results, label_systems, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 """Kind of a system."""
@@ -150,9 +153,50 @@ def averages(collections: Mapping[str, CollectionResult]) -> dict[str, list[str]
     return {name: names for name, names in found.items() if all(names)}
 
 
-def paper_report(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> Report:
+GLUE_SCHEMA = "quiver-glue/1"
+"""Schema of ``results.json`` of ``quiver glue``."""
+
+GLUE_NOTES = (
+    "Points: Matthews' correlation for CoLA, Spearman's for STS-B, accuracy for the others; MNLI is the matched half. Published rows:"
+    f" {GLUE_SOURCE}. The average is over the eight tasks, and blank if one is missing.",
+    "The paper does not name its measures: judging by size, QQP and MRPC scores are accuracies, except those of GTE-en-MLM, which are F1.",
+    "All scores, published and measured, are on the development sets that the best checkpoint was chosen on.",
+)
+
+GlueContent: TypeAlias = Mapping[str, Any]
+"""Content of ``results.json`` of ``quiver glue``."""
+
+
+def glue_layout(measured: Sequence[GlueContent]) -> Layout:
+    """Table 5 of the paper with a row for each measured model."""
+    from quiver.eval.nlu.glue_tasks import TASKS
+
+    lines = [Line(row.name, (*row.scores.values(), row.average), "", "paper") for row in TABLE_5]
+    for content in measured:
+        scores = [content["runs"][task]["scores"]["score"] if task in content["runs"] else None for task in TASKS]
+        cells = tuple(map(_points, (*scores, content["average"]["value"])))
+        lines.append(Line(_glue_label(content), cells, _count_tasks(content), "measured"))
+    return Layout("table5", "GLUE, development sets (Table 5 of the paper)", (*GLUE_COLUMNS, "Average"), tuple(lines), GLUE_NOTES)
+
+
+def _glue_label(content: GlueContent) -> str:
+    return f"{content['model']} ({content['name']})"
+
+
+def _count_tasks(content: GlueContent) -> str:
+    return f"{content['average']['known']} of {content['average']['members']}"
+
+
+def paper_report(
+    results: Sequence[Results],
+    *,
+    against: str | None = None,
+    significance: Significance = NOT_TESTED,
+    glue: Sequence[GlueContent] = (),
+) -> Report:
     """Make the report in the layouts of the paper."""
-    sections = tuple(layout_section(layout) for layout in paper_layouts(results, against=against, significance=significance))
+    layouts = paper_layouts(results, against=against, significance=significance, glue=glue)
+    sections = tuple(layout_section(layout) for layout in layouts)
     return Report("Retrieval results beside the ModernBERT paper", sections, "Grey rows are published, the others are measured.")
 
 
@@ -197,12 +241,19 @@ def shown(line: Line, cell: float | None) -> str:
     return f"{rounded:+.1f}" if line.origin == "difference" else f"{rounded:.1f}"
 
 
-def paper_layouts(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> list[Layout]:
-    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always."""
+def paper_layouts(
+    results: Sequence[Results],
+    *,
+    against: str | None = None,
+    significance: Significance = NOT_TESTED,
+    glue: Sequence[GlueContent] = (),
+) -> list[Layout]:
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 5 for GLUE, 1 always."""
     names = [row.name for row in TABLE_1]
     if against is not None and against not in names:
         raise InputError(f"the paper has no row {against!r}; choose one of {', '.join(names)}")
-    check_data(results)
+    if results or not glue:
+        check_data(results)
     named = label_systems(results)
     kinds: dict[str, Kind] = {}
     for label, result in named:
@@ -225,7 +276,7 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None, sig
         for kind, paper in BEIR_TABLES.items()
         if kind in measured.kinds.values() or set(measured.kinds.values()) == {"bm25"}
     ]
-    return [*layouts, _overview_layout(measured)]
+    return [*layouts, *([glue_layout(glue)] if glue else []), _overview_layout(measured, glue)]
 
 
 def _check_placed(measured: _Measured, systems: Sequence[str]) -> None:
@@ -265,7 +316,7 @@ def _beir_layout(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
     return Layout(f"table{paper.number}", title, (*titles, "Average"), measured.marked(lines), tuple(notes))
 
 
-def _overview_layout(measured: _Measured) -> Layout:
+def _overview_layout(measured: _Measured, glue: Sequence[GlueContent]) -> Layout:
     lines = [Line(row.name, tuple(row.scores.values()), "", "paper") for row in TABLE_1]
     used, absent = [], []
     for row in measured.rows:
@@ -289,8 +340,13 @@ def _overview_layout(measured: _Measured) -> Layout:
             )
         )
         lines += _difference_lines(lines[-1], measured, TABLE_1)
+    for content in glue:
+        points = _points(content["average"]["value"])
+        whole = tuple(points if title == "GLUE" else None for title in OVERVIEW_COLUMNS)
+        lines.append(Line(_glue_label(content), whole, f"GLUE {_count_tasks(content)}", "measured"))
+        lines += _difference_lines(lines[-1], measured, TABLE_1)
     notes = [
-        f"nDCG@10 in points; the GLUE scores are published only. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
+        f"nDCG@10 in points; GLUE is the average of Table 5, in rows of its own. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
         " Table 7 or 8, blank unless it is whole. MLDR is English and searched in all of its documents; ID models were trained on its"
         " training data and OOD models were not, for measured rows as stated by the caller of the evaluation. CSN is the mean of CoIR's six"
         " languages, code to text, and SQA is CoIR's StackOverflow-QA; the published ones are of single-vector models.",
@@ -322,7 +378,7 @@ def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, floa
 
 def _difference_lines(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:
     """The line of a system minus the published row; nothing if the table has no such row."""
-    if measured.against is None or measured.kinds[line.label] == "bm25":
+    if measured.against is None or measured.kinds.get(line.label) == "bm25":
         return
     for row in published:
         if row.name == measured.against:
@@ -348,11 +404,18 @@ def _points(fraction: float | None) -> float | None:
 
 
 def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None, title: str = "") -> None:
-    """Write results in the layouts of the paper's Tables 1, 7 and 8, replacing an existing report."""
+    """Write results of ``quiver evaluate`` and ``quiver glue`` in the layouts of the paper's tables, replacing an existing report."""
     check_format(Path(out))
     check_utf8(title, "the title")
+    contents = {folder: read_json(Path(folder) / FILE) if (Path(folder) / FILE).is_file() else {} for folder in folders}
+    glue = [content for content in contents.values() if content.get("schema") == GLUE_SCHEMA]
+    folders = [folder for folder, content in contents.items() if content.get("schema") != GLUE_SCHEMA]
     results = [read_results(folder) for folder in folders]
-    check_data(results)
-    tested = test_significance(folders, results, averages=averages(collections_by_key(results)))
-    report = paper_report(results, against=against, significance=tested)
+    if results or not glue:
+        check_data(results)
+    tested = test_significance(folders, results, averages=averages(collections_by_key(results))) if results else NOT_TESTED
+    try:
+        report = paper_report(results, against=against, significance=tested, glue=glue)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"a {FILE} of quiver glue is damaged: the field {error} is missing or has a wrong type") from error
     write(replace(report, title=title or report.title), Path(out))

@@ -16,6 +16,7 @@ from quiver.retrieval.options import Dtype
 
 if TYPE_CHECKING:
     from quiver.eval.nlu.answers import QaResults
+    from quiver.eval.nlu.glue import GlueResults
 
 
 qa_app = typer.Typer(
@@ -40,14 +41,21 @@ def glue(
     Example: quiver glue glue-base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
     from quiver.encoder.training.recipe_file import naming_fetch_command
-    from quiver.eval.nlu.glue import train_glue, write_glue_report
-    from quiver.eval.nlu.glue_tasks import TASKS
-    from quiver.eval.nlu.glue_training import RESULTS
+    from quiver.eval.nlu.glue import train_glue
     from quiver.eval.nlu.recipes import load_glue_recipe
 
     resolved = load_glue_recipe(recipe, training.overrides(overrides))
     with naming_fetch_command(recipe, resolved.data):
         results = train_glue(resolved, out, tasks=task, **training.arguments(output))
+    print_glue(results, out, output)
+
+
+def print_glue(results: GlueResults, out: Path, output: options.Output) -> None:
+    """Write the report on GLUE tasks, and print their scores."""
+    from quiver.eval.nlu.glue import write_glue_report
+    from quiver.eval.nlu.glue_tasks import TASKS
+    from quiver.eval.nlu.glue_training import RESULTS
+
     report = write_glue_report(results, out)
     if output.json:
         print_json(asdict(results))

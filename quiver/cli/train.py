@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from quiver.retrieval.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from quiver.encoder.pretraining.recipe import PretrainingRecipe
+    from quiver.eval.sweep import Sweep, Trainer
     from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.recipe import Recipe
@@ -266,20 +267,24 @@ def sweep(
     """Train a recipe with every combination of some settings, or the runs that a sweep recipe lists, and rank them by their scores.
 
     Retrievers are ranked by nDCG@10 on their development collection, pretraining by the held-out loss, GLUE by the mean of its tasks, span
-    answers by F1.
+    answers by F1. A GLUE recipe without settings for all tasks is swept task by task, with the grid of the ModernBERT paper: 48 runs each.
 
     An interrupted sweep resumes when the command is repeated; values may be added to a finished sweep. Seeds are replicates:
     candidates are compared by their mean over the seeds.
 
     Examples: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
+
+    quiver sweep glue-base --out sweeps/glue
     """
     from quiver.eval.report.training import candidate_table, cautions, train_command, write_sweep_report
-    from quiver.eval.sweep import RECORD, Trainer, make_grid, run_sweep
+    from quiver.eval.sweep import GLUE, RECORD, Trainer, kind_of, make_grid, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
-    grid = make_grid(recipe, training.overrides(settings))
     train = Trainer(progress=output.progress, command=command_line(), device=training.device)
+    if kind_of(recipe) is GLUE and _sweep_glue(recipe, out, training.overrides(settings), train, overwrite, output):
+        return
+    grid = make_grid(recipe, training.overrides(settings))
     for run in grid.runs:
         train.scorer(run.recipe)
     sweep = run_sweep(
@@ -303,11 +308,31 @@ def sweep(
             say(f"best: {', '.join(str(out / folder / 'model') for folder in sweep.best.folders)}")
             say(f"to train it again: {train_command(sweep, out / 'best')}")
         say(f"report: {out / 'sweep.md'}")
-    if failed := [run for run in sweep.runs if run.error is not None]:
-        say_error(
-            f"{len(failed)} of {len(sweep.runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again"
-        )
+    _report_failures([sweep])
+
+
+def _report_failures(sweeps: Iterable[Sweep]) -> None:
+    runs = [run for sweep in sweeps for run in sweep.runs]
+    if failed := [run for run in runs if run.error is not None]:
+        say_error(f"{len(failed)} of {len(runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again")
         raise typer.Exit(1)
+
+
+def _sweep_glue(recipe: str, out: Path, settings: list[str], train: Trainer, overwrite: bool, output: options.Output) -> bool:
+    """Sweep each GLUE task by itself, with the grid of the paper; False if the settings ask for runs of all tasks."""
+    from quiver.cli.nlu import print_glue
+    from quiver.eval.nlu.glue import has_own_grid, sweep_glue
+    from quiver.eval.report.training import write_sweep_report
+
+    if has_own_grid(settings):
+        return False
+    say_next = partial(typer.echo, err=True) if output.progress else lambda line: None
+    sweeps, results = sweep_glue(
+        recipe, out, settings, train=train, overwrite=overwrite, command=command_line(), report=say_next, changed=write_sweep_report
+    )
+    print_glue(results, out, output)
+    _report_failures(sweeps.values())
+    return True
 
 
 @command

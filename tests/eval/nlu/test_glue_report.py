@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.eval.metrics import average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA
-from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout
+from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
+from quiver.eval.report.paper import glue_layout
 
 
 def run(task: TaskName, score: float) -> TaskRun:
@@ -41,7 +43,7 @@ def results(**scores: float) -> GlueResults:
 
 
 def test_our_row_follows_the_rows_of_the_paper() -> None:
-    layout = glue_layout(results(**dict.fromkeys(TASKS, 0.5) | {"mnli": 0.8912}))
+    layout = glue_layout([asdict(results(**dict.fromkeys(TASKS, 0.5) | {"mnli": 0.8912}))])
     assert layout.columns == ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "Average")
     theirs, ours = layout.lines[6], layout.lines[-1]
     assert (theirs.label, theirs.cells) == ("ModernBERT-base", (65.1, 96.0, 92.2, 91.8, 92.1, 89.1, 93.9, 87.4, 88.4))

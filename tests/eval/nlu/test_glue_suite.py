@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import pytest
 import torch
 
 from quiver.encoder import InputError, SequenceClassifier, load_head
-from quiver.encoder.files import read_json
+from quiver.encoder.files import file_sha256, read_json
 from quiver.eval.nlu.fine_tuning import fine_tune
-from quiver.eval.nlu.glue import train_glue
+from quiver.eval.nlu.glue import task_grid, train_glue
 from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.nlu.glue_training import open_glue_model
-from quiver.eval.nlu.recipes import GlueRecipe
+from quiver.eval.nlu.recipes import GlueRecipe, load_glue_recipe
 
 MakeGlue = Callable[..., GlueRecipe]
 
@@ -93,3 +94,55 @@ def test_complete_tasks_are_skipped_and_others_resumed(make_glue: MakeGlue, tmp_
         train_glue(other, out, resume=True)
     train_glue(other, out, overwrite=True)
     assert [read_json(out / task / "run.json")["recipe"]["tasks"][task]["learning_rate"] for task in ("cola", "rte")] == [1e-3, 1e-3]
+
+
+def test_each_task_is_swept_by_itself_and_the_best_runs_have_rows_in_the_tables_of_the_paper(
+    quiver: Callable[..., Any], make_glue: MakeGlue, tmp_path: Path
+) -> None:
+    """Two tasks with two learning rates each: RTE starts from the best model of MNLI, and repeating the command trains nothing."""
+    recipe = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.3})
+    (tmp_path / "tiny.json").write_text(json.dumps(recipe.model_dump(exclude_none=True)))
+    settings = ("tasks.mnli.learning_rate=3e-3,1e-5", "tasks.rte.learning_rate=3e-3,1e-4")
+    fixed = [f"tasks.{task}.{name}" for task in ("mnli", "rte") for name in ("weight_decay=1e-6", "epochs=0.3")]
+    command = ("sweep", tmp_path / "tiny.json", *settings, *fixed, "--out", tmp_path / "sweep")
+    done = quiver(*command)
+    assert done.code == 0, done.err
+    sweeps = {task: read_json(tmp_path / "sweep" / task / "sweep.json") for task in ("mnli", "rte")}
+    assert [len(each["runs"]) for each in sweeps.values()] == [2, 2]
+    best = {task: tmp_path / "sweep" / task / each["best"]["folders"][0] / task for task, each in sweeps.items()}
+    for run in sweeps["rte"]["runs"]:
+        record = read_json(tmp_path / "sweep" / "rte" / run["folder"] / "rte" / "run.json")
+        assert record["recipe"]["model"]["mnli"] == str(best["mnli"])
+        assert record["start"]["sha256"] == file_sha256(best["mnli"] / "model" / "model.safetensors")
+    written = read_json(tmp_path / "sweep" / "results.json")
+    for task, folder in best.items():
+        assert written["runs"][task]["scores"] == read_json(folder / "run.json")["scores"]
+        scores = [run["scores"]["glue"] for run in sweeps[task]["runs"]]
+        assert written["runs"][task]["scores"]["score"] == max(scores)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("run.json")}
+    assert quiver(*command).code == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("run.json")}
+    out = tmp_path / "paper.md"
+    assert quiver("report", tmp_path / "sweep", "--layout", "paper", "--against", "ModernBERT-base", "--out", out).code == 0
+    label = f"{recipe.model.init} ({recipe.name})"
+    ours = [line for line in out.read_text().splitlines() if line.startswith(f"| {label} |")]
+    assert [line.split("|")[-2].strip() for line in ours] == ["2 of 8", "GLUE 2 of 8"]
+    assert f"{100 * written['runs']['rte']['scores']['score']:.1f}" in ours[0]
+    assert quiver("sweep", tmp_path / "tiny.json", "training.beta2=0.9,0.99", "--out", tmp_path / "other", *fixed).code == 0
+    assert (tmp_path / "other" / "sweep.json").is_file(), "a setting of all tasks is swept over runs of all tasks"
+
+
+def test_the_grid_and_the_batch_are_those_of_the_authors() -> None:
+    """Typed from appendix E.1, and from the authors' answer on the batch size; the shipped settings lie on the grid."""
+    rates, decays = [1e-5, 3e-5, 5e-5, 8e-5], [1e-6, 5e-6, 8e-6, 1e-5]
+    for name in ("glue-base", "glue-large"):
+        shipped = load_glue_recipe(name)
+        for task in shipped.trained:
+            epochs = [1.0, 2.0, 3.0] if task in ("sst2", "mnli", "rte") else [2.0, 5.0, 10.0]
+            grid = task_grid(name, task)
+            assert len(grid.runs) == 48
+            assert [list(values) for values in grid.axes.values()] == [rates, decays, epochs]
+            updates = shipped.updates(task)
+            assert updates is not None
+            assert (updates.learning_rate in rates, updates.weight_decay in decays, updates.epochs in epochs) == (True, True, True)
+            assert updates.batch_size == 64
