@@ -139,7 +139,7 @@ def coir_hub(task: str) -> dict[str, dict[str, bytes]]:
 
     def texts(rows: Sequence[Row]) -> bytes:
         extra = {"partition": "test", "language": "python", "meta_information": {"url": "u"}}
-        return parquet([{**row, "title": row.get("title"), **extra} for row in rows])
+        return parquet([{**row, "title": row.get("title", ""), **extra} for row in rows])
 
     names = {"query-id": "query_id", "corpus-id": "corpus_id", "score": "score"}
     qrels = {split: parquet(renamed(rows, names)) for split, rows in (("train", QRELS[:1]), ("valid", QRELS[1:2]), ("test", QRELS))}
