@@ -27,14 +27,13 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
-from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder, to_hf_state
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import preset
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.folders import check_device, default_device, default_dtype, read_model_folder
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.pretrained import check_device, default_device, default_dtype, read_model_folder
 
 import harness
 from harness import BACKEND, MEMORY, OWN, RATIO, Column, Results, Row, Worker, WorkerError

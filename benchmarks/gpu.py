@@ -45,7 +45,7 @@ from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.pretraining.task import peak_flops, training_flops
 from quiver.encoder.training.optimization import training_dtype
 from quiver.retrieval.index import index_vectors
-from quiver.retrieval.models.folders import check_device, default_device, default_dtype
+from quiver.retrieval.models.pretrained import check_device, default_device, default_dtype
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.model import missing_library
 

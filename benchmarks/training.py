@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, init_weights, load_encoder, pack_ids, save_encoder
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.errors import InputError
@@ -34,7 +34,7 @@ from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.stream import Masker
 from quiver.encoder.training.optimization import autocast, training_dtype
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.models.folders import default_device, read_model_folder
+from quiver.retrieval.models.pretrained import default_device, read_model_folder
 from quiver.retrieval.training.dataloader import TEXTS, Collator
 from quiver.retrieval.training.losses import LOSSES as LIBRARY_LOSSES
 from quiver.retrieval.training.losses import RetrievalLoss

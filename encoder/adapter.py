@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.packing import PackedBatch
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
-from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, their_keys
 from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json

@@ -60,8 +60,8 @@ from quiver.eval.results import (
 from quiver.retrieval.data.corpus import NO_NAMES, UNFIT, Collection, DuplicateJudgements, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.files import format_version
 from quiver.retrieval.index.index import IndexReader, open_index
-from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Document, Dtype, Executor, Run, TokenModel

@@ -25,10 +25,10 @@ from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine
+from quiver.retrieval.index.files import format_version
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import Effort, IndexReader, open_index
 from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.index.words import BlockLimits, rank_streamed
 from quiver.retrieval.models.batches import device_of
 from quiver.retrieval.models.bm25 import PARAMETERS

@@ -21,8 +21,16 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import FORMATS, families_with_head, from_hf_state, read_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.folder import base_folder, local_folder
+from quiver.encoder.checkpoints.checkpoint import (
+    FORMATS,
+    base_folder,
+    families_with_head,
+    from_hf_state,
+    local_folder,
+    read_state,
+    to_hf_state,
+    write_checkpoint,
+)
 from quiver.encoder.checkpoints.format import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
 from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
@@ -240,7 +248,7 @@ def load_head(  # noqa: PLR0913 - settings of three kinds of heads
 
     Args:
         kind: `MaskedLM`, `SequenceClassifier` or `SpanQA`.
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.checkpoint`), or a model id on the Hub.
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the weights in memory.
         device: Device of the weights.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.config import DROPOUTS, EncoderConfig
 from quiver.encoder.errors import InputError

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.checkpoint import FORMATS, read_state, write_checkpoint
-from quiver.encoder.checkpoints.folder import base_folder
+from quiver.encoder.checkpoints.checkpoint import FORMATS, base_folder, read_state, write_checkpoint
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json

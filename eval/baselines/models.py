@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from quiver.encoder.checkpoints.folder import ADAPTER_CONFIG
+from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import shows_bars
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.models.folders import check_is_retriever
+from quiver.retrieval.models.pretrained import check_is_retriever
 from quiver.retrieval.records import DenseEncoding, DenseModel, Dtype, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
@@ -63,7 +63,7 @@ from quiver.encoder.training.trainer import (
     training_bar,
 )
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
-from quiver.retrieval.models.folders import check_device, default_device, read_model_folder
+from quiver.retrieval.models.pretrained import check_device, default_device, read_model_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -34,7 +34,7 @@ from quiver.eval.nlu.recipes import MNLI, GlueRecipe, load_glue_recipe
 from quiver.eval.report.formats import Column, Report, Section, table, write_folder
 from quiver.eval.report.paper import GLUE_SCHEMA, glue_layout, layout_section
 from quiver.eval.sweep import SEED, Grid, Sweep, make_grid, path_of, run_sweep, split_values
-from quiver.retrieval.models.folders import check_device, default_device
+from quiver.retrieval.models.pretrained import check_device, default_device
 
 logger = logging.getLogger(__name__)
 

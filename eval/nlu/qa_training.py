@@ -44,7 +44,7 @@ from quiver.eval.nlu.questions import (
     read_split,
 )
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
-from quiver.retrieval.models.folders import check_device, default_device
+from quiver.retrieval.models.pretrained import check_device, default_device
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from quiver.encoder.errors import InputError
 from quiver.encoder.pretraining.position_extension import read_positions
 from quiver.eval.report.charts import PALETTE, check_matplotlib, new_figure, save, style
-from quiver.retrieval.models.folders import read_model_folder
+from quiver.retrieval.models.pretrained import read_model_folder
 
 COMPONENTS = 3
 FORMATS = (".png", ".svg")

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import command, option
-from quiver.cli.output import help_alone, print_json, print_result, print_table, quiver_version, say
+from quiver.cli.options import command, help_alone, option, print_json, print_result, print_table, quiver_version, say
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.options import parse_size
 
@@ -114,7 +113,7 @@ def _describe_choices() -> dict[str, dict[str, Any]]:
     from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
     from quiver.encoder.cpu.support import has_amx
     from quiver.encoder.training.optimization import training_dtype
-    from quiver.retrieval.models.folders import default_device, default_dtype
+    from quiver.retrieval.models.pretrained import default_device, default_dtype
 
     forced, device = os.environ.get(VARIABLE), default_device()
     dtype, trained = default_dtype(device), training_dtype("auto", device)

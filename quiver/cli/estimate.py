@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import command, option
-from quiver.cli.output import group_with_default, help_alone, print_json, print_table, say
+from quiver.cli.options import command, group_with_default, help_alone, option, print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.options import Dtype, SourceOptions, parse_size

@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, option
-from quiver.cli.output import command_line, group_with_default, help_alone, print_json, print_table, print_values, say, say_error
+from quiver.cli.options import (
+    argument,
+    command,
+    command_line,
+    group_with_default,
+    help_alone,
+    option,
+    print_json,
+    print_table,
+    print_values,
+    say,
+    say_error,
+)
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions

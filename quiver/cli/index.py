@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import GROUPS, argument, command, option
-from quiver.cli.output import help_alone, print_json, print_result, print_table, read_ids, say
+from quiver.cli.options import GROUPS, argument, command, help_alone, option, print_json, print_result, print_table, read_ids, say
 from quiver.encoder.errors import InputError
 from quiver.encoder.progress import progress_bar
 from quiver.retrieval.models.options import ModelOptions

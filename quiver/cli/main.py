@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from quiver.cli.output import help_alone, quiver_version, say_error
+from quiver.cli.options import help_alone, quiver_version, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError, RunStoppedError, describe_failure, full_disk
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, option
-from quiver.cli.output import print_result
+from quiver.cli.options import argument, command, option, print_result
 from quiver.encoder.config import EncoderConfig, Tiling
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -101,7 +100,7 @@ def enlarge(
     Example: quiver enlarge runs/base/model --to modernbert-large --out large-init
     """
     from quiver.encoder import MaskedLM, Tokenizer, load_encoder, load_head, save_encoder, save_head
-    from quiver.encoder.checkpoints.folder import local_folder
+    from quiver.encoder.checkpoints.checkpoint import local_folder
     from quiver.encoder.files import read_json
     from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
     from quiver.encoder.pretraining.tiling import enlarge_masked_lm
@@ -167,7 +166,7 @@ def extend_positions(
 
     Example: quiver extend-positions sentence-transformers/all-MiniLM-L6-v2 --factor 2 --out minilm-1024
     """
-    from quiver.encoder.checkpoints.folder import local_folder
+    from quiver.encoder.checkpoints.checkpoint import local_folder
     from quiver.encoder.files import check_target
     from quiver.eval.report.positions import check_format, write_position_plot
     from quiver.retrieval.models.export.export import lengthen_model

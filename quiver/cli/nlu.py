@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, group, option
-from quiver.cli.output import help_alone, print_json, print_table, say
+from quiver.cli.options import argument, command, group, help_alone, option, print_json, print_table, say
 from quiver.encoder.errors import InputError
 from quiver.retrieval.options import Dtype
 
@@ -146,7 +145,7 @@ def qa_evaluate(
     from quiver.eval.nlu.answers import RESULTS, answer_questions, answer_texts, score_predictions, write_qa_results
     from quiver.eval.nlu.qa_training import check_answerable, open_span_qa, warn_of_token_types
     from quiver.eval.nlu.questions import WindowSettings, check_settings, read_questions, read_split
-    from quiver.retrieval.models.folders import check_device, default_device, default_dtype
+    from quiver.retrieval.models.pretrained import check_device, default_device, default_dtype
 
     if (out / RESULTS).exists() and not overwrite:
         raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")

@@ -22,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, group, option
-from quiver.cli.output import print_json, print_table, read_ids, say, say_error
+from quiver.cli.options import argument, command, group, option, print_json, print_table, read_ids, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_utf8
 from quiver.retrieval.display import NOT_SHOWN

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, group, option
-from quiver.cli.output import print_json, say
+from quiver.cli.options import argument, command, group, option, print_json, say
 from quiver.encoder.errors import InputError
 from quiver.retrieval.options import parse_size
 

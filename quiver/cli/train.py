@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.options import argument, command, option
-from quiver.cli.output import command_line, print_json, print_result, print_table, print_values, say, say_error
+from quiver.cli.options import argument, command, command_line, option, print_json, print_result, print_table, print_values, say, say_error
 from quiver.encoder.environment import is_main_process
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.options import ModelOptions
@@ -189,7 +188,7 @@ def pretrain(
     from quiver.encoder.training.recipe_file import naming_fetch_command
     from quiver.eval.probe import pretrain as run_recipe
     from quiver.eval.report.training import write_training_report
-    from quiver.retrieval.models.folders import check_device
+    from quiver.retrieval.models.pretrained import check_device
 
     device = None if training.device is None else check_device(training.device)
     resolved = load_pretraining_recipe(recipe, training.overrides(overrides))

@@ -2,7 +2,8 @@
 
 Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
 16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read. Damage raises `DamagedIndexError`,
-so that programs can distinguish it from a wrong path; repair reads around damaged blocks.
+so that programs can distinguish it from a wrong path; repair reads around damaged blocks. `format_version` tells the folder of an index
+from others.
 """
 
 from __future__ import annotations
@@ -600,3 +601,27 @@ class RecordFiles:
 def _step(records: NDArray[Any] | CheckedArray) -> int:
     """Number of records copied at a time."""
     return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))
+
+
+FORMAT = "quiver-index"
+VERSION = 6
+"""Name and version of the format of index folders."""
+
+
+def format_version(root: Path) -> int | None:
+    """Format version of the index in a folder, in whatever state; None if the folder is not an index."""
+    path = root / "FORMAT"
+    try:
+        line = path.read_bytes()
+        version = int(line.split()[1])
+        return version if line == format_line(version) else None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, IndexError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def format_line(version: int) -> bytes:
+    """Content of the FORMAT file: the format, its version, and a checksum."""
+    said = f"{FORMAT} {version}"
+    return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()

@@ -74,7 +74,7 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
         similarity_fn_name: ``cosine`` or ``dot``; None for that of the folder.
         truncate_dim: Width to which vectors are cut; None for the whole vectors.
         revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.folders.default_dtype`.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.pretrained.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
         max_seq_length: Maximum tokens of a text, special tokens included; None for that of the folder.
 

@@ -78,7 +78,7 @@ class ColBERT(PretrainedModel[TokenEncoding]):
         model_name_or_path: Folder of PyLate, Stanford's ColBERT or sentence-transformers 6, or Hub id.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
         revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.folders.default_dtype`.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.pretrained.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
         query_length: Maximum tokens of a query, special tokens included; None for that of the folder.
         document_length: The same for documents.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
-    from quiver.retrieval.models.folders import ModelParts
-    from quiver.retrieval.models.pretrained import PretrainedModel
+    from quiver.retrieval.models.pretrained import ModelParts, PretrainedModel
     from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
 
 NOT_FOR_BM25 = f"dtype, device and the other options of a model are not for {NAME}, which is none; remove them"
@@ -48,7 +47,7 @@ def load_model(
     if difflib.get_close_matches(str(source).lower(), [NAME]) and not Path(source).exists():
         raise InputError(f"{source}: no such model; did you mean {NAME}?")
     from quiver.retrieval.models.biencoder import BiEncoder
-    from quiver.retrieval.models.folders import load_for_inference
+    from quiver.retrieval.models.pretrained import load_for_inference
 
     model = build_model(load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
     if isinstance(model, BiEncoder):

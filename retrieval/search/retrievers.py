@@ -24,9 +24,9 @@ from quiver.encoder.progress import is_interruptible, progress_bar, timed_slices
 from quiver.retrieval.cache import WORDS as WORD_TABLES
 from quiver.retrieval.cache import folder_if_known
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
+from quiver.retrieval.index.files import format_version
 from quiver.retrieval.index.filters import FilterLike
 from quiver.retrieval.index.index import IndexReader, encoded_queries, open_index
-from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.encoding import join_encodings, maxsim_packed
 from quiver.retrieval.models.loading import load_index_model, load_model

@@ -32,7 +32,7 @@ from quiver.encoder.training.optimization import require_optimizer, with_trainin
 from quiver.encoder.training.processes import StopRequest, peak_memory
 from quiver.encoder.training.run_folder import DATA, session_environment
 from quiver.encoder.training.trainer import Callback, Progress, Trainer, TrainerSettings, TrainingBatch
-from quiver.retrieval.models.folders import check_device, default_device
+from quiver.retrieval.models.pretrained import check_device, default_device
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.dataloader import DataLoader
 from quiver.retrieval.training.model import build_model, require_extra

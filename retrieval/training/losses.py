@@ -75,7 +75,7 @@ class LossModel(nn.Module):
     ) -> None:
         super().__init__()
         if model.encoder.prepacked:
-            raise ValueError("a prepacked encoder has no gradients; load the model with quiver.retrieval.models.folders.load_parts")
+            raise ValueError("a prepacked encoder has no gradients; load the model with quiver.retrieval.models.pretrained.load_parts")
         self.encoder = model.encoder
         self.projections = model.projections
         self.similarity_fn_name = model.settings.similarity

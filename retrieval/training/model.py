@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, InputError, Tokenizer, init_weights
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer, unsupported_by_pylate
-from quiver.retrieval.models.folders import ModelParts, default_device, load_parts
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pretrained import ModelParts, default_device, load_parts
 from quiver.retrieval.training.recipe import RANDOM, ColBERTSection, ModelSection, RandomEncoderSection, Recipe
 
 logger = logging.getLogger(__name__)

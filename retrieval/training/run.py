@@ -45,7 +45,7 @@ from quiver.encoder.training.run_folder import (
 from quiver.encoder.training.trainer import FORMS, Callback, Progress, Trainer, TrainerSettings, TrainingBatch, tensorboard, training_bar
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.folders import check_device, default_device
+from quiver.retrieval.models.pretrained import check_device, default_device
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
 from quiver.retrieval.training.model import build_model, require_extra

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from quiver.encoder import Encoder
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
 from quiver.encoder.training import optimization, sharding
@@ -39,7 +39,7 @@ from quiver.encoder.training.trainer import Progress, load_train_state, save_tra
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
-from quiver.retrieval.models.folders import load_parts
+from quiver.retrieval.models.pretrained import load_parts
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
 

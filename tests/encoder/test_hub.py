@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from quiver.encoder import InputError, load_encoder
-from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder
 
 Fetched = Callable[..., list[str]]
 

@@ -25,7 +25,7 @@ from quiver.encoder import (
     save_encoder,
     save_head,
 )
-from quiver.encoder.checkpoints.folder import read_weights
+from quiver.encoder.checkpoints.checkpoint import read_weights
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_checkpoint, extend_positions, interpolate_positions
 

@@ -28,9 +28,9 @@ from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model
-from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pretrained import load_parts
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")

@@ -17,7 +17,6 @@ from quiver.cli.main import COMMANDS, app
 HEAVY = {"torch", "faiss", "numba", "transformers", "pyarrow", "datasets", "fastapi"}
 SCRIPT = """
 import sys
-from quiver.cli.main import main
 for words in {commands!r}:
     sys.argv = ["quiver", *words]
     try:
@@ -39,7 +38,7 @@ def loaded(*commands: list[str]) -> set[str]:
 def test_help_and_version_load_no_command_and_no_heavy_library() -> None:
     modules = loaded(["--help"], ["--version"])
     assert not modules & (HEAVY | {"numpy"})
-    assert {name for name in modules if name.startswith("quiver.cli.")} == {"quiver.cli.main", "quiver.cli.output"}
+    assert {name for name in modules if name.startswith("quiver.cli.")} == {"quiver.cli.main", "quiver.cli.options"}
 
 
 def test_help_of_a_command_loads_no_heavy_library() -> None:

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
-from quiver.cli.output import print_table
+from quiver.cli.options import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.attention import flash
 from quiver.encoder.cpu.support import kernels_available

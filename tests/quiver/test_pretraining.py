@@ -13,7 +13,7 @@ import pytest
 
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.training import read_run, summary
-from quiver.retrieval.models.folders import load_parts
+from quiver.retrieval.models.pretrained import load_parts
 
 pytest.importorskip("optimi")
 

@@ -16,8 +16,8 @@ from quiver.retrieval.index import BuildOptions, IndexReader, build_index
 from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pretrained import load_parts
 from quiver.retrieval.planning import (
     TEXTS,
     IndexSize,

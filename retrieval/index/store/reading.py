@@ -28,6 +28,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -40,21 +41,21 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.index.files import (
     DIGEST,
+    FORMAT,
+    VERSION,
     DamagedIndexError,
     FileEntry,
     Files,
     count_blocks,
     digests_sha256,
     file_digests,
+    format_version,
     missing_file,
     read_around,
     read_digests,
     unreadable,
 )
 from quiver.retrieval.records import ModelCard, TokenCounts
-
-FORMAT = "quiver-index"
-VERSION = 6
 
 _RESUMABLE = re.compile(r"b-[0-9a-f]+")
 _DOOMED = "removed-"
@@ -114,23 +115,20 @@ def is_resumable(name: str) -> bool:
 _MOST_DOCUMENTS = 1 << 32
 
 
-def _name_of(pattern: str, what: str) -> AfterValidator:
-    """Validator of names: paths are made from them, and must not lead outside the folder."""
-    valid = re.compile(pattern)
-
-    def check(name: str) -> str:
-        if not valid.fullmatch(name):
-            raise PydanticCustomError("name", "{shown} is not the name of {what}", {"shown": repr(name), "what": what})
-        return name
-
-    return AfterValidator(check)
+def _check_name(valid: re.Pattern[str], what: str, name: str) -> str:
+    """Check a name: paths are made from it, and must not lead outside the folder."""
+    if not valid.fullmatch(name):
+        raise PydanticCustomError("name", "{shown} is not the name of {what}", {"shown": repr(name), "what": what})
+    return name
 
 
 # [0-9] instead of \d, which also matches other Unicode digits.
-FileName: TypeAlias = Annotated[str, _name_of(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", "a file")]
-CodecName: TypeAlias = Annotated[str, _name_of(r"c-[0-9a-f]{24}", "a codec")]
-SegmentName: TypeAlias = Annotated[str, _name_of(r"s-[0-9]{12}-[0-9]{4}", "a segment")]
-TombstonesName: TypeAlias = Annotated[str, _name_of(r"t-s-[0-9]{12}-[0-9]{4}-[0-9]{12}", "tombstones")]
+FileName: TypeAlias = Annotated[str, AfterValidator(partial(_check_name, re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*"), "a file"))]
+CodecName: TypeAlias = Annotated[str, AfterValidator(partial(_check_name, re.compile(r"c-[0-9a-f]{24}"), "a codec"))]
+SegmentName: TypeAlias = Annotated[str, AfterValidator(partial(_check_name, re.compile(r"s-[0-9]{12}-[0-9]{4}"), "a segment"))]
+TombstonesName: TypeAlias = Annotated[
+    str, AfterValidator(partial(_check_name, re.compile(r"t-s-[0-9]{12}-[0-9]{4}-[0-9]{12}"), "tombstones"))
+]
 
 
 @dataclass(frozen=True)
@@ -341,25 +339,6 @@ def check_format(layout: Layout) -> None:
         raise InputError(f"{root}: {what}")
     if version != VERSION:
         raise InputError(f"{layout.root}: {version_problem(version)}")
-
-
-def format_version(root: Path) -> int | None:
-    """Format version of the index in a folder, in whatever state; None if the folder is not an index."""
-    path = Layout(root).format
-    try:
-        line = path.read_bytes()
-        version = int(line.split()[1])
-        return version if line == format_line(version) else None
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, IndexError):
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def format_line(version: int) -> bytes:
-    """Content of the FORMAT file: the format, its version, and a checksum."""
-    said = f"{FORMAT} {version}"
-    return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()
 
 
 def newest_manifest(layout: Layout) -> Manifest:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
-from quiver.encoder.checkpoints.folder import base_folder, local_folder
+from quiver.encoder.checkpoints.checkpoint import base_folder, local_folder
 from quiver.encoder.files import read_json, sync_folder, write_json, write_text
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
@@ -37,9 +37,9 @@ from quiver.retrieval.models.export.sentence_transformers import (
     write_multi_vector,
 )
 from quiver.retrieval.models.export.stanford import write_stanford
-from quiver.retrieval.models.folders import load_parts, read_model_folder, warn_if_bare
 from quiver.retrieval.models.loading import build_model, with_dtype
 from quiver.retrieval.models.options import Kind, ModelFolder, is_stanford
+from quiver.retrieval.models.pretrained import load_parts, read_model_folder, warn_if_bare
 from quiver.retrieval.records import Dtype
 
 logger = logging.getLogger(__name__)

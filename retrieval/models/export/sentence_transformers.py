@@ -31,7 +31,7 @@ from pydantic import ConfigDict
 
 from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
-from quiver.encoder.checkpoints.folder import base_folder, read_weights
+from quiver.encoder.checkpoints.checkpoint import base_folder, read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.schema import Field, Positive, Schema, parse_options
 from quiver.retrieval.models.batches import IDENTITY, POOLINGS, Projection

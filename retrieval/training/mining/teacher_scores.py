@@ -29,15 +29,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from quiver.encoder.checkpoints.folder import base_folder, has_safetensors, local_folder, read_weights, weight_files
+from quiver.encoder.checkpoints.checkpoint import base_folder, has_safetensors, local_folder, read_weights, weight_files
 from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.embedding_store import KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, Copies
-from quiver.retrieval.models.folders import check_device, check_is_model, default_device, is_cross_encoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.models.pretrained import check_device, check_is_model, default_device, is_cross_encoder
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import SCORES, IdNumbering, TableWriter, TextColumn, blocks
 from quiver.retrieval.training.data.sources import Example, encode_text, read_whole

@@ -21,8 +21,8 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes
-from quiver.retrieval.models.folders import read_model_folder
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.pretrained import read_model_folder
 from quiver.retrieval.search.explain import text_tokens
 from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 

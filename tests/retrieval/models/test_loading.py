@@ -20,9 +20,9 @@ from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model
-from quiver.retrieval.models.folders import default_dtype, read_model_folder
 from quiver.retrieval.models.loading import WorkerModel, load_index_model, load_model
 from quiver.retrieval.models.options import ModelFolder, ModelOptions
+from quiver.retrieval.models.pretrained import default_dtype, read_model_folder
 from quiver.retrieval.training.state import load_trainable
 from tests.retrieval.models.small import CONFIG, make_colbert, make_dense, make_tokenizer
 

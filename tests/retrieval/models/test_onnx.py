@@ -25,9 +25,9 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import FILES, export_model
 from quiver.retrieval.models.export.onnx import TOLERANCE, compare, require_libraries, write_onnx
-from quiver.retrieval.models.folders import load_parts
 from quiver.retrieval.models.loading import WorkerModel, build_model, load_index_model, load_model
 from quiver.retrieval.models.onnx_model import OnnxModel
+from quiver.retrieval.models.pretrained import load_parts
 from tests.retrieval.models.small import make_colbert, make_dense, make_tokenizer
 
 onnxruntime = pytest.importorskip("onnxruntime")

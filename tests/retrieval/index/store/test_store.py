@@ -25,8 +25,8 @@ from quiver.retrieval.index import (
     open_index,
     repair_index,
 )
-from quiver.retrieval.index.files import Disk
-from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest, tombstones_bytes
+from quiver.retrieval.index.files import VERSION, Disk, format_line
+from quiver.retrieval.index.store.reading import Layout, manifest_bytes, read_manifest, tombstones_bytes
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
 from tests.processes import imported_python
