@@ -53,7 +53,6 @@ from quiver.retrieval.data.corpus import (
     with_numbers,
 )
 from quiver.retrieval.data.entries import EntryPosition, checked_document
-from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.data.tables import read_rows, rows_of_frame
 from quiver.retrieval.records import Document, Run
 
@@ -264,6 +263,8 @@ def _read_documents(given: Any) -> Callable[[], Iterable[tuple[EntryPosition, Do
     if isinstance(rows, Sequence) and all(isinstance(each, Document) for each in rows):
         documents = list(map(checked_document, rows))
     else:
+        from quiver.retrieval.data.source import open_corpus  # opens sources of every kind, which a folder of a collection is not
+
         documents = list(open_corpus(rows))
     return lambda: ((EntryPosition(_DOCUMENTS, number), document) for number, document in enumerate(documents, start=1))
 

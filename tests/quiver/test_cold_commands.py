@@ -29,7 +29,7 @@ finally:
     Path({notes!r}).write_text("\\n".join(entered))
 """
 # These numbers may only fall; a processor without compiled kernels enters fewer.
-MOST = {"index build": 59, "search": 46, "evaluate": 77, "train": 59}
+MOST = {"index build": 45, "search": 36, "evaluate": 55, "train": 56}
 
 
 def files_of(command: str, notes: Path) -> list[str]:
@@ -57,12 +57,15 @@ def test_cold_commands_enter_few_files(data: Path, model: Path, tmp_path: Path) 
         },
     }  # fmt: skip
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    data = data.rename(tmp_path / "own")  # no published collection has this name
     commands = {
-        "index build": f"index build {data} --model {model} --out {tmp_path / 'i'} --no-progress",
+        "index build": f"index build {data} --model {model} --no-progress --out {tmp_path / 'i'}",
         "search": f"search {tmp_path / 'i'} birds",
         "evaluate": f"evaluate --data {data} --model {model} --out {tmp_path / 'e'} --no-progress --no-cache",
         "train": f"train {tmp_path / 'recipe.json'} --out {tmp_path / 't'} --no-progress --device cpu",
     }
+    # The first process on a machine compiles the kernels of encoders, and enters the modules that generate them.
+    files_of(f"{commands['index build']}-first", tmp_path / "notes")
     entered = {name: files_of(command, tmp_path / "notes") for name, command in commands.items()}
     counts = {name: len(files) for name, files in entered.items()}
     sys.stdout.write(f"\n  files entered: {counts}\n")
