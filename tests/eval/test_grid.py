@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from quiver.encoder import InputError
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.sweep import PAPER_LEARNING_RATES, make_grid
@@ -91,3 +92,59 @@ def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
         "training.batch_size: must be >= 1, got 0",
         "training.learning_rate: must be <= 1, got 3",
     ]
+
+
+LISTED = {
+    "name": "mine",
+    "kind": "sweep",
+    "recipe": "pretrain-small",
+    "settings": ["model.layers=2", "training.eps=1e-5"],
+    "runs": [{"name": "base", "seeds": [1, 2]}, {"name": "rms-norm", "settings": ["model.norm=rmsnorm", "model.layers=3"]}],
+}
+
+
+def write_sweep(folder: Path, **changes: object) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(LISTED | changes), encoding="utf-8")
+    return path
+
+
+def test_a_sweep_recipe_names_its_runs(tmp_path: Path) -> None:
+    grid = make_grid(write_sweep(tmp_path), ["training.eps=1e-3"])
+    assert [run.name for run in grid.runs] == ["base_seed=1", "base_seed=2", "rms-norm_seed=12"]
+    assert grid.axes == {"run": ("base", "rms-norm"), "training.seed": (1, 2, 12)}
+    assert (grid.name, grid.source, grid.fixed) == ("mine", "pretrain-small", ("model.layers=2", "training.eps=1e-3"))
+    assert [(run.recipe.model.norm, run.recipe.model.layers) for run in grid.runs] == [("layernorm", 2)] * 2 + [("rmsnorm", 3)]
+    for run in grid.runs:
+        assert run.recipe == load_pretraining_recipe("pretrain-small", run.overrides)
+
+
+def test_values_are_combined_with_the_runs_of_a_sweep_recipe(tmp_path: Path) -> None:
+    grid = make_grid(write_sweep(tmp_path), ["model.global_every=1,2", "training.seed=5,6"])
+    assert len(grid.runs) == 2 * 2 * 2, "seeds of the command replace those of the recipe"
+    assert grid.runs[-1].name == "rms-norm_global_every=2_seed=6"
+    assert grid.runs[-1].settings == {"run": "rms-norm", "model.global_every": 2, "training.seed": 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runs": [{"name": "a"}, {"name": "a"}]}, "runs: the name 'a' stands twice"),
+        ({"runs": [{"name": "a/b"}, {"name": "c"}]}, "runs.0.name: must be usable as a folder, got 'a/b'"),
+        ({"recipe": "ablations"}, "recipe ablations is a sweep too"),
+        ({"recipe": "pretrain-smal"}, "did you mean 'pretrain-small'"),
+        ({"runs": [{"name": "a"}]}, "nothing to sweep"),
+        ({"settings": ["model.norm=rmsnorm", "model.norm_bias=true"]}, "model.norm_bias: must be false with norm rmsnorm"),
+        ({"settings": ["data.held_out=0"]}, "compares runs by their held-out loss; set data.held_out=0.01"),
+    ],
+)
+def test_invalid_sweep_recipes_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_grid(write_sweep(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(("name", "command"), [("glue-base", "glue"), ("pretrain-base", "pretrain"), ("ablations", "pretrain")])
+def test_a_shipped_recipe_of_any_kind_is_found_by_name(name: str, command: str) -> None:
+    grid = make_grid(name, ["training.seed=1,2"])
+    assert grid.kind.command == command
+    assert {run.recipe.training.seed for run in grid.runs} == {1, 2}

@@ -91,6 +91,33 @@ def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
 
 
+def test_a_sweep_recipe_pretrains_each_of_its_runs(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    """The changed switches, both held-out scores and the probe's stand in one table; the second run is resumed after a kill."""
+    phase = "{name: all, tokens: 2000, context: 32, global_theta: 1e4, learning_rate: 1e-3, batch_size: 8, micro_batch: 8}"
+    (tmp_path / "texts.txt").write_text("\n".join(f"{text}, and number {number}" for number in range(60) for text in TEXTS.values()))
+    settings = ["model.hidden_size=16", "model.intermediate_size=24", "model.layers=1", "model.vocabulary.size=320", f"phases=[{phase}]"]
+    settings += ["data.sources=[{name: all, path: texts.txt, lines: true}]", "data.held_out=0.2", f"probe.recipe={recipe}"]
+    settings += ["probe.settings=[model.init=x, model.tokenizer=, model.architecture=, training.epochs=1]"]
+    runs = [{"name": "base", "seeds": [1, 2]}, {"name": "plain", "settings": ["model.mlp=plain", "model.norm=rmsnorm"]}]
+    plan = {"name": "switches", "kind": "sweep", "recipe": "pretrain-small", "settings": settings, "runs": runs}
+    (tmp_path / "switches.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
+    done = quiver("sweep", "switches.yaml", "--out", "out")
+    assert done.code == 0, done.err
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert [measure["key"] for measure in record["measures"]] == ["held_out_loss", "held_out_accuracy", "probe_score"]
+    means = [candidate["mean"] for candidate in record["candidates"]]
+    assert means == sorted(means, key=lambda mean: mean["held_out_loss"]), "a low loss is good"
+    for run in record["runs"]:
+        curves = json.loads((tmp_path / "out" / run["folder"] / "run.json").read_text())["result"]["curves"]
+        assert run["scores"] == {key: curves[key][-1][1] for key in run["scores"]}
+    table = [line for line in (tmp_path / "out" / "sweep.md").read_text().splitlines() if line.startswith("| ")]
+    assert any("model.mlp=plain model.norm=rmsnorm" in line.replace("\\", "") for line in table)
+    assert f"quiver pretrain pretrain-small --out {Path('out') / 'best'}" in done.out
+    (tmp_path / "out" / record["runs"][1]["folder"] / "run.json").unlink()
+    again = json.loads(quiver("sweep", "switches.yaml", "--out", "out", "--json").out)
+    assert [run["scores"] for run in again["runs"]] == [run["scores"] for run in record["runs"]]
+
+
 def test_torchrun_is_refused(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = quiver("sweep", recipe, "--out", "sweep")
