@@ -62,6 +62,8 @@ MODEL_TYPES: dict[str, CheckpointFormat] = {
 }
 """``model_type`` of config.json -> format; a MosaicBERT's file says bert."""
 
+DISENTANGLED = "; its disentangled attention is not implemented, and quiver.encoder.load_adapter only encodes with it"
+
 
 def families_with_head(task: Task) -> list[Family]:
     """Return the families whose checkpoints can hold a head of this task."""
@@ -72,7 +74,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
     """Convert a parsed config.json to an `EncoderConfig`; an InputError names a key that is not supported."""
     family = hf.get("model_type")
     if not isinstance(family, str) or family not in MODEL_TYPES:
-        raise InputError(f"config.json: model_type must be one of {', '.join(sorted(MODEL_TYPES))}, got {family!r}")
+        why = DISENTANGLED * str(family).startswith("deberta")
+        raise InputError(f"config.json: model_type must be one of {', '.join(sorted(MODEL_TYPES))}, got {family!r}{why}")
     keys, found = ConfigReader(hf), MODEL_TYPES[family]
     return (MOSAICBERT if found is BERT and is_mosaicbert(keys) else found).to_config(keys)
 

@@ -405,10 +405,11 @@ def naming_fetch_command(recipe: str | Path, data: Schema) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        missing = [each for each in _texts_in(data.model_dump()) if each in str(error) and not Path(each).exists()]
+        named = (each for each in _texts_in(data.model_dump()) if "/" in each and str(error).startswith(each))
+        missing = [each for each in named if not Path(each).exists()]
         text = find_recipe(recipe).read_text(encoding="utf-8")
         found = re.search(r"^# Fetch: +(.+\n(?:# {3,}.+\n)*)", text, re.MULTILINE)
-        if found is None or not any("/" in each and each in text for each in missing):
+        if found is None or not any(each in text for each in missing):
             raise
         fetch = re.sub(r" *\\?\n# +", " ", found[1]).partition(" (")[0].strip()
         raise InputError(f"{error}; download the data of this recipe with: {fetch}") from error

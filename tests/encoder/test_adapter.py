@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quiver.encoder import InputError, pack_ids
+from quiver.encoder import InputError, load_encoder, pack_ids
 from quiver.encoder.adapter import TransformersEncoder, load_adapter
 
 transformers = pytest.importorskip("transformers")
@@ -94,6 +94,9 @@ def test_mpnets_padding_rows_are_no_positions(tmp_path: Path) -> None:
 
 def test_wrong_input_is_refused(tmp_path: Path) -> None:
     save(deberta(), tmp_path)
+    with pytest.raises(InputError, match=r"got 'deberta-v2'; its disentangled attention is not implemented") as refused:
+        load_encoder(tmp_path)
+    assert "\n" not in str(refused.value)
     encoder = load_adapter(tmp_path)
     with pytest.raises(InputError, match="a sequence has 65 tokens, more than the encoder's 64 positions"):
         encoder(pack_ids([[5] * 65]))

@@ -132,4 +132,7 @@ def test_missing_training_data_are_named_before_development_data_with_the_comman
         assert (failed.code, failed.err.count("\n")) == (2, 1), failed.err
         assert failed.err.startswith(f"quiver: error: {source}"), failed.err
         assert failed.err.endswith(f"; download the data of this recipe with: {fetch}\n")
-    assert "of this recipe" not in quiver("train", "docstrings-dense", "--dry-run", "data.train=mine.jsonl").err
+    Path("mine.jsonl").write_text('{"query": "a", "positive": "b"}\n')
+    for rows in ("other.jsonl", "mine.jsonl"):  # too few rows is not a matter of the recipe's data
+        failed = quiver("train", "docstrings-dense", "--dry-run", f"data.train={rows}", "development=")
+        assert (failed.code, "of this recipe" in failed.err) == (2, False), failed.err
