@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.benchmarks import Benchmark, find, resolve
+from quiver.encoder.files import expand_home
+from quiver.eval.datasets.benchmarks import Benchmark, find, refuse_missing, resolve
+from quiver.eval.datasets.cache import Cache
+from quiver.eval.datasets.sources import is_offline
 from quiver.eval.metrics import Part, grouped, score
 from quiver.eval.rankers import ModelSearcher, rank
 from quiver.eval.results import HEADLINE
@@ -57,19 +60,14 @@ class DevelopmentScorer:
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
     """Read and check the development collections of a recipe."""
-    benchmarks, failed = list[Benchmark](), dict[str, InputError]()
-    for data in section.data:
-        try:
-            benchmarks += resolve(data, section.split, progress=progress)
-        except InputError as error:
-            failed[data] = error
-    if failed:
-        first, *others = failed
-        likewise = f" (likewise {', '.join(others)})" if others else ""
-        names = " ".join(name for name in failed if find(name))
-        fetch = f"quiver collections fetch {names} downloads what is missing, " if names else ""
-        other = f"{fetch}development.data=DIR names another collection, development=null trains without one"
-        raise InputError(f"development.data: {failed[first]}{likewise}; {other}") from failed[first]
+    named = [entry for data in section.data if not expand_home(data).exists() for entry in find(data)]
+    try:
+        if is_offline():  # all that are missing, not only those of the first name
+            refuse_missing(named, Cache.usual())
+        benchmarks = [benchmark for data in section.data for benchmark in resolve(data, section.split, progress=progress)]
+    except InputError as error:
+        other = "development.data=DIR names another collection, development=null trains without one"
+        raise InputError(f"development.data: {error}; {other}") from error
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
     for benchmark, collection in collections:
         if not any(grade > 0 for grades in collection.qrels.values() for grade in grades.values()):

@@ -234,19 +234,17 @@ def _resolve_recipe(source: str, document: Any, encoder: str | None, below: tupl
     if not isinstance(document, dict):
         return document, []
     table, base = document.pop(_TABLE, None), document.pop(_EXTENDS, None)
+    rows = table if isinstance(table, dict) else {}
+    if table is not None and encoder not in rows:
+        wrong = "choose a row of the table of encoders" if encoder is None else f"the table of encoders has no {encoder!r}"
+        raise SchemaError(source, [f"encoder: {wrong}: --encoder {' or '.join(map(str, rows)) or 'needs one'}"])
     problems: list[str] = []
     if base is not None:
         if base in below:
             raise SchemaError(source, [f"extends: {base} extends itself"])
         _, parent, problems = _read_recipe(str(base), None, encoder, below)
         document = _merge_sections(_drop_own_keys(parent, document), document)
-    if table is None:
-        return document, problems
-    rows = table if isinstance(table, dict) else {}
-    if encoder is None or encoder not in rows:
-        wrong = "choose a row of the table of encoders" if encoder is None else f"the table of encoders has no {encoder!r}"
-        raise SchemaError(source, [f"encoder: {wrong}: --encoder {' or '.join(map(str, rows)) or 'needs one'}"])
-    return document, problems + _apply_row(document, encoder, rows)
+    return document, problems if encoder is None or not rows else problems + _apply_row(document, encoder, rows)
 
 
 def _drop_own_keys(parent: Any, child: Mapping[str, Any]) -> dict[str, Any]:

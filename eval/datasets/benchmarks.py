@@ -397,16 +397,21 @@ def resolve(
         if split is not None and split not in entry.splits:
             raise InputError(f"{entry.key}: no split '{split}'; existing splits: {', '.join(entry.splits)}")
     here = Cache.usual() if cache is None else Cache(cache)
-    absent = missing(entries, here)
-    if absent and (offline or is_offline()):
-        raise InputError(
-            f"{here.root} lacks {', '.join(entry.key for entry in absent)}, and offline mode is on; download them on a "
-            f"machine with network access: quiver collections fetch {' '.join(shortest(absent))}"
-        )
-    for entry in absent:
+    if offline or is_offline():
+        refuse_missing(entries, here)
+    for entry in missing(entries, here):
         if held(entry, here) is None:  # one archive may hold several collections
             here.fetch(entry.source, progress=progress)
     return [_open_published(entry, split or entry.split, here) for entry in entries]
+
+
+def refuse_missing(entries: Sequence[Entry], cache: Cache) -> None:
+    """Refuse entries that would have to be downloaded, all in one line with the command that downloads them."""
+    if absent := missing(entries, cache):
+        raise InputError(
+            f"{cache.root} lacks {', '.join(entry.key for entry in absent)}, and offline mode is on; download them on a "
+            f"machine with network access: quiver collections fetch {' '.join(shortest(absent))}"
+        )
 
 
 def _open_published(entry: Entry, split: str, cache: Cache) -> Benchmark:

@@ -398,9 +398,10 @@ def recipes(json: bool = options.JSON) -> None:
     if json:
         print_json(found)
     else:
-        about = [each["expected"] if each["encoder"] else f"{each['description']} Expected: {each['expected']}" for each in found]
-        rows = [(each["name"], each["command"], text) for each, text in zip(found, about, strict=True)]
-        print_table(f"{len(rows)} recipes", ("recipe", "run with", "what, and the expected result"), rows)
+        # The rows of a table have the same description.
+        about = [(each["description"] if each["encoder"] is None else None, each["expected"]) for each in found]
+        rows = [(each["name"], each["command"], " Expected: ".join(filter(None, text))) for each, text in zip(found, about, strict=True)]
+        print_table(f"{len(rows)} recipes", ("recipe", "run with", "about"), rows)
 
 
 def _load_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Any]:

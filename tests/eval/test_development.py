@@ -100,14 +100,13 @@ def test_several_collections_are_scored_one_by_one(folder: Path, make_collection
 
 def test_missing_collections_are_one_line_with_the_command_that_downloads_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    data = ("beir/nfcorpus", str(folder), "beir/fiqa", str(folder / "nothing"))
-    with pytest.raises(InputError) as refused:
+    data = ("beir/nfcorpus", str(folder), "beir/fiqa")
+    with pytest.raises(
+        InputError,
+        match=r"^development\.data: .* lacks beir/nfcorpus, beir/fiqa, and offline mode is on; .*: quiver collections "
+        r"fetch beir/nfcorpus beir/fiqa; .*development=null trains without one$",
+    ):
         development_scorer(DevelopmentSection(data=data, split="test"))
-    message = str(refused.value)
-    assert message.startswith("development.data: ")
-    assert "\n" not in message
-    assert f"(likewise beir/fiqa, {folder / 'nothing'}); quiver collections fetch beir/nfcorpus beir/fiqa downloads" in message
-    assert message.endswith("development=null trains without one")
 
 
 def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeCollection, tmp_path: Path) -> None:
