@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +22,6 @@ from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.records import Role
-from tests.processes import imported_python
 
 MakeCollection = Callable[..., Path]
 
@@ -296,52 +293,6 @@ def test_what_was_finished_otherwise_is_scored_again(
     result = evaluate(model, data, out=out).collections[0]
     assert model.encoded
     assert (result.documents, result.use_title) == ((6, True) if change == "data" else (5, False))
-
-
-def test_a_killed_process_goes_on_where_it_was(make_collection: MakeCollection, tmp_path: Path) -> None:
-    """SIGKILL in the middle of the second collection; the child says on its standard output what it encodes."""
-    many = {f"d{number}": ("", f"text number {number} about things") for number in range(700)}
-    first, out = make_collection("first"), tmp_path / "out"
-    second = make_collection("second", documents=many, queries={"q": "number 7"}, qrels={"q": {"d7": 1}})
-    script = tmp_path / "child.py"
-    script.write_text(CHILD, encoding="utf-8")
-    command = [imported_python(), str(script), str(first), str(second), str(out), str(tmp_path / "cache")]
-    # The second collection is encoded in calls of 512 and 188 documents; the process dies at the second.
-    killed = subprocess.run([*command, "188"], capture_output=True, text=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (out / "results.json").exists()
-    again = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
-    assert (out / "results.json").exists()
-    assert [collection.documents for collection in read_results(out).collections] == [5, 700]
-    encoded = sum(int(line) for line in again.stdout.split())
-    # What was not committed when it died: at most the 700 documents, and at least the last call.
-    assert 188 <= encoded <= 700
-    assert "5\n" not in again.stdout  # the first collection was finished
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from quiver.eval import evaluate
-from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
-
-first, second, out, cache, deadly = *map(Path, sys.argv[1:5]), int(sys.argv[5])
-
-class Model:
-    card = ModelCard("numbers", "dense", "1" * 64, 8, "dot", 9, 9)
-
-    def encode_texts(self, texts, role, *, progress=False):
-        if role == "document":
-            if len(texts) == deadly:
-                os.kill(os.getpid(), signal.SIGKILL)
-            print(len(texts), flush=True)
-        vectors = np.array([np.random.default_rng(len(text)).standard_normal(8) for text in texts], np.float32)
-        zeros = np.zeros(len(texts))
-        return DenseEncoding(vectors, TextTokens(zeros.astype(np.int32), zeros.astype(bool), zeros.astype(bool)))
-
-evaluate(Model(), [first, second], out=out, cache=cache, baselines=())
-"""
 
 
 @pytest.mark.parametrize(

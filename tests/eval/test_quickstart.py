@@ -15,11 +15,8 @@ from types import ModuleType
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, quickstart
-from quiver.retrieval.data.corpus import load_collection
+from quiver.eval.quickstart import MADE, MARKER, NEEDS, QUESTIONS, quickstart
 from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
-from quiver.retrieval.index import open_index
-from quiver.retrieval.models.loading import load_model
 
 pytest.importorskip("sentence_transformers")
 
@@ -73,51 +70,6 @@ def earlier(tmp_path: Path) -> Path:
     return out
 
 
-def test_the_whole_path(tmp_path: Path) -> None:
-    stages: list[str] = []
-    result = quickstart(tmp_path, overrides=SMALL, command="quiver quickstart", say=stages.append)
-    assert len(stages) == len(result.seconds) == 4
-    collection = load_collection(tmp_path / "data", "test")
-    assert len(collection.queries) == result.test_queries > 200
-    assert len(collection.documents) == result.functions > result.train_pairs + result.test_queries
-    assert result.train_pairs > 5 * result.test_queries
-
-    for name, results in (("untrained", result.untrained), ("trained", result.trained)):
-        stored = json.loads((tmp_path / "results" / name / "results.json").read_text())
-        assert stored["ndcg@10"] == results.headline
-        assert stored["collections"][0]["queries"] == result.test_queries
-        assert stored["collections"][0]["baselines"][0]["measures"]["ndcg@10"] > 0.2  # BM25 is no accident
-    prints = [load_model(tmp_path / name / "model").card.fingerprint for name in ("untrained", "trained")]
-    assert prints[0] != prints[1]
-    run = json.loads((tmp_path / "trained" / "run.json").read_text())
-    assert run["result"]["steps"] == 3
-    assert run["data"]["rows"] == result.train_pairs
-
-    index = open_index(tmp_path / "index")
-    assert len(index) == result.functions
-    assert set(result.answers) == {question.text for question in QUESTIONS}
-    names = {document.id.rpartition(":")[0] for document in collection.documents}
-    for question in QUESTIONS:
-        answers = result.answers[question.text]
-        assert set(question.right) & names  # there is something to find
-        assert len(answers) == ANSWERS
-        assert [answer.score for answer in answers] == sorted((answer.score for answer in answers), reverse=True)
-        assert all("def " in answer.code for answer in answers)
-        assert [answer.right for answer in answers] == [answer.id.rpartition(":")[0] in question.right for answer in answers]
-    with gzip.open(tmp_path / "data" / TRAINING_PAIRS, "rt", encoding="utf-8") as rows:
-        assert "average" not in rows.read().lower()  # the lesson of the last question
-    assert len(result.next_commands) == 5
-    assert result.report.read_text().startswith("<!doctype html>")
-    report = (tmp_path / "report.md").read_text()
-    for label in ("untrained/model", "trained/model", "bm25"):
-        assert label in report
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*MADE, MARKER])
-
-    with pytest.raises(InputError, match="already holds data; choose another --out, or add --overwrite"):
-        quickstart(tmp_path, overrides=SMALL)
-
-
 @pytest.mark.usefixtures("module")
 @pytest.mark.parametrize(
     ("packages", "overrides", "absent", "message"),
@@ -165,6 +117,8 @@ def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
         for out in (earlier, tmp_path / "new"):
             with pytest.raises(KeyboardInterrupt):
                 quickstart(out, overrides=small, overwrite=True)
+    with pytest.raises(InputError, match="already holds data; choose another --out, or add --overwrite"):
+        quickstart(earlier, overrides=small)
     assert contents(earlier) == before
     assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
     assert not (tmp_path / "new").exists()
@@ -189,6 +143,9 @@ def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, m
     assert f"Needs {NEEDS}." in printed
     assert max(map(len, printed.split("mining docstrings")[0].splitlines())) <= 80
 
+    assert sorted(path.name for path in (tmp_path / "quickstart").iterdir()) == sorted([*MADE, MARKER])
+    with gzip.open(tmp_path / "quickstart" / "data" / TRAINING_PAIRS, "rt", encoding="utf-8") as rows:
+        assert "average" not in rows.read().lower()  # the lesson of the last question
     # Questions: a right function is shown for each but the last, whose lesson is printed.
     shown = printed.split("\n? ")[1:]
     assert [part.splitlines()[0] for part in shown] == [question.text for question in QUESTIONS]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.eval.evaluation import evaluate
 from quiver.eval.metrics import score
@@ -18,11 +17,11 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import reported_folders, results_report, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import build_index, delete_documents, open_index
-from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder, ModelOptions
+from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.search.retrievers import FusedRetriever, IndexSearcher, OpenIndexes, SharedModel
 from quiver.retrieval.search.search import Fusion, fuse_runs
+from tests.retrieval.models.small import make_colbert, make_tokenizer
 
 MakeCollection = Callable[..., Path]
 
@@ -170,15 +169,7 @@ def test_a_fused_retriever_scores_what_the_same_fusion_by_name_scores(model: Any
 def test_a_re_ranking_by_an_index_of_other_documents_is_refused(make_collection: MakeCollection, tmp_path: Path) -> None:
     folder = make_collection()
     documents = list(load_collection(folder, "test").documents)
-    tokenizer = Tokenizer.train([document.text for document in documents], vocab_size=300, max_length=64)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    config = EncoderConfig.modernbert(
-        vocab_size=330, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
-    )
-    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
-    colbert = ColBERT.from_parts(init_weights(Encoder(config), seed=1), tokenizer, settings)
-    colbert.save_pretrained(tmp_path / "colbert")
+    make_colbert(make_tokenizer([document.text for document in documents], max_length=64)).save_pretrained(tmp_path / "colbert")
     build_index(documents, str(tmp_path / "colbert"), tmp_path / "whole")
     build_index(documents[1:], str(tmp_path / "colbert"), tmp_path / "lacking")
     with pytest.raises(InputError, match=f"document '{documents[0].id}' of tiny.test is not in the index"):

@@ -1,4 +1,4 @@
-"""Several hundred mistakes in commands, Python and HTTP: one line that names the mistake, no traceback, and no file written or changed.
+"""Several hundred mistakes in commands and Python: one line that names the mistake, no traceback, and no file written or changed.
 
 The commands run in the folder that `world` makes; each line is what a user types after ``quiver``.
 """
@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from quiver import BiEncoder, ColBERT, Document, InputError, build_index, evaluate, open_index
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder import Encoder, init_weights
 from quiver.retrieval.index import BuildOptions
-from quiver.retrieval.models.batches import Projection
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from tests.retrieval.models.small import CONFIG, make_colbert, make_dense, make_tokenizer
 
 TEXTS = {"d1": "a bird has wings and feathers", "d2": "the window of a local layer is narrow", "d3": "", "d4": "find what was asked for"}
 FILES: dict[str, str | bytes] = {
@@ -227,7 +226,6 @@ enlarge model --to f/list.json --out o
 enlarge model --to modernbert-base --out taken
 extend-positions nowhere --factor 2 --out o
 extend-positions model --factor 2 --out o --plot x.docx
-estimate
 estimate --model modernbert-base
 estimate --model modernbert-base --docs inf
 estimate --model modernbert-base --docs 10 --preset-collection msmarco
@@ -250,17 +248,10 @@ quickstart --out file.txt
 
 
 def make_models(folder: Path) -> None:
-    tokenizer = Tokenizer.train([*TEXTS.values()], vocab_size=320, max_length=64)
-    layers = {"num_heads": 2, "intermediate_size": 48, "layer_types": ["global", "local"], "max_positions": 64}
+    words = make_tokenizer([*TEXTS.values()], max_length=64)
     for seed, name in ((1, "model"), (2, "other")):
-        encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=320, hidden_size=32, **layers)), seed=seed)
-        settings = ModelFolder("dense", folder / name, max_length=12, normalize=True)
-        BiEncoder.from_parts(encoder, tokenizer, settings).save_pretrained(folder / name)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, hidden_size=32, **layers)), seed=1)
-    settings = ModelFolder("colbert", folder, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
-    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder / "colbert")
+        make_dense(words, init_weights(Encoder(CONFIG), seed=seed), max_length=12, normalize=True).save_pretrained(folder / name)
+    make_colbert(words).save_pretrained(folder / "colbert")
 
 
 def make_collection(folder: Path) -> None:
@@ -391,74 +382,3 @@ def test_a_mistake_in_python_is_an_input_error_of_one_line(unchanged: Path, mist
         call(unchanged)
     assert fragment in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-SEARCH = "/v1/search"
-REQUESTS: list[tuple[str, str, object]] = [
-    ("POST", SEARCH, body)
-    for body in (
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        {},
-        {"query": ""},
-        {"query": 5},
-        {"query": ["a"]},
-        {"query": "a", "k": 0},
-        {"query": "a", "k": 1.5},
-        {"query": "a", "k": 10**9},
-        {"query": "a", "filter": "year"},
-        {"query": "a", "filter": "nofield=1"},
-        {"query": "a", "retriever": "nobody"},
-        {"query": "a", "effort": "frantic"},
-        {"query": "a", "target_recall": 2},
-        {"query": "a", "unknown": 1},
-        {"query": "a", "group_by": "nofield"},
-        {"query": "a" * 100_000},
-        {"query": "\ud800"},
-    )
-] + [
-    ("POST", f"{SEARCH}/batch", {"queries": []}),
-    ("POST", f"{SEARCH}/batch", {"queries": ["a", 1]}),
-    ("POST", f"{SEARCH}/batch", {"queries": ["a"] * 10_000}),
-    ("POST", "/v1/documents", {"documents": [{"id": "a", "text": "b"}]}),
-    ("DELETE", "/v1/documents", {"ids": ["d1"]}),
-    ("DELETE", SEARCH, {}),
-    ("GET", "/v1/nothing", b""),
-    ("GET", "/../../etc/passwd", b""),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=[f"{method} {path} {str(body)[:40]}" for method, path, body in REQUESTS])
-def test_a_mistake_in_a_request_is_one_line(service: Callable[..., Any], unchanged: Path, method: str, path: str, body: object) -> None:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = service(method, path, content)
-    assert 400 <= response.status_code < 500, response.text
-    error = response.json()["error"]
-    assert error["message"]
-    assert "\n" not in error["message"]
-    assert "Traceback" not in response.text
-    assert str(unchanged) not in response.text
-
-
-@pytest.fixture(scope="module")
-def service(world: Path) -> Callable[..., Any]:
-    """Send a request to a service in this process."""
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("fastapi")
-    import asyncio
-
-    from quiver.retrieval.serving.application import create_application
-    from quiver.retrieval.serving.service import open_service
-
-    app = create_application(open_service({"dense": world / "index"}))
-
-    def send(method: str, path: str, content: bytes) -> Any:
-        async def ask() -> Any:
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, content=content, headers={"content-type": "application/json"})
-
-        return asyncio.run(ask())
-
-    return send

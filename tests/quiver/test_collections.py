@@ -101,17 +101,3 @@ def test_an_unknown_home_folder_is_reported_in_one_line(quiver: Callable[..., An
     done = quiver("list")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "no home folder is known for ~nosuchuser" in done.err
-
-
-def test_docstrings_makes_a_collection_that_is_searched_and_trained_on(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    out = tmp_path / "data" / "code"
-    told = quiver("docstrings", "--out", str(out)).out.splitlines()
-    assert sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()) == [
-        *("corpus.jsonl", "qrels/dev.tsv", "qrels/test.tsv", "qrels/train.tsv", "queries.jsonl", "train.jsonl.gz")
-    ]
-    functions = len((out / "corpus.jsonl").read_text(encoding="utf-8").splitlines())
-    assert told[0].startswith(f"{out}: {functions:,} functions; queries: ")
-    assert told[1] == f"training pairs: {out / 'train.jsonl.gz'}"
-    again = quiver("docstrings", "--out", str(out))
-    assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "already contains a collection" in again.err

@@ -160,25 +160,3 @@ def test_a_corpus_of_any_kind_can_be_estimated(quiver: Callable[..., Any], model
     assert "2 documents" in done.out
     done = quiver("estimate", "--model", model, "--docs", "5", "--text", "about")
     assert (done.code, done.err) == (2, "quiver: error: --id, --text and the other options of a source need one; pass --sample CORPUS\n")
-
-
-def test_two_folders_and_an_emptied_one_by_the_command_line(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    for name in "AB":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "README.md").write_text(f"heron of {name}\n")
-    index = tmp_path / "index"
-    assert quiver("index", "build", tmp_path / "A", "--model", "bm25", "--out", index).code == 0
-    assert quiver("index", "add", index, tmp_path / "B").out == f"{index}: 2 documents, 1 more than before\n"
-    done = quiver("index", "add", index, tmp_path / "B")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"read it again with quiver index refresh {index}, or replace its documents with --replace" in done.err
-    assert quiver("index", "add", index, tmp_path / "B", "--replace").out == f"{index}: 2 documents, 0 more than before\n"
-    hits = json.loads(quiver("search", index, "heron", "--json").out)
-    assert {hit["id"]: hit["metadata"]["file"] for hit in hits} == {"README.md#1": "README.md", "B/README.md#1": "B/README.md"}
-    assert "heron of B" in quiver("search", index, "heron", "--filter", "file = 'B/README.md'").out
-    assert "(ids begin with B/)" in " ".join(quiver("index", "info", index).out.replace("│", " ").split())
-    (tmp_path / "B" / "README.md").unlink()
-    done = quiver("index", "refresh", index)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"nothing is left of {tmp_path / 'B'}; 1 of 2 documents are no longer in the source and would be deleted" in done.err
-    assert "1 deleted, 1 unchanged" in quiver("index", "refresh", index, "--force").out

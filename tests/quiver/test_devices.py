@@ -68,14 +68,8 @@ def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
     ("arguments", "message"),
     [
         (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--device", "cpu", "--workers", "2"), "without workers"),
-        (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu,cpu", "--workers", "2"), "excludes --workers"),
         (("evaluate", "--data", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu", "--device", "cpu"), "excludes --device"),
-        (("mine", "DATA", "--model", "bm25", "--devices", "cpu", "--out", "OUT"), "and --devices distribute encoding"),
         (("mine", "DATA", "--model", "bm25", "--batch-tokens", "9", "--out", "OUT"), "options of a model are not for bm25"),
-        (
-            ("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"),
-            "dtype, device and the other options of a model are not for bm25",
-        ),
         (("estimate", "--model", "modernbert-base", "--docs", "1000", "--dtype", "int8"), "a preset is not loaded"),
     ],
 )

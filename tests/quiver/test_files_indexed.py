@@ -37,6 +37,7 @@ def index(minilm: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+@pytest.mark.slow
 def test_hits_of_a_folder_name_the_lines_that_hold_their_text(quiver: Callable[..., Any], folder: Path, index: Path) -> None:
     opened = open_index(index)
     wanted = {
@@ -57,35 +58,11 @@ def test_hits_of_a_folder_name_the_lines_that_hold_their_text(quiver: Callable[.
     assert re.search(r"options\.py:\d+-\d+", "".join(shown.split()).replace("│", ""))
 
 
+@pytest.mark.slow
 def test_no_passage_is_truncated_by_the_model(index: Path) -> None:
     opened = open_index(index)
     assert opened.manifest.tokens.truncated == 0
     assert len(opened) > 60
-
-
-def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
-    query = "the index is searched"
-    hits = json.loads(quiver("search", index, query, "-k", "3", "--group-by", "file", "--json").out)
-    files = [hit["group"] for hit in hits]
-    assert len(set(files)) == 3
-    every = json.loads(quiver("search", index, query, "-k", "500", "--json").out)
-    best: dict[str, float] = {}
-    for hit in every:
-        best.setdefault(hit["metadata"]["file"], hit["score"])
-    assert files == list(best)[:3]
-    for hit in hits:
-        assert hit["id"] == next(iter(hit["passages"]))
-        assert hit["score"] == best[hit["group"]]
-        assert all(key.startswith(f"{hit['group']}#") for key in hit["passages"])
-    table = quiver("search", index, query, "--group-by", "file", "--fuse", "bm25").out
-    assert "passages" in table
-    (tmp_path / "q.tsv").write_text(f"q1\t{query}\n")
-    run = tmp_path / "run.trec"
-    assert quiver("search", index, "--queries", tmp_path / "q.tsv", "--out", run, "-k", "3", "--group-by", "file").code == 0
-    assert [line.split()[2] for line in run.read_text().splitlines()] == files
-    done = quiver("search", index, query, "--group-by", "fil")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "no document has the field 'fil'" in done.err
 
 
 def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +91,7 @@ def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch:
     assert keys_of(["of another index"]) == ["of another index"]
 
 
-def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
+def test_groups_are_searched_for_until_there_are_enough() -> None:
     ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
     depths: list[int] = []
 
@@ -134,4 +111,4 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     assert len(search_groups(search, 50, files_of).ids[0]) == 11
     assert group_hits({}, list) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
-        field_of(open_index(index), "x")
+        field_of(build_index(["words"], "bm25"), "x")

@@ -97,39 +97,17 @@ def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], ind
         assert message in done.err
 
 
-def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
-    build = ("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
-    done = quiver(*build, "--field", "yaer", "--field", "tags")
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "no document has the field 'yaer' to filter by; the documents have tags, year" in done.err
-    # A field that some documents lack is one; and nothing of the first try is in the way.
-    assert json.loads(quiver(*build, "--field", "tags", "--json").out)["fields"] == {"tags": "string[]"}
-
-
-def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    rows = [
-        {
-            "_id": 1,
-            "text": "a bird",
-            "venue": {"name": "ACL", "city": {"name": "Rome"}},
-            "authors": [{"name": "A"}, {"name": "B"}],
-            "doi": None,
-        },
-        {"_id": 2, "text": "a fish", "metadata": {"venue": {"name": "EMNLP"}}, "pages": [1, None, [2]], "none": {}, "doi": None},
-        {"_id": 3, "text": "a stone", "metadata": "raw"},
-    ]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert quiver("index", "build", tmp_path / "corpus.jsonl", "--model", model, "--out", tmp_path / "index").code == 0
-    info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
-    strings = dict.fromkeys(("metadata", "venue.city.name", "venue.name"), "string")
-    assert info["fields"] == {**strings, "authors.name": "string[]", "pages": "integer[]"}
-    assert search(quiver, tmp_path / "index", "--filter", "array_contains(authors.name, 'B')") == {"1"}
-    assert search(quiver, tmp_path / "index", "--filter", "venue.name = 'EMNLP'", "--filter", "array_contains(pages, 2)") == {"2"}
-
-
 def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     done = quiver("index", "check", index)
     assert (done.code, done.out) == (0, "generation 1: intact\n")
+    texts = next(index.glob("segments/*/texts.arrow"))
+    whole = texts.read_bytes()
+    texts.write_bytes(bytes(len(whole)))
+    hits = json.loads(quiver("search", index, "wings", "--json").out)
+    assert ["texts.arrow" in hit["text_error"] for hit in hits] == [True] * 3
+    for option, said in (("--encode", "3 documents encoded again"), ("--no-encode", "3 documents lost: d1")):
+        assert said in quiver("index", "repair", index, "--dry-run", option).out
+    texts.write_bytes(whole)
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n")
     assert quiver("index", "add", index, more).code == 0

@@ -17,12 +17,11 @@ from rich.cells import cell_len
 from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
 from quiver.cli.options import print_table
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.attention import flash
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.schema import SchemaError
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.options import ModelFolder
+from tests.quiver.conftest import make_bi_encoder
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -34,19 +33,9 @@ QUERIES = {"q1": "which animal has wings", "q2": "what does search find", "q3": 
 QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td4\t2\n"
 
 
-def make_model(folder: Path, *, seed: int = 1) -> Path:
-    tokenizer = Tokenizer.train([text for pair in DOCUMENTS.values() for text in pair], vocab_size=320, max_length=64)
-    config = EncoderConfig.modernbert(
-        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-    )
-    settings = ModelFolder("dense", folder, max_length=12, normalize=True)
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=seed), tokenizer, settings).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return make_model(tmp_path / "model")
+    return make_bi_encoder(tmp_path / "model", [text for pair in DOCUMENTS.values() for text in pair])
 
 
 @pytest.fixture
@@ -58,50 +47,6 @@ def data(tmp_path: Path) -> Path:
     (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in QUERIES.items()))
     (folder / "qrels" / "test.tsv").write_text(QRELS)
     return folder
-
-
-def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    built = quiver("index", "build", data, "--model", model, "--out", index)
-    assert built.code == 0, built.err
-    assert "truncated documents" in built.out
-
-    info = json.loads(quiver("index", "info", index, "--json").out)
-    assert info["documents"] == 4
-    assert info["tokens"]["empty"] == 0  # its title is text too
-    assert info["model"]["source"] == str(model)
-    assert info["model"]["fingerprint"] == BiEncoder(model).card.fingerprint
-
-    hits = json.loads(quiver("search", index, "a bird has wings and feathers", "-k", 10, "--json").out)
-    assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]  # k is capped at the corpus
-    assert {hit["id"] for hit in hits} == set(DOCUMENTS)
-    assert hits[0]["text"]
-    shown = quiver("search", index, "wings", "-k", 2)
-    assert shown.code == 0
-    assert "2 of 4 documents" in shown.out
-
-    run = tmp_path / "run.trec"
-    assert quiver("search", index, "--queries", data / "queries.jsonl", "--out", run, "-k", 2).code == 0
-    lines = run.read_text().splitlines()
-    assert len(lines) == 6
-    assert lines[0].split()[0::5] == ["q1", "quiver"]
-
-    scored = quiver("evaluate", "--model", model, "--data", data, "--split", "test", "--out", tmp_path / "results")
-    assert scored.code == 0, scored.err
-    assert "BM25" in scored.out or "bm25" in scored.out
-    results = json.loads((tmp_path / "results" / "results.json").read_text())
-    collection = results["collections"][0]
-    assert 0 <= results["ndcg@10"] == collection["measures"]["ndcg@10"] <= 1
-    assert collection["baselines"][0]["measures"]["ndcg@10"] > 0.9
-    assert collection["truncated"]["documents"] > 0
-    assert collection["empty_texts"] == 1
-    assert results["provenance"]["command"].startswith("quiver evaluate --model")
-
-    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "bm25").code == 0
-    assert quiver("report", tmp_path / "results", tmp_path / "bm25", "--out", tmp_path / "report.md").code == 0
-    report = (tmp_path / "report.md").read_text()
-    assert "nDCG@10" in report
-    assert "bm25" in report
 
 
 def test_doctor_lists_what_extras_lack(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +109,7 @@ def is_one_line(err: str) -> bool:
 def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     assert quiver("index", "build", data, "--model", model, "--out", index).code == 0
-    other = make_model(tmp_path / "other", seed=2)
+    other = make_bi_encoder(tmp_path / "other", [text for text, _ in DOCUMENTS.values()], seed=2)
     done = quiver("search", index, "wings", "--model", other)
     assert (done.code, is_one_line(done.err)) == (2, True)
     assert str(model) in done.err
@@ -213,16 +158,6 @@ def test_a_log_message_with_several_problems_is_one_line() -> None:
     record = logging.makeLogRecord({"levelname": "WARNING", "msg": "%s (%s)", "args": ("scoring again", error)})
     shown = OneLineFormatter("%(levelname)s: %(message)s").format(record)
     assert shown == "WARNING: scoring again (a.json: 2 problems; k: must be > 0, got 0; size: unknown)"
-
-
-def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(recipe: str, overrides: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("quiver.retrieval.training.recipe.load_recipe", interrupt)
-    done = quiver("validate", "quickstart")
-    assert done.code == 130
-    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("target", [".", "folder", "missing/run.trec"])
@@ -299,16 +234,3 @@ def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for words in ("runs/[bold]a[/] :smile:", "[/red] :bird:", "[1]"):
         assert words in shown
-
-
-def test_hits_of_two_rankings_are_one_table_in_a_terminal_of_80_columns(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", "--no-calibrate").code == 0
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = quiver("search", tmp_path / "index", "which animal has wings", "--fuse", "bm25")
-    assert shown.code == 0, shown.err
-    lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("document" in line and "score" in line for line in lines) == 1, shown.out
-    assert sum(line.count("d1") for line in lines) == 1

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import Encoder, init_weights
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.options import ModelOptions
 from tests.damage import Bomb
@@ -99,24 +97,6 @@ def test_models_mine_and_score_with_the_lengths_prompts_and_width_of_the_options
     assert not (tmp_path / "refused").exists()
 
 
-def test_rows_are_scored_by_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    first = BiEncoder(model)
-    BiEncoder.from_parts(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save_pretrained(other)
-    fields = ("--query-field", "question", "--document-field", "pos")
-    for name, teachers in (("one", (model,)), ("two", (other,)), ("both", (model, other))):
-        given = [part for teacher in teachers for part in ("-t", teacher)] + (["--weight", 3, "--weight", 0.5] if name == "both" else [])
-        done = quiver("teacher-scores", pairs, *fields, *given, "--out", tmp_path / name)
-        assert done.code == 0, done.err
-    for one, two, both in zip(*(rows_of(tmp_path / name) for name in ("one", "two", "both")), strict=True):
-        assert both["scores"] == pytest.approx(
-            [3 * left + 0.5 * right for left, right in zip(one["scores"], two["scores"], strict=True)], rel=1e-6
-        )
-        assert one["scores"] != two["scores"]
-    record = json.loads((tmp_path / "both" / "scoring.json").read_text())
-    assert [member["source"] for member in record["teacher"]["members"]] == [str(model), str(other)]
-
-
 def test_mining_with_an_index_needs_no_model_option(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     rules = ("-n", 2, "--margin", "max-score=0.99", "--choose", "random", "--seed", 5, "--no-cache")
@@ -128,18 +108,6 @@ def test_mining_with_an_index_needs_no_model_option(quiver: Callable[..., Any], 
     assert quiver("mine", data, "--model", model, "--out", tmp_path / "b", *rules).code == 0
     by_model = [{**row, "scores": pytest.approx(row["scores"], abs=1e-6)} for row in rows_of(tmp_path / "b")]
     assert rows_of(tmp_path / "a") == by_model
-
-
-def test_rows_of_ids_come_with_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mined"
-    mined = quiver("mine", data, "--model", model, "--out", out, "--format", "ids", "-n", 2, "--margin", "none")
-    assert mined.code == 0, mined.err
-    assert "  format: ids\n" in mined.out
-    sources = ("--queries", out / "queries.jsonl.gz", "--documents", out / "documents.jsonl.gz")
-    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--format", "ids", *sources, "-t", model, "-o", tmp_path / "scored", "--json")
-    assert scored.code == 0, scored.err
-    assert json.loads(scored.out)["result"]["pairs"] == 15
-    assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
 
 
 @pytest.mark.parametrize("kind", ["bi-encoder", "cross-encoder"])

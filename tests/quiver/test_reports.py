@@ -153,29 +153,6 @@ def test_vectors_are_cached_unless_no_cache_is_given(
     assert quiver(*command, tmp_path / "five", "--cache", tmp_path / "vectors", "--no-cache").code == 2
 
 
-def test_the_recall_of_an_approximate_index_is_reported(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    done = quiver(
-        "evaluate",
-        "--model",
-        model,
-        "--data",
-        data,
-        "--engine",
-        "faiss-dense:factory=HNSW8,Flat",
-        "--effort",
-        "efSearch=64",
-        "--out",
-        tmp_path / "out",
-    )
-    assert done.code == 0, done.err
-    used = json.loads((tmp_path / "out" / "results.json").read_text())["collections"][0]["index"]
-    assert used["recall"]["overlap@10"] == 1.0
-    assert (
-        quiver("evaluate", "--model", model, "--data", data, "--engine", "faiss-dense:factory=IVF9999,Flat", "--out", tmp_path / "no").code
-        == 2
-    )
-
-
 def test_a_report_that_cannot_take_the_system_is_found_before_scoring(
     quiver: Callable[..., Any], results: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,22 +136,6 @@ def test_the_model_of_a_ranking_with_weight_0_is_not_loaded(quiver: Quiver, buil
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 
 
-def test_candidates_are_reranked(quiver: Quiver, built: Built) -> None:
-    expected = scores(found(quiver, built.colbert, QUERY))
-    candidates = scores(found(quiver, built.dense, QUERY, "-k", 3))
-    for stage in (built.colbert, built.colbert_model):
-        hits = found(quiver, built.dense, QUERY, "-k", 2, "--candidates", 3, "--rerank", stage)
-        wanted = sorted(candidates, key=lambda document: -expected[document])[:2]
-        assert [hit["id"] for hit in hits] == wanted
-        for hit in hits:
-            assert hit["score"] == pytest.approx(expected[hit["id"]], rel=1e-5)
-            assert hit["candidate"]["score"] == pytest.approx(candidates[hit["id"]])
-    words = found(quiver, built.colbert, QUERY, "--fuse", "bm25", "--weights", "0,1", "--rerank", built.colbert)
-    assert scores(words) == pytest.approx({key: score for key, score in expected.items() if key != "d3"}, rel=1e-5)
-    done = quiver("search", built.dense, QUERY, "--rerank", built.colbert)
-    assert "candidate" in done.out
-
-
 def test_explanations_are_printed_as_json(quiver: Quiver, built: Built) -> None:
     hits = found(quiver, built.colbert, QUERY, "--explain", "--fuse", "bm25")
     texts = {document.id: document.content() for document in DOCUMENTS}
@@ -245,69 +228,20 @@ def test_options_that_need_texts_are_refused_for_an_index_without_texts(quiver: 
     assert "--explain explains the results of one query text" in done.err
 
 
-@pytest.fixture(scope="module")
-def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The same indexes after all documents were deleted."""
-    folder = tmp_path_factory.mktemp("emptied")
-    for path in (built.dense, built.colbert):
-        shutil.copytree(path, folder / path.name)
-        delete_documents(folder / path.name, [document.id for document in DOCUMENTS])
-    return built._replace(dense=folder / "dense", colbert=folder / "colbert")
-
-
-def test_a_query_without_a_word_for_bm25_is_said(quiver: Quiver, built: Built, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    said = "no word of the query counts: BM25 leaves out single letters, symbols and the English stop words"
-    build_index(DOCUMENTS, "bm25", tmp_path / "words")
-    assert quiver("search", tmp_path / "words", "C++").out == f"nothing found in 4 documents: {said}\n"
-    done = quiver("search", tmp_path / "words", "the", "--json", "--filter", "year>=2005")
-    assert (done.code, done.out.strip()) == (0, "[]")
-    assert caplog.messages == [f"nothing found in 2 of 4 documents, which pass the filter: {said}"]
-    caplog.clear()
-    done = quiver("search", built.dense, "R", "--fuse", "bm25")
-    assert (done.code, "4 of 4 documents" in done.out, caplog.messages) == (0, True, [said])
-    caplog.clear()
-    assert quiver("search", built.dense, "R").code == 0
-    assert not caplog.messages
-    (tmp_path / "queries.tsv").write_text("q1\tR\nq2\tbird\n")
-    done = quiver("search", tmp_path / "words", "--queries", tmp_path / "queries.tsv", "--out", tmp_path / "run.trec")
-    assert (done.code, "no word of 1 of 2 queries, such as 'R', counts" in caplog.text) == (0, True)
-
-
-def check_nothing(
-    quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int, filtered: bool = False
-) -> None:
-    """Check that every output format reports that nothing was found."""
-    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
-    asked = [str(option).format(**indexes._asdict()) for option in options]
-    for index in (indexes.dense, indexes.colbert):
-        for shown in ((), ("--explain",)):
-            done = quiver("search", index, "xylophone", *asked, *shown)
-            nothing = (
-                f"nothing found: none of {documents} documents matches the filter"
-                if filtered
-                else f"nothing found in {documents} documents"
-            )
-            assert (done.code, done.out.partition(";")[0].strip()) == (0, nothing), done.err
-            assert ("values of year: " in done.out) == ("--filter" in asked)
-            done = quiver("search", index, "xylophone", *asked, *shown, "--json")
-            assert (done.code, json.loads(done.out)) == (0, []), done.err
-        done = quiver("search", index, "--queries", folder / "queries.jsonl", "--out", folder / "run", *asked)
-        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
-        assert (folder / "run").read_text() == ""
-
-
-SECOND = [(), ("--fuse", "bm25"), ("--rerank", "{colbert_model}")]
-
-
-@pytest.mark.parametrize("second", SECOND, ids=" ".join)
-@pytest.mark.parametrize("nothing", ["filter", "ids", "deleted"])
-def test_search_reports_that_nothing_was_found(
-    quiver: Quiver, built: Built, emptied: Built, tmp_path: Path, nothing: str, second: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("second", [(), ("--fuse", "bm25"), ("--rerank", "{colbert_model}")], ids=" ".join)
+def test_search_reports_that_nothing_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
     (tmp_path / "ids").write_text("unknown\n")
-    options = {"filter": ["--filter", "year<1900"], "ids": ["--ids", tmp_path / "ids"], "deleted": []}[nothing]
-    indexes, documents = (emptied, 0) if nothing == "deleted" else (built, 4)
-    check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents, filtered=bool(options))
+    more = [option.format(**built._asdict()) for option in second]
+    for asked in (["--filter", "year<1900", *more], ["--ids", tmp_path / "ids", *more]):
+        for shown in ((), ("--explain",)):
+            done = quiver("search", built.colbert, "xylophone", *asked, *shown)
+            assert (done.code, done.out.partition(";")[0].strip()) == (0, "nothing found: none of 4 documents matches the filter"), done.err
+            assert ("values of year: " in done.out) == ("--filter" in asked)
+            assert found(quiver, built.dense, "xylophone", *asked, *shown) == []
+        done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--out", tmp_path / "run", *asked)
+        assert (done.code, done.out) == (0, f"{tmp_path / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
+        assert (tmp_path / "run").read_text() == ""
 
 
 def test_values_in_a_message_are_short_and_without_control_characters(quiver: Quiver, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +72,6 @@ def test_a_sweep_trains_selects_and_resumes(quiver: Callable[..., Any], recipe: 
     assert [run["scores"] for run in after["runs"]] == [run["scores"] for run in record["runs"]], "a run gone on with is the same run"
     changed = [folder for folder, when in before.items() if (out / folder / "run.json").stat().st_mtime_ns != when]
     assert changed == [record["runs"][1]["folder"]]
-
-
-def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
-    quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
-) -> None:
-    """The disk is full when the first run saves its weights, and has space for those of the second."""
-    once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=512,32")
-    with full_disk(3_000_000):
-        done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--no-progress", *once)
-    assert done.code == 1
-    assert len(done.err.splitlines()) == 1, done.err
-    assert "1 of 2 runs failed, runs/hidden_size=512 with: " in done.err
-    assert "File too large" in done.err
-    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
-    assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
 
 
 def test_a_sweep_recipe_pretrains_each_of_its_runs(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:

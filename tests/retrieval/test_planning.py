@@ -59,13 +59,13 @@ def models(minilm: Path) -> dict[str, BiEncoder | ColBERT]:
     }
 
 
-CASES: list[tuple[str, Mapping[str, Any]]] = [
+CASES = [
     ("exact-dense", {}),
     ("pq-dense", {}),
-    ("pq-dense", {"dsub": 8, "bits": 16}),
-    ("ivf-dense", {"nlist": 16}),
-    ("exact-tokens", {}),
-    ("ivf-tokens", {}),
+    pytest.param("pq-dense", {"dsub": 8, "bits": 16}, marks=pytest.mark.slow),
+    pytest.param("ivf-dense", {"nlist": 16}, marks=pytest.mark.slow),
+    pytest.param("exact-tokens", {}, marks=pytest.mark.slow),
+    pytest.param("ivf-tokens", {}, marks=pytest.mark.slow),
     ("ivf-tokens", {"bits": 2, "pool_factor": 2}),
 ]
 

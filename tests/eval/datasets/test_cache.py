@@ -100,18 +100,6 @@ def test_the_next_call_resumes_the_download(served: Served, site: Any) -> None:
     assert len(load(served.cache, served.source).documents) == 3
 
 
-def test_a_fetch_killed_while_unpacking_is_repeated(served: Served, site: Any) -> None:
-    staging = served.cache.root / "beir" / "birds" / ".zip.unfinished" / "birds"
-    staging.mkdir(parents=True)
-    (staging / "corpus.jsonl").write_bytes(b'{"_id": "half')
-    (served.cache.root / ".fetching").mkdir()
-    (served.cache.root / ".fetching" / "birds.zip").write_bytes(served.content)
-    assert served.cache.record(served.source) is None
-    served.cache.fetch(served.source)
-    assert len(load(served.cache, served.source).documents) == 3
-    assert site.requests == []  # the archive was complete and verified
-
-
 def test_simultaneous_fetches_download_once(served: Served, site: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         records = list(pool.map(lambda _: served.cache.fetch(served.source), range(4)))

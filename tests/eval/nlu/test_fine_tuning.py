@@ -5,10 +5,7 @@ The task is a GLUE task, which has a head, dropout and a score. Span QA is teste
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import pytest
 import torch
 
 from quiver.encoder import InputError, load_head
-from quiver.encoder.errors import RunStoppedError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.run_folder import LOG, Checkpoints, read_log
@@ -51,10 +47,6 @@ def after_step(step: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPa
 
 def die() -> None:
     raise Killed
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def without_times(lines: list[Any]) -> list[dict[str, Any]]:
@@ -128,48 +120,6 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     assert_same_run(out, whole)
 
 
-def test_a_full_disk_raises_oserror_and_the_run_can_be_resumed(
-    recipe: GlueRecipe, tmp_path: Path, whole: Path, full_disk: Callable[[int], AbstractContextManager[None]]
-) -> None:
-    out = tmp_path / "out"
-    with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
-        after_step(8, lambda: filled.enter_context(full_disk(10_000)), patch)
-        with pytest.raises(OSError, match="File too large") as caught:
-            train(recipe, out)
-    assert str(caught.value.filename).startswith(str(out / "checkpoints"))
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
-    train(recipe, out, resume=True)
-    assert_same_run(out, whole)
-
-
-@pytest.mark.parametrize("stop", [6, 12])
-def test_sigterm_finishes_the_step_and_saves_before_the_evaluation(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop: int
-) -> None:
-    """An evaluation is due after step 12: the resumed session runs it, and the log contains it once."""
-    out, scored = tmp_path / "out", []
-    real = TextTask.score
-
-    def noted(self: TextTask, model: SequenceClassifier) -> Mapping[str, float]:
-        scored.append(1)
-        return real(self, model)
-
-    monkeypatch.setattr(TextTask, "score", noted)
-    with monkeypatch.context() as patch:
-        after_step(stop - 1, terminate, patch)
-        with pytest.raises(RunStoppedError) as stopped:
-            train(recipe, out)
-    assert stopped.value.step == stop
-    assert len(scored) == (stop - 1) // 4
-    assert (out / "checkpoints" / f"step-{stop:06d}" / "seal.json").is_file()
-    assert not (out / "run.json").exists()
-    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
-        train(recipe, out)
-    train(recipe, out, resume=True)
-    assert len(scored) == 6
-    assert_same_run(out, whole)
-
-
 def scripted(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the scores of the evaluations by given ones."""
     given = iter(scores)
@@ -197,26 +147,6 @@ def test_patience_stops_the_run_and_the_best_checkpoint_is_its_model(
     kept = load_head(SequenceClassifier, out / "checkpoints" / f"step-{best:06d}").state_dict()
     for name, weight in load_head(SequenceClassifier, out / "model").state_dict().items():
         assert torch.equal(weight, kept[name])
-
-
-def test_a_nan_loss_stops_the_run_before_the_step(recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, real = tmp_path / "out", TextTask.loss
-    calls = []
-
-    def poisoned(self: TextTask, model: SequenceClassifier, batch: Any) -> torch.Tensor:
-        calls.append(1)
-        return real(self, model, batch) * (float("nan") if len(calls) == 7 else 1.0)
-
-    monkeypatch.setattr(TextTask, "loss", poisoned)
-    with pytest.raises(
-        InputError, match=r"loss is nan at step 7; the batch was saved to .*step-000007: .*lower tasks\.cola\.learning_rate"
-    ):
-        train(recipe, out)
-    kept = read_json(out / "nonfinite" / "step-000007" / "batch.json")
-    assert len(kept["batches"][0]["rows"]) == 20
-    assert {"index", "texts", "label"} == set(kept["batches"][0]["rows"][0])
-    assert (out / "nonfinite" / "step-000007" / "batch.safetensors").is_file()
-    assert max(Checkpoints(out / "checkpoints").steps()) == 4
 
 
 def test_a_run_is_resumed_only_with_the_same_recipe_and_data(

@@ -20,7 +20,7 @@ from quiver.retrieval.cluster.index import ShardedIndex, Sharding, Timeouts, ope
 from quiver.retrieval.cluster.ray_backend import RayCluster, connected_ray
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.records import Hits
-from tests.retrieval.cluster.conftest import FAST, FILTERS, NARROW, assert_same
+from tests.retrieval.cluster.conftest import FAST, assert_same
 
 # A machine that does other things must not look like a dead replica.
 PATIENCE = Timeouts(answer=120)
@@ -93,18 +93,6 @@ def replica_processes() -> dict[int, list[int]]:
     return found
 
 
-def check_hits(sharded: ShardedIndex, built: Any) -> int:
-    index, queries, seen = open_index(built.path), built.queries(), 0
-    many = built.queries([f"w{number % 20} w{number % 7}" for number in range(2500)])  # large enough for Ray's shared memory
-    seen += assert_same(sharded.search(many, 10), index.search(many, 10))
-    for filter in FILTERS.values():
-        for k in (3, 1000):
-            for effort in ("exact", "balanced", NARROW[index.kind]):
-                found = sharded.search(queries, k, filter=filter, effort=effort)
-                seen += assert_same(found, index.search(queries, k, filter=filter, effort=effort))
-    return seen
-
-
 @pytest.fixture
 def opened() -> Iterator[Callable[..., ShardedIndex]]:
     """``opened(path, sharding)``, closed at the end."""
@@ -126,7 +114,8 @@ def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(cluster: Non
     expected = index.search(queries, 10)
     sharded = opened(built.path, Sharding(shards=2, replicas=2))
     assert sharded.replicas == (2, 2)
-    assert check_hits(sharded, built) > 1000
+    many = built.queries([f"w{number % 20} w{number % 7}" for number in range(2500)])  # large enough for Ray's shared memory
+    assert assert_same(sharded.search(many, 10), index.search(many, 10)) > 1000
     with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
         load.run_for(50)
         before = replica_processes()
@@ -155,6 +144,7 @@ def test_the_same_hits_and_no_failed_query_when_replicas_are_killed(cluster: Non
     assert same(sharded.search(queries, 10), expected)
 
 
+@pytest.mark.slow
 def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = built.queries()
@@ -185,6 +175,7 @@ def test_a_new_generation_is_switched_to_under_load(cluster: None, opened: Any, 
     assert (sharded.plan, [*map(list, sharded.search(queries, 5).ids)]) == ((), [[]] * len(queries))
 
 
+@pytest.mark.slow
 def test_errors_of_a_shard_are_raised_unchanged(cluster: None, opened: Any, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
@@ -242,6 +233,7 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.slow
 def test_tasks_count_their_steps_and_are_repeated(cluster: None, by_value: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     counted = list[int]()
     assert sorted(RayCluster(1).run(Steps(tmp_path), [5, 6, 4], advance=counted.append)) == [(4, 16), (5, 25), (6, 36)]

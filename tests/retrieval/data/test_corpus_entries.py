@@ -37,10 +37,6 @@ def test_a_position_in_another_file_or_a_table_is_described() -> None:
     assert EntryPosition(Path("a.parquet"), 2).seen_from(EntryPosition(Path("a.parquet"), 9)) == "in row 2"
 
 
-def _many(count: int) -> Iterator[tuple[EntryPosition, Document]]:
-    return ((EntryPosition(FILE, number), Document(f"document-{number}", "x")) for number in range(1, count + 1))
-
-
 def test_rows_with_other_field_names_are_read() -> None:
     place = EntryPosition(FILE, 1)
     columns = FieldNames(("query_id",), "query")

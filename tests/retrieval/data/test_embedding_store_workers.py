@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.encoder.progress import Advance
+from quiver.encoder import InputError
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits, encode_chunks
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import IN_PROCESS
+from tests.retrieval.executors import Backwards
+from tests.retrieval.models.small import make_dense, make_tokenizer
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    tokenizer = Tokenizer.train(TEXTS, vocab_size=300)
-    config = EncoderConfig.modernbert(
-        vocab_size=len(tokenizer), hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
-    )
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save_pretrained(
-        tmp_path / "model"
-    )
+    make_dense(make_tokenizer(TEXTS), max_length=24).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -51,32 +44,12 @@ def test_workers_write_the_same_store_as_one_process(tmp_path: Path, model: Path
     np.testing.assert_array_equal(there.rows.span(0, len(TEXTS)), here.rows.span(0, len(TEXTS)))
 
 
-class Backwards:
-    """An executor that finishes the items in reverse order."""
-
-    name, remote = "local", True
-
-    def __init__(self) -> None:
-        self.done: list[int] = []
-
-    def threads(self, here: int) -> int:
-        return here
-
-    def run(
-        self, task: Any, items: Iterable[Any], *, threads: int = 1, advance: Advance = lambda steps: None
-    ) -> Generator[tuple[Any, Any], None, None]:
-        work = task.open(advance)
-        for item in reversed(list(items)):
-            self.done.append(item[0])
-            yield item, work(item)
-
-
 def test_chunks_of_workers_are_returned_in_order(model: Path) -> None:
     loaded, executor, counted = load_model(model), Backwards(), list[int]()
     chunks = [(f"text {number}",) for number in range(5)]
     found = list(encode_chunks(loaded, chunks, "document", executor=executor, advance=counted.append))
     assert counted == [1] * 5  # as they are encoded, by the workers
-    assert executor.done == [4, 3, 2, 1, 0]
+    assert [number for number, *_ in executor.done] == [4, 3, 2, 1, 0]
     assert [chunk for chunk, _ in found] == chunks
     again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))
     for (_, one), (_, two) in zip(found, again, strict=True):

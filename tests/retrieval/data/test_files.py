@@ -137,11 +137,6 @@ def test_what_is_no_front_matter_stays_text_and_is_told(tmp_path: Path, front: s
     assert "front matter left in the text, because it is no YAML of fields: 1 (such as a.md)" in caplog.text
 
 
-def test_a_single_file_is_a_corpus(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("some words")
-    assert [(document.id, document.text) for document in documents(tmp_path / "notes.txt")] == [("notes.txt#1", "some words")]
-
-
 def test_html_becomes_markdown_with_the_lines_of_the_source(tmp_path: Path) -> None:
     pytest.importorskip("markdownify")
     pytest.importorskip("bs4")

@@ -1,6 +1,5 @@
-"""Disks that fail, and the operations of an index on a tiny one; run as a script, it kills a child at every call of an operation.
+"""Disks that fail, and the operations of an index on a tiny one; run as a script, it does what may end its process.
 
-python faults.py kill FOLDER ENGINE:OPERATION:STRIDE...   prints a line for each child: the call, its exit status, the state then and later
 python faults.py ahead FOLDER ENGINE STRIDE               kills an addition at every STRIDE-th call and makes another one before it resumes
 python faults.py flip FOLDER FLIPS                        opens and searches files that nobody has compared with their checksums
 python faults.py make FOLDER                              builds an index of every engine
@@ -379,29 +378,6 @@ def fresh_copy(base: Path, work: Path) -> None:
         shutil.copytree(base, work)
 
 
-def kill_at_every_call(folder: Path, engine: str, name: str, stride: int) -> None:
-    """Do an operation in a child that dies at one of its calls, for every ``stride``-th call."""
-    operation, base, work = OPERATIONS[name], folder / "base", folder / "work"
-    shutil.rmtree(base, ignore_errors=True)
-    operation.prepare(base, engine)
-    old = state(base)
-    fresh_copy(base, work)
-    operation.run(work, engine, FAST)
-    new, fatal, code = state(work), 1 - stride, 137
-    say("states", "differ" if old != new else "do not differ")
-    while code:
-        fatal += stride
-        fresh_copy(base, work)
-        child = os.fork()
-        if child == 0:
-            die_at(fatal, operation, engine, work)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found = state(work)
-        verdict = "old" if found == old else "new" if found == new else f"WRONG:{found}"
-        after = again(name, engine, work)
-        say(fatal, code, verdict, "new" if after.content == new.content else f"WRONG:{after}")
-
-
 def die_at(fatal: int, operation: Operation, engine: str, work: Path) -> None:
     calls = 0
 
@@ -515,11 +491,7 @@ def make(folder: Path) -> None:
 
 if __name__ == "__main__":
     command, where, *rest = sys.argv[1:]
-    if command == "kill":
-        for sweep in rest:
-            engine, name, stride = sweep.split(":")
-            kill_at_every_call(Path(where), engine, name, int(stride))
-    elif command == "flip":
+    if command == "flip":
         search_unverified(Path(where), int(rest[0]))
     elif command == "ahead":
         go_ahead(Path(where), rest[0], int(rest[1]))

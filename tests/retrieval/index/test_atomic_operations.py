@@ -1,6 +1,7 @@
 """Atomic operations: one that fails at any call of the disk leaves either the state before it or the state after it.
 
-Every test prints what it counted; ``pytest -m exhaustive -s`` runs the sweeps over every call, the default run over some of them.
+A power cut that loses nothing leaves what a kill leaves. Every test prints what it counted; ``pytest -m exhaustive -s`` runs the sweeps
+over every call, the default run over some of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,10 @@ EVERY_CALL = [pytest.param(EXACT, name, 1, marks=pytest.mark.exhaustive) for nam
 MEASURED = ("pq-dense", "calibrate", 11)
 """What only an engine that may miss something has done to it."""
 QUICK = ("build", "add", "delete", "compact")
-SOME_CALLS = [pytest.param(EXACT, name, max(7, LEAST[name] // 4), marks=() if name in QUICK else pytest.mark.slow) for name in OPERATIONS]
+SOME_CALLS = [
+    *(pytest.param(EXACT, name, max(7, LEAST[name] // 4), marks=() if name in QUICK else pytest.mark.slow) for name in OPERATIONS),
+    *(pytest.param("bm25", name, LEAST[name] // 2, marks=pytest.mark.slow) for name in ("build", "add and merge", "compact", "repair")),
+]
 """Sweeps over a few calls of every operation; the default run has those of ``QUICK``."""
 # What the operations make with an engine that trains a codec, about.
 CALLS = {
@@ -96,53 +100,6 @@ def script(*words: object, threads: int = 1, **environment: str) -> str:
     assert done.returncode == 0, (done.returncode, done.stdout[-200:], done.stderr)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
-
-
-def kill(folder: Path, sweeps: Sequence[tuple[str, str, int]]) -> None:
-    """Kill a child at many calls of some operations."""
-    lines = script("kill", folder, *(f"{engine}:{name}:{stride}" for engine, name, stride in sweeps)).splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith("states")]
-    assert len(starts) == len(sweeps)
-    for (engine, name, _), start, end in zip(sweeps, starts, [*starts[1:], len(lines)], strict=True):
-        check_kills(engine, name, [line.split(" ", 3) for line in lines[start:end]])
-
-
-def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
-    assert lines[0] == ["states", "differ"]
-    rows = lines[1:]
-    calls, codes, found, again = zip(*rows, strict=True)
-    assert codes == ("137",) * (len(rows) - 1) + ("0",)
-    assert set(again) == {"new"}
-    old, new = found.count("old"), found.count("new")
-    assert found == ("old",) * old + ("new",) * new
-    assert old >= 1
-    assert new >= 1
-    assert int(calls[-1]) >= LEAST[name]
-    sys.stdout.write(f"{engine}, {name}: killed at {len(rows) - 1} of {calls[-1]} calls, {old} times old, {new} times new\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(
-    "sweeps",
-    [
-        pytest.param(
-            [(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "refresh", 17), (EXACT, "delete", 7)],
-            id="exact",
-        ),
-        pytest.param([("bm25", name, max(5, LEAST[name] // 2)) for name in ("build", "add and merge", "compact", "repair")], id="bm25"),
-        pytest.param([("bm25", name, 1) for name in OPERATIONS if name != "calibrate"], id="bm25-every-call", marks=pytest.mark.exhaustive),
-        # A power cut that loses nothing leaves what a kill leaves: CI has one at these calls.
-        pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.exhaustive),
-        pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
-        *(
-            pytest.param([(engine, name, max(3, CALLS[name] // 14)) for name in OPERATIONS], id=engine, marks=pytest.mark.exhaustive)
-            for engine in COMPRESSED
-        ),
-        pytest.param([(engine, name, 47) for engine in OTHERS for name in ("build", "add")], id="others", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[tuple[str, str, int]], tmp_path: Path) -> None:
-    kill(tmp_path, sweeps)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -178,6 +178,20 @@ def test_held_out_queries_reach_the_target(built: dict[str, IndexReader], engine
         assert np.mean(recalls) >= target - 2.5 * np.std(recalls) / len(recalls) ** 0.5 - 0.01
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_balanced_finds_nearly_all_that_the_models_own_vectors_rank_first(built: dict[str, IndexReader], engine: str) -> None:
+    """The default preset, with queries that calibration never saw, against vectors that nothing has compressed."""
+    queries, k = real_queries(engine, 60), 10
+    texts = [str(number) for number in range(DOCUMENTS)]
+    documents = model_for(engine).encode_texts(texts, "document").vectors
+    recalls = []
+    for query, found in zip(queries, built[engine].search(queries, k).ids, strict=True):
+        scores = [(np.atleast_2d(query).astype(float) @ np.atleast_2d(each).T).max(axis=1).sum() for each in documents]
+        best = {f"d{texts[row]}" for row in np.argsort(scores)[-k:]}
+        recalls.append(len(best & set(found)) / k)
+    assert np.mean(recalls) > 0.9
+
+
 def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
     def point(name: int, low: float, p50: float) -> GridPoint:
         return GridPoint({"nprobe": name}, min(1.0, low + 0.01), low, 1.0, p50, p50 + 1)

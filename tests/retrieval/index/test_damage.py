@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
@@ -29,8 +30,6 @@ from quiver.retrieval.index import (
     open_index,
     repair_index,
 )
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.options import ModelFolder
 from quiver.retrieval.records import Document
 
 COUNT = 800
@@ -123,6 +122,7 @@ def test_repair_encodes_the_documents_of_damaged_blocks_again(pristine: Path, tm
     for name in sorted(path.name for path in segment.iterdir()):
         built = Path(shutil.copytree(pristine, tmp_path / name))
         flip(built / "segments" / segment.name / name, (segment / name).stat().st_size // 2)
+        assert any(name in problem for problem in check_index(built).problems), name
         planned = repair_index(built, model=model, dry_run=True)
         report = repair_index(built, model=model)
         assert (report.documents, report.lost_unnamed, check_index(built).problems) == (COUNT, 0, ()), name
@@ -207,6 +207,7 @@ def test_a_damaged_codec_is_read_from_its_copy(pristine: Path, tmp_path: Path) -
     for name in sorted(path.name for path in codec.iterdir()):
         built = Path(shutil.copytree(pristine, tmp_path / name))
         flip(built / "codec" / codec.name / name, (codec / name).stat().st_size // 2)
+        assert any(name in problem for problem in check_index(built).problems), name
         report = repair_index(built)
         assert (report.documents, report.lost, report.encoded, check_index(built).problems) == (COUNT, (), (), ()), name
         assert scores_of(open_index(built)) == right, name
@@ -282,39 +283,34 @@ def test_no_flipped_bit_changes_an_answer_silently(engine: str, tmp_path: Path, 
     assert noticed > 20
 
 
-@pytest.fixture
-def indexed(quiver: Callable[..., Any], tmp_path: Path) -> Path:
-    """An index of 800 documents with a model that the command line can load."""
-    tokenizer = Tokenizer.train([document.text for document in DOCUMENTS[:97]], vocab_size=300)
-    config = EncoderConfig.modernbert(
-        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=64
-    )
-    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=60)).save_pretrained(
-        tmp_path / "model"
-    )
-    done = quiver("index", "build", write_corpus(tmp_path), "--model", tmp_path / "model", "--out", tmp_path / "index")
-    assert done.code == 0, done.err
-    return tmp_path / "index"
-
-
-def test_the_command_line_searches_repairs_and_reports_losses(quiver: Callable[..., Any], indexed: Path) -> None:
-    def search() -> list[Any]:
-        return list(json.loads(quiver("search", indexed, "word1", "-k", 5, "--json").out))
-
-    right = search()
-    wipe(only(indexed, "texts.arrow"), 0, only(indexed, "texts.arrow").stat().st_size)
-    hits = search()
-    assert [(hit["id"], hit["score"]) for hit in hits] == [(hit["id"], hit["score"]) for hit in right]
-    assert "texts.arrow" in hits[0]["text_error"]
-    assert quiver("index", "check", indexed).code == 1
-    for options in (["--dry-run"], ["--dry-run", "--no-encode"], []):
-        done = quiver("index", "repair", indexed, *options)
-        assert done.code == 0, done.err
-        assert ("800 documents encoded again" in done.out) == ("--no-encode" not in options)
-        assert ("800 documents lost: d0000" in done.out) == ("--no-encode" in options)
-    assert "keeps 800 of 800 documents" in done.out
-    assert quiver("index", "check", indexed).code == 0
-    assert [(hit["id"], hit["text"]) for hit in search()] == [(hit["id"], hit["text"]) for hit in right]
+def test_random_damage_is_noticed_and_repair_loses_no_document(pristine: Path, tmp_path: Path, word_model: Callable[[str], Any]) -> None:
+    """Flipped bits, wiped sectors, files that are cut short or gone, in any file: answers are right or refused, and all texts come back."""
+    whole = open_index(pristine)
+    right, model, rng = scores_of(whole), word_model(whole.kind), random.Random(whole.kind)
+    files = [
+        path for path in sorted(pristine.rglob("*")) if path.is_file() and path.stat().st_size and path.name not in ("LOCK", "sources.json")
+    ]
+    for number in range(10):
+        built = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        path = built / rng.choice(files).relative_to(pristine)
+        content = bytearray(path.read_bytes())
+        place, kind = rng.randrange(len(content)), rng.choice(["bit", "sector", "cut", "missing"])
+        path.unlink()
+        if kind != "missing":
+            content[place] ^= 1 << rng.randrange(8)
+            path.write_bytes(content[:place] if kind == "cut" else content)
+        if kind == "sector":
+            wipe(path, place // 4096 * 4096)
+        damage = (kind, path, place)
+        with suppress(InputError):
+            assert scores_of(open_index(built)) == right, damage
+            assert list(open_index(built).documents) == DOCUMENTS, damage
+        with suppress(InputError):
+            assert any(path.name in problem for problem in check_index(built).problems), damage
+        report = repair_index(built, model=model)
+        assert (report.lost, report.lost_unnamed, check_index(built).problems) == ((), 0, ()), damage
+        assert scores_of(open_index(built)) == pytest.approx(right, abs=1e-4), damage
+        assert sorted(open_index(built).documents, key=lambda document: document.id) == DOCUMENTS, damage
 
 
 def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, word_sum: Any) -> None:

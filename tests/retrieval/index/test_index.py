@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from quiver.encoder.errors import InputError
@@ -244,6 +246,25 @@ def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model:
     assert damaged.read_bytes() != whole
     damaged.write_bytes(whole)
     assert list(open_index(tmp_path / "i").documents) == DOCUMENTS[:50]
+
+
+def test_documents_that_were_read_are_not_kept_in_memory(tmp_path: Path, word_sum: Any) -> None:
+    build_index(
+        [Document(f"d{number}", f"word{number % 9} " + "x" * 1000, "", {"n": number}) for number in range(3000)], word_sum, tmp_path
+    )
+    index = open_index(tmp_path)
+    query = word_sum.encode_texts(["word3"], "query").vectors
+    assert len(index.search(query, 10, filter="n>=0").ids[0]) == len([index.document(f"d{number}") for number in range(10)])
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    try:
+        characters = sum(len(document.text) for document in index.documents) + sum(len(index.text_of(key)) for key in index.ids)
+        index.search(query, 10, filter="n>=0")
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert characters > 6_000_000
+    assert kept + pa.total_allocated_bytes() - before < 200_000
 
 
 def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any) -> None:

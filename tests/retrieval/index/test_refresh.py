@@ -149,17 +149,6 @@ def test_a_file_that_cannot_be_opened_keeps_its_passages_and_a_folder_ends_the_r
     assert len(open_index(index)) == 41
 
 
-def test_a_killed_refresh_changes_nothing_and_a_repeat_completes_it(root: Path, index: Path, tmp_path: Path) -> None:
-    before = content(open_index(index))
-    write(root, {f"new/{number}.txt": f"words {number}" for number in range(30)})
-    (root / "e.py").unlink()
-    with pytest.raises(KeyboardInterrupt):
-        refresh_index(index, Counting(fail_after=10))
-    assert content(open_index(index)) == before
-    refresh_index(index, Counting())
-    assert same_as_new(index, root, tmp_path)
-
-
 def test_a_kill_between_commit_and_the_file_of_sources_loses_nothing(root: Path, index: Path, tmp_path: Path) -> None:
     sources = (index / "sources.json").read_bytes()
     write(root, {"d/3.md": "# A\nchanged\n"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -14,9 +13,9 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.records import Role
 from quiver.retrieval.search.explain import text_tokens, token_matches
+from tests.retrieval.models.small import make_colbert
 
 QUERY = "which bird has wings?"
 DOCUMENT = "A bird, any bird: it has wings. " * 3
@@ -50,9 +49,8 @@ def word_piece() -> Tokenizer:
 @pytest.fixture
 def make_model() -> MakeModel:
     def make(tokenizer: Tokenizer | None = None, **settings: object) -> ColBERT:
-        colbert = replace(ColBERTSettings(query_length=16, document_length=40), **settings)
-        folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
-        return ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer or byte_level(), folder)
+        chosen = {"query_length": 16, "document_length": 40, **settings}
+        return make_colbert(tokenizer or byte_level(), init_weights(Encoder(CONFIG), seed=1), projections=(Projection(32, 16),), **chosen)
 
     return make
 

@@ -53,6 +53,8 @@ def refused(response: Any) -> tuple[int, str]:
     assert set(content) == {"error"}
     assert set(content["error"]) == {"code", "message"}
     assert content["error"]["message"]
+    assert "\n" not in content["error"]["message"]
+    assert "Traceback" not in response.text
     return response.status_code, content["error"]["code"]
 
 

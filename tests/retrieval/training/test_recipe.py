@@ -183,9 +183,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     (COLBERT | {"model.colbert.query_length": 129}, "model.colbert.query_length: must be <= architecture.max_positions 128, got 129"),
     (COLBERT | {"model.colbert": {}}, "model.colbert.document_length: must be <= architecture.max_positions 128, got 180"),
     ({"model.max_length": 2}, "model.max_length: must be >= 3, got 2"),
-    ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
-    ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
-    ({"model.init": " "}, "model.init: must not be blank, got ' '"),
     (
         COLBERT | {"model.colbert": {"document_length": 8}, "model.architecture.max_positions": 16},
         "model.colbert.query_length: must be <= architecture.max_positions 16, got 32",
@@ -277,17 +274,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"loss.matryoshka_dims": [32, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (32, 64)"),
     ({"loss.matryoshka_dims": [64, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (64, 64)"),
     ({"loss.matryoshka_dims": [64, 0]}, "loss.matryoshka_dims.1: must be >= 1, got 0"),
-    ({"training.batch_size": 8.5}, "training.batch_size: must be a whole number, got '8.5'"),
     ({"training.learning_rate": -1}, "training.learning_rate: must be > 0, got -1"),
     ({"training.warmup_ratio": 5}, "training.warmup_ratio: must be <= 1, got 5"),
     ({"training.seed": 2**32}, "training.seed: must be <= 4294967295, got 4294967296"),
-    ({"training.seed": None}, "training.seed: must be a number, got null"),
-    ({"training.dtype": "float16"}, "training.dtype: must be one of auto, float32, bfloat16; got 'float16', did you mean 'bfloat16'?"),
     ({"training.max_steps": 0}, "training.max_steps: must be >= 1, got 0"),
-    ({"training.epochs": ...}, "training.epochs: missing"),
-    ({"training.leraning_rate": 1}, "training.leraning_rate: unknown key, did you mean 'learning_rate'?"),
-    ({"training": ...}, "training: missing"),
-    ({"training.lora": {"rank": 4}}, "training.lora.alpha: missing"),
     ({"training.lora": {"rank": 4, "alpha": 8, "dropout": 1}}, "training.lora.dropout: must be < 1, got 1"),
     ({"training.lora": {"rank": 65, "alpha": 8}}, "training.lora.rank: must be <= architecture.hidden_size 64, got 65"),
     (
@@ -309,10 +299,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training.max_length": 65}, "training.max_length: must be <= model.max_length 64, got 65"),
     (COLBERT | {"training.max_length": 101}, "training.max_length: must be <= model.colbert.document_length 100, got 101"),
-    ({"development": {"split": "dev"}}, "development.data: missing"),
     ({"development": {"data": []}}, "development.data: must name at least one collection; development=null trains without one"),
-    ({"loss": "mnrl"}, "loss: must be a mapping of settings, got 'mnrl'"),
-    ({"kind": "colbrt"}, "kind: must be one of dense, colbert; got 'colbrt', did you mean 'colbert'?"),
 ]
 """Changes to the sample recipe, and the problem that is reported."""
 
@@ -464,18 +451,6 @@ def test_a_written_recipe_loads_as_the_same_recipe(tmp_path: Path, suffix: str) 
         path = tmp_path / f"written.{suffix}"
         path.write_text(yaml.safe_dump(recipe.model_dump()) if suffix == "yaml" else json.dumps(recipe.model_dump()), encoding="utf-8")
         assert load_recipe(path) == recipe
-
-
-def test_every_shipped_recipe_is_valid_and_found_by_name() -> None:
-    names = shipped_recipes(tuple(LOSSES_BY_KIND))
-    folder = Path(__file__).resolve().parents[3] / "recipes"
-    assert {find_recipe(name) for name in shipped_recipes()} == set(folder.glob("*.yaml"))
-    assert len(names) >= 1
-    for name in names:
-        recipe = load_recipe(name)
-        assert isinstance(recipe, Recipe)
-        assert recipe.name == name
-        assert find_recipe(name).read_text(encoding="utf-8").startswith("#"), "the header says what it is, its command and cost"
 
 
 def test_an_unknown_recipe_name_is_refused() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quiver.encoder.errors import InputError, RunStoppedError
 from quiver.encoder.progress import progress_bar
@@ -21,7 +15,6 @@ from quiver.encoder.training.run_folder import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.recipe import Recipe
-from tests.processes import imported_python
 
 pytest.importorskip("pylate.models")
 
@@ -117,49 +110,6 @@ def assert_same_run(out: Path, record: dict[str, Any], other_out: Path, other: d
         assert record["result"][key] == other["result"][key]
     assert record["model"] == other["model"]
     assert record["data"] == other["data"]
-
-
-LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=70", "training.no_duplicates=true")
-
-
-def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
-    """``quiver train`` in a separate process."""
-    path = out.with_suffix(".json")
-    path.write_text(json.dumps(recipe.model_dump()))
-    command = [imported_python(), "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
-    # Sums are split among threads: with another number of them a run has other last bits.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Wait until the log has a number of lines."""
-    deadline = time.monotonic() + 300
-    while not (out / LOG).exists() or (out / LOG).read_bytes().count(b"\n") < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe(kind, *LONG)
-    draw = random.Random()
-    killed_at = draw.randint(11, 30)
-    out = tmp_path / "killed"
-    process = start_process(recipe, out)
-    wait_for_lines(process, out, killed_at)
-    time.sleep(draw.random() / 50)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert not (out / "run.json").exists()
-
-    resumed = train(recipe, out, resume=True)
-    assert resumed["result"]["resumed_at"][0] >= killed_at // 10 * 10 - 10
-    whole = train(recipe, tmp_path / "whole")
-    assert_same_run(out, resumed, tmp_path / "whole", whole)
 
 
 def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:

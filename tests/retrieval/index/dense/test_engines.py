@@ -190,18 +190,6 @@ def test_files_that_are_missing_or_of_another_size_are_damage(dense: Any, docume
     search()
 
 
-def test_a_list_that_does_not_exist_is_damage_and_no_crash(dense: Any, documents: Any, tmp_path: Path) -> None:
-    codec = documents.codec("ivf")
-    dense.write(codec, tmp_path / "s", documents.vectors[:300])
-    path = tmp_path / "s" / "coarse.u8"
-    content = bytearray(path.read_bytes())
-    content[-1] = 0xFF
-    path.write_bytes(content)
-    segment = codec.open(Files(tmp_path / "s"), 300)
-    with pytest.raises(DamagedIndexError, match="refers to an inverted list that the codec does not have"):
-        segment.search(documents.queries(1), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
-
-
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_a_codec_whose_files_do_not_fit(dense: Any, documents: Any, tmp_path: Path, kind: str) -> None:
     codec = documents.codec(kind)

@@ -87,24 +87,6 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
         index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
 
 
-def test_invalid_vectors_and_queries_are_refused() -> None:
-    with pytest.raises(InputError, match="at least one document"):
-        index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
-    with pytest.raises(InputError, match="none of the documents has a vector"):
-        exact_index(["a", "b"], texts(0, [0, 0]))
-    with pytest.raises(InputError, match="'a' occurs twice"):
-        exact_index(["a", "a"], texts(0, [1, 2]))
-    with pytest.raises(ValueError, match="1 ids for the vectors of 2"):
-        exact_index(["a"], texts(0, [1, 2]))
-    index = exact_index(IDS, texts(0, LENGTHS))
-    with pytest.raises(ValueError, match="k must be >= 1"):
-        index.search(texts(1, [2]), 0)
-    for query in (*texts(1, [0]), *texts(1, [2], width=8)):
-        with pytest.raises(ValueError, match="query 0 must have the shape"):
-            index.search([query], 1)
-    assert len(index.search([], 3)) == 0
-
-
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("block", [5, 1000])
 def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block: int) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
 from quiver.retrieval.index import IndexReader, exact, index_vectors
 from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
@@ -80,22 +79,6 @@ def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> Non
     assert len(tied) == equal
     assert list(hits.ids[0])[:equal] == tied[:k]
     assert list(hits.ids[1]) == sorted(ids, reverse=True)[:k]
-
-
-def test_invalid_vectors_and_queries_are_refused() -> None:
-    with pytest.raises(InputError, match="at least one document"):
-        exact_index([], np.zeros((0, 4), np.float32))
-    with pytest.raises(InputError, match="'a' occurs twice"):
-        exact_index(["a", "b", "a"], unit(0, 3, 4))
-    with pytest.raises(ValueError, match="2 ids for the vectors of 3"):
-        exact_index(["a", "b"], unit(0, 3, 4))
-    index = exact_index(["a", "b", "c"], unit(0, 3, 4))
-    for k in (0, -1):
-        with pytest.raises(ValueError, match="k must be >= 1"):
-            index.search(unit(1, 1, 4), k)
-    for shape in ((1, 5), (4,)):
-        with pytest.raises(ValueError, match=r"shape \(Q, 4\)"):
-            index.search(np.ones(shape, np.float32), 1)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -41,41 +41,6 @@ def write(codec: AnyCodec, folder: Path, vectors: NDArray[np.float32], lengths: 
     return codec.open(Files(folder), len(lengths))
 
 
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_saved_codec_opens_as_it_was(tmp_path: Path, kind: str) -> None:
-    codec = codec_of(kind)
-    assert set(codec.save(tmp_path, REAL)) == {path.name for path in tmp_path.iterdir()}
-    opened = open_codec(codec.name, tmp_path)
-    assert (opened.name, dict(opened.parameters)) == (codec.name, {"precision": "float32"})
-    vectors, lengths = documents(kind, 20)
-    segment = write(codec, tmp_path / "s", vectors, lengths, 20)
-    np.testing.assert_array_equal(segment.vectors(np.arange(20))[0], opened.open(Files(tmp_path / "s"), 20).vectors(np.arange(20))[0])
-
-
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_chunks_and_merges_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
-    codec = codec_of(kind)
-    vectors, lengths = documents(kind, 60)
-    ends = np.append(0, np.cumsum(lengths))
-    write(codec, tmp_path / "whole", vectors, lengths, 60)
-    write(codec, tmp_path / "chunked", vectors, lengths, 7)
-    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "chunked")
-    keep = np.random.default_rng(0).random(60) < 0.6
-    parts = []
-    for number, (first, last) in enumerate([(0, 25), (25, 26), (26, 60)]):
-        part = write(codec, tmp_path / f"part{number}", vectors[ends[first] : ends[last]], lengths[first:last], 10)
-        parts.append((part, keep[first:last]))
-    (tmp_path / "merged").mkdir()
-    holds = codec.merge(parts, tmp_path / "merged", REAL)
-    write(codec, tmp_path / "kept", vectors[np.repeat(keep, lengths)], lengths[keep], 60)
-    assert bytes_of(tmp_path / "merged") == bytes_of(tmp_path / "kept")
-    assert set(holds) == set(bytes_of(tmp_path / "merged"))
-
-
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_scores_vectors_and_sizes_of_rows(tmp_path: Path, kind: str) -> None:
     codec = codec_of(kind)

@@ -103,13 +103,6 @@ def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change:
         open_index(built, verify=False)
 
 
-def test_tombstones_of_another_number_of_documents_are_no_array_of_that_size(built: Path) -> None:
-    delete_documents(built, ["old1"])
-    forge(Layout(built).manifest(2), lambda content: segment(content).update(documents=(1 << 32) - 1))
-    with pytest.raises(DamagedIndexError, match="does not fit its segment"):
-        open_index(built, verify=False)
-
-
 def test_the_manifest_of_another_generation_is_damage_and_no_endless_search(built: Path) -> None:
     layout = Layout(built)
     shutil.copy(layout.manifest(1), layout.manifest(2))

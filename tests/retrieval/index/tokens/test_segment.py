@@ -152,18 +152,6 @@ def test_a_file_of_another_size_is_damage(codec: AnyCodec, tokens: Any, tmp_path
         codec.open(Files(tmp_path / "s"), len(tokens.lengths))
 
 
-def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: AnyCodec, tokens: Any, tmp_path: Path) -> None:
-    write(codec, tmp_path / "s", tokens)
-    path = tmp_path / "s" / "coarse.u8"
-    content = bytearray(path.read_bytes())
-    content[-1] = 0xFF
-    path.write_bytes(content)
-    with pytest.raises(DamagedIndexError, match="refers to a centroid that the codec does not have"):
-        codec.open(Files(tmp_path / "s"), len(tokens.lengths)).search(
-            tokens.queries(1), 3, params=codec.preset_params("balanced", k=3), ranks=tokens.ranks
-        )
-
-
 def test_a_codec_of_single_coordinates_is_refused(codec: AnyCodec, tmp_path: Path) -> None:
     codec.save(tmp_path, REAL)
     described = json.loads((tmp_path / "codec.json").read_text())

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
+from tests.retrieval.models.small import make_colbert, make_tokenizer
 
 TEXTS = ["a bird, any bird: it has wings.", "", "wings; wings, wings and a very long tail that no length would ever hold " * 3]
 
 
 @pytest.fixture(scope="module")
 def model() -> ColBERT:
-    tokenizer = Tokenizer.train(TEXTS * 3, vocab_size=340)
-    for prefix in ("[Q] ", "[D] "):
-        tokenizer.add_token(prefix)
-    shape = {"num_heads": 2, "intermediate_size": 48, "layer_types": ["global", "local"], "max_positions": 64}
-    config = EncoderConfig.modernbert(vocab_size=384, hidden_size=32, **shape)
-    settings = ColBERTSettings(query_length=16, document_length=24, query_prefix="[Q] ", document_prefix="[D] ", skiplist=(",", ".", ";"))
-    folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=settings)
-    return ColBERT.from_parts(init_weights(Encoder(config), seed=1), tokenizer, folder)
+    settings = {"query_length": 16, "document_length": 24, "skiplist": (",", ".", ";")}
+    return make_colbert(make_tokenizer(TEXTS * 3), projections=(Projection(32, 16),), **settings)
 
 
 def test_of_documents_the_tokens_that_are_kept(model: ColBERT) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,6 @@ from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.mining import negatives
-from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.negatives import (
     Margin,
     MiningSystem,
@@ -479,51 +477,6 @@ def test_parts_of_another_job_are_not_used(
     record = mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(negatives=2), output=Output(), overwrite=True)
     assert record["rules"]["negatives"] == 2
     assert max(len(row["negatives"]) for row in read_lines(out / "train.jsonl.gz")) == 2
-
-
-@contextmanager
-def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[Job]:
-    with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as job:
-        yield job
-
-
-def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("x")
-    with pytest.raises(InputError, match="file: is a file; --out must name a folder"), opened(file, overwrite=True):
-        pass
-    for name in ("thesis.tex", "r.json"):
-        foreign = tmp_path / name.partition(".")[2]
-        foreign.mkdir()
-        (foreign / name).write_text('{"schema": "another"}')
-        with pytest.raises(InputError, match=f"{foreign}: holds other files"), opened(foreign, overwrite=True):
-            pass
-        assert (foreign / name).read_text() == '{"schema": "another"}'
-    busy = tmp_path / "busy"
-    with opened(busy, a=1) as job:
-        job.save(0, b"part")
-        # The lock of another file handle is in the way as that of another process is.
-        with (
-            pytest.raises(InputError, match=r"busy: process .* is working there; wait for it, or choose another --out"),
-            opened(busy, overwrite=True, a=1),
-        ):
-            pass
-        assert job.read(0) == b"part"
-        job.finish({}, None)
-    assert [path.name for path in busy.iterdir()] == ["r.json"]
-    with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
-        pass
-
-
-def test_texts_are_numbered_once(tmp_path: Path) -> None:
-    with TextTableWriter(tmp_path) as writer:
-        numbers = [*writer.number(["a b", "c", " a b ", "A  B"]), *writer.number(["c", "é\n", "a b", "d"])]
-    table = writer.table()
-    assert numbers == [0, 1, 0, 2, 1, 3, 0, 4]
-    assert list(table) == ["a b", "c", "A  B", "é\n", "d"]
-    assert table.same.tolist() == [0, 1, 0, 3, 4]
-    assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
-    assert len(set(table.ids)) == len(table) == 5
 
 
 def test_an_index_of_another_model_or_corpus_or_without_texts_is_refused(

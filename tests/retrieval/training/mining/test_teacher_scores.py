@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
-from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.training.mining import teacher_scores
 from quiver.retrieval.training.mining.job_folder import WORK
 from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
 from quiver.retrieval.training.recipe import DataSection
+from tests.retrieval.executors import Backwards
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -100,7 +100,7 @@ class Watched(VectorTeacher):
         self.events.append(f"{self.name} closes")
 
 
-class Backwards(VectorTeacher):
+class LastPartFirst(VectorTeacher):
     """Teacher that returns parts in another order, as workers may."""
 
     @contextmanager
@@ -111,7 +111,7 @@ class Backwards(VectorTeacher):
 
 def test_scores_of_several_teachers_are_combined(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
-    both = [VectorTeacher(word_sum), Backwards(word_by_word)]
+    both = [VectorTeacher(word_sum), LastPartFirst(word_by_word)]
     for number, teacher in enumerate(both):
         score_rows(section(path), teacher, tmp_path / f"alone{number}")
     alone = [[row["scores"] for row in read_lines(tmp_path / f"alone{number}" / "train.jsonl.gz")] for number in range(2)]
@@ -359,12 +359,11 @@ def test_a_cross_encoder_scores_in_batches_that_fit(
     assert caplog.text.count("going on with") == (fitting < 32)
 
 
-@pytest.mark.slow
 def test_workers_score_pairs_with_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     score_rows(section(path), load_teacher(str(cross_encoder)), tmp_path / "here")
-    teacher = load_teacher(str(cross_encoder), executor=LocalProcesses(2))
+    teacher = load_teacher(str(cross_encoder), executor=Backwards())
     score_rows(section(path), teacher, tmp_path / "there")
     rows, others = (read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there"))
     assert [row["query"] for row in rows] == [row["query"] for row in others]
