@@ -145,7 +145,7 @@ class RetrievalProbe:
 
     def __call__(self, folder: Path) -> float:
         """Train in a folder from the model there; its rows are prepared once."""
-        model = self.recipe.model.replace(init=str(folder / MODEL), revision=None, tokenizer=None, architecture=None)
+        model = self.recipe.model.replace(init=str(folder / MODEL), tokenizer=None, architecture=None)
         recipe, out = self.recipe.replace(model=model), folder / RUN
         shutil.rmtree(out, ignore_errors=True)
         with single_process():

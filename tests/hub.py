@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,15 @@ def fill_hub(root: Path, minilm: Path) -> Path:
         (checkpoint / "refs").mkdir(parents=True)
         (checkpoint / "refs" / "main").write_text("0" * 40)
         (checkpoint / "snapshots").mkdir()
-        (checkpoint / "snapshots" / ("0" * 40)).symlink_to(folder)
+        for commit in {"0" * 40, _pinned_commits().get(name, "0" * 40)}:
+            (checkpoint / "snapshots" / commit).symlink_to(folder)
     return root / "hub"
+
+
+def _pinned_commits() -> dict[str, str]:
+    """The commits of models in the shipped recipes, by Hub id."""
+    texts = (path.read_text() for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+    return dict(found for text in texts for found in re.findall(r"init: (\S+?),?\s+(?:model\.)?revision: (\w+)", text))
 
 
 def _save_tiny_colbert(folder: Path) -> None:

@@ -119,35 +119,60 @@ _OF_WEIGHTS = ("model_type", "in_features")
 
 
 def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
-    """Return the folder of a model, downloaded from the Hugging Face Hub if it is not a local folder."""
+    """Return the folder of a model, downloaded from the Hugging Face Hub if it is not a local folder.
+
+    ``OWNER/NAME@REVISION`` names a branch, tag or commit as ``revision`` does.
+    """
     path = expand_home(source)
     if path.is_dir():
         return path
     if path.exists():
         raise InputError(f"{source}: is a file; a model is a folder")
-    folder = _fetched(source, revision, PATTERNS)
+    name, _, named = str(source).partition("@")
+    if named and revision not in (None, named):
+        raise InputError(f"{source}: names a revision, and {revision} is given too; remove one of them")
+    folder = _fetched(name, named or revision, PATTERNS)
     pickled = _pickled_weights(folder)
-    return _fetched(source, revision, [*PATTERNS, *pickled]) if pickled else folder
+    return _fetched(name, named or revision, [*PATTERNS, *pickled]) if pickled else folder
+
+
+def pin_source(source: str | Path, revision: str | None) -> str:
+    """Return ``OWNER/NAME@REVISION``, under which a model of the Hub is found again; without a revision, or for a folder, the source."""
+    return str(source) if revision is None or expand_home(source).is_dir() or "@" in str(source) else f"{source}@{revision}"
+
+
+def downloaded_commit(folder: Path) -> str | None:
+    """Return the commit of a folder of the Hub's cache; None for another folder."""
+    return folder.name if folder.parent.name == "snapshots" and is_commit(folder.name) else None
+
+
+def is_commit(revision: str | None) -> bool:
+    """Return whether a revision is a commit, which always names the same files, and not a branch or tag."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> Path:
     # Imported late: the Hub client is slow to import, and a local folder does not need it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    ignored = [f"{name}/*" for name in OTHER_RUNTIMES]
+    shown, ignored = pin_source(source, revision), [f"{name}/*" for name in OTHER_RUNTIMES]
+    offline = constants.HF_HUB_OFFLINE  # the client asks the Hub for the files of a commit all the same, unless it is told not to
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
+        snapshot = snapshot_download(
+            str(source), revision=revision, allow_patterns=patterns, ignore_patterns=ignored, local_files_only=offline
+        )
+        return Path(snapshot)
     except HFValidationError as error:
         raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        if "HF_HUB_OFFLINE" in str(error):  # three sentences of the client, which end with advice to set it to 0
+        if any(part in str(error) for part in ("HF_HUB_OFFLINE", "outgoing traffic")):  # the client's own messages are three sentences
             raise InputError(
-                f"{source}: no such folder, and the Hugging Face Hub cannot be asked because HF_HUB_OFFLINE is set; pass the folder of a"
+                f"{shown}: no such folder, and the Hugging Face Hub cannot be asked because HF_HUB_OFFLINE is set; pass the folder of a"
                 " model, or unset HF_HUB_OFFLINE"
             ) from error
         raise InputError(
-            f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}; without a network, pass"
+            f"{shown}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}; without a network, pass"
             " the folder of a model"
         ) from error
 

@@ -39,7 +39,7 @@ from quiver.encoder.work_folder import SealedFolders
 
 logger = logging.getLogger(__name__)
 
-JSON_LINES = (".jsonl", ".jsonl.gz")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz")  # the last is what many corpora of the Hub call JSON lines
 PLAIN_TEXT = (".txt", ".txt.gz")
 PARQUET = ".parquet"
 SUFFIXES = (*JSON_LINES, *PLAIN_TEXT, PARQUET)  # suffixes of the files that can be read
@@ -210,7 +210,7 @@ def prepare_corpus(
     made_of = {
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
         "held_out": data.held_out,
-        "sources": [source.model_dump() | {"fields": list(source.fields)} for source in data.sources],
+        "sources": [source.model_dump(exclude={"revision", "licence"}) | {"fields": list(source.fields)} for source in data.sources],
     }
     sealed = SealedFolders(folder.parent, SCHEMA, MANIFEST)
     found = sealed.finished(folder.name, "tokenizing the sources again")

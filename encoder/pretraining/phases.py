@@ -73,7 +73,8 @@ def make_tokenizer(recipe: PretrainingRecipe, *, characters: int | None = None) 
         vocabulary = model.vocabulary
         texts = train_texts(recipe.data, share=vocabulary.share, characters=characters)
         return Tokenizer.train(texts, vocab_size=vocabulary.size, max_length=longest, split=vocabulary.split, unused=vocabulary.unused)
-    tokenizer = Tokenizer.from_pretrained(local_folder(model.tokenizer))
+    revision = model.revision if model.tokenizer == model.init else None
+    tokenizer = Tokenizer.from_pretrained(local_folder(model.tokenizer, revision=revision))
     try:
         special_ids(tokenizer)
     except InputError as error:

@@ -36,14 +36,15 @@ class ModelSection(ArchitectureSection):
     """``random`` (see ``init_method``), or a folder or Hub id of a checkpoint to start from, whose architecture must be the one given
     here, unless it is enlarged by ``tiling``."""
     revision: NonBlank | None = None
-    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read."""
+    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read. It counts for the same id as ``tokenizer``."""
     tiling: Tiling | None = None
     """Enlarge the checkpoint to the sizes given here, as the paper's large model (`quiver.encoder.pretraining.tiling`): its weights in the
     centre with ``wraparound`` (the paper's choice) or ``random-edges``, or repeated ``from-edge``; null: it has these sizes."""
     tiling_shared: bool = True
     """Divide the weights among the copies of a column, so that the enlarged model starts near the smaller one; false as published."""
     tokenizer: NonBlank
-    """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id with a tokenizer.json."""
+    """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id, also ``ID@REVISION``, with a
+    tokenizer.json."""
     vocabulary: VocabularySection = VocabularySection()
     """Settings of the vocabulary, for ``tokenizer: train``."""
     attention_output_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -60,14 +61,18 @@ class SourceSection(TextSchema):
     name: NonBlank
     """Name of the source in phases and in the record."""
     path: NonBlank
-    """A .jsonl, .parquet or .txt file (.jsonl and .txt also as .gz), a BEIR folder, or a folder of such files. Data sets of the Hub are not
-    streamed: download their Parquet files with ``hf download NAME --repo-type dataset --local-dir DIR``."""
+    """A .jsonl, .parquet or .txt file (.jsonl and .txt also as .gz; .json.gz as .jsonl.gz), a BEIR folder, or a folder of such files. Data
+    sets of the Hub are not streamed: download them with ``hf download NAME --repo-type dataset --revision COMMIT --local-dir DIR``."""
     fields: tuple[str, ...] = ("title", "text")
     """JSON lines, Parquet, BEIR: fields that make up a document, joined by blank lines; a row may lack some of them."""
     split: NonBlank | None = None
     """BEIR: use only documents that are judged in qrels/SPLIT.tsv and in no other split; null for all documents."""
     lines: bool = False
     """Plain text: each line is a document; by default each file is one."""
+    revision: str = ""
+    """Version of the text (a commit, a release, a date), for run.json."""
+    licence: str = ""
+    """Licence of the text, for run.json."""
 
 
 class DataSection(TextSchema):

@@ -69,6 +69,7 @@ from quiver.encoder.training.run_folder import (
     remove_made,
     resume_run,
     session_environment,
+    with_commit,
     write_part,
 )
 from quiver.encoder.training.trainer import FORMS, Callback, Progress, Trainer, TrainerSettings, load_train_state, training_bar
@@ -122,7 +123,8 @@ def pretrain(
         raise ValueError("a probe is given if and only if the recipe has one; quiver.eval.probe.pretrain does that")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with session_environment(out, device) as processes:
-        recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
+        resumed = out if resume else None
+        recipe = with_commit(with_training_dtype(recipe, device, resumed=resumed), resumed=resumed)
         _check_folder(recipe, out, resume=resume, writes=processes.is_main_process)
         processes.barrier()  # all have read what is written now
         if processes.is_main_process:
@@ -150,6 +152,7 @@ def open_session(recipe: PretrainingRecipe, out: Path, processes: Processes, dev
 def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, characters: int | None = None) -> None:
     """Start a run without training, in one process that needs no GPU: train the tokenizer and tokenize the corpus."""
     with lock_run(out):
+        recipe = with_commit(recipe, resumed=out if resume else None)
         _check_folder(recipe, out, resume=resume, writes=True)
         _prepare(recipe, out, begins=not resume, characters=characters)
 

@@ -41,7 +41,18 @@ AUTO = "auto"  # value of a setting that a run chooses when it begins; the recip
 TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]  # see `quiver.encoder.training.optimization.training_dtype`
 
 WITHOUT_WEIGHT = frozenset(
-    {"name", "encoder", "description", "source", "cost", "expected", "data.revision", "training.log_every", "training.keep_checkpoints"}
+    {
+        "name",
+        "encoder",
+        "description",
+        "source",
+        "cost",
+        "expected",
+        "data.revision",
+        "data.licence",
+        "training.log_every",
+        "training.keep_checkpoints",
+    }
 )
 """Settings of a recipe that do not affect the weights; a resumed session may change them."""
 
@@ -72,8 +83,9 @@ class RecipeSchema(TextSchema):
     """Base of recipes of all kinds.
 
     What describes a whole run holds for the settings that it was written for. In a recipe with another model or other data
-    ``description``, ``source``, ``cost`` and ``expected`` are None, and ``data.revision`` is empty; with other settings of another kind,
-    such as the learning rate, ``cost`` and ``expected`` are None.
+    ``description``, ``source``, ``cost`` and ``expected`` are None, and ``data.revision`` and ``data.licence`` are empty; with another
+    ``model.init``, ``model.revision`` is None; with other settings of another kind, such as the learning rate, ``cost`` and ``expected``
+    are None.
     """
 
     name: NonBlank
@@ -102,10 +114,21 @@ class RecipeSchema(TextSchema):
         names = ("description", "source", "cost", "expected") if replaced else ("cost", "expected") if retrained else ()
         names = (*names, *([ENCODER] if "model.init" in changed else []))
         updates: dict[str, Any] = {name: None for name in names if name not in given and getattr(self, name) == getattr(before, name)}
-        data, known = getattr(self, "data", None), getattr(getattr(before, "data", None), "revision", "")
-        if replaced and known and "data.revision" not in given and isinstance(data, Schema) and getattr(data, "revision", "") == known:
-            updates["data"] = data.replace(revision="")
+        if replaced:
+            updates |= _without_old_facts(before, self, "data", {"revision": "", "licence": ""}, given)
+        if "model.init" in changed:
+            updates |= _without_old_facts(before, self, "model", {"revision": None}, given)
         return TextSchema.replace(self, **updates)
+
+
+def _without_old_facts(
+    before: Schema, after: Schema, section: str, empty: Mapping[str, object], given: Collection[str]
+) -> dict[str, Schema]:
+    """The section without the facts that it has from the recipe before, where they are not given with the changes."""
+    old, new = getattr(before, section), getattr(after, section)
+    facts = {name: getattr(new, name) for name in empty if hasattr(old, name) and getattr(old, name) == getattr(new, name)}
+    stale = {name: empty[name] for name, value in facts.items() if value != empty[name] and f"{section}.{name}" not in given}
+    return {section: new.replace(**stale)} if stale else {}
 
 
 def _changed_settings(before: Schema, after: Schema) -> Iterator[str]:

@@ -44,15 +44,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from quiver.encoder.checkpoints.checkpoint import downloaded_commit, is_commit, local_folder
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import naming, read_json, save_tensors, sync_folder, write_json, write_text
-from quiver.encoder.schema import Schema, validate
+from quiver.encoder.files import expand_home, naming, read_json, save_tensors, sync_folder, write_json, write_text
+from quiver.encoder.schema import Schema, TextSchema, validate
 from quiver.encoder.training.processes import Processes, exact_float32, init_distributed, keep_freed_memory
 from quiver.encoder.training.recipe_file import AUTO, WITHOUT_WEIGHT
 from quiver.encoder.training.state import preserve_rng_state
@@ -163,6 +164,33 @@ def recipe_of(out: Path) -> Mapping[str, Any] | None:
     return read_json(out / RECIPE) if (out / RECIPE).is_file() else None
 
 
+class _WithModel(Protocol):
+    @property
+    def model(self) -> Any: ...
+
+
+Settled = TypeVar("Settled", bound=_WithModel)
+
+
+def with_commit(recipe: Settled, *, resumed: Path | None = None) -> Settled:
+    """Return the recipe with the commit of ``model.init`` as ``model.revision``: the one that the run began with, or the Hub's now.
+
+    A recipe of random weights or of a local folder is returned as it is.
+    """
+    model, begun = recipe.model, ((None if resumed is None else recipe_of(resumed)) or {}).get("model", {})
+    if begun.get("init") == model.init:
+        commit = model.revision if is_commit(model.revision) else begun.get("revision")
+    elif model.init == "random" or expand_home(model.init).exists():
+        return recipe
+    else:
+        commit = downloaded_commit(local_folder(model.init, revision=model.revision))
+    if commit in (None, model.revision):
+        return recipe
+    settled: Any = recipe  # not by `RecipeSchema.replace`: what the recipe says of its result holds for the commit too
+    changed: Settled = TextSchema.replace(settled, model=model.replace(revision=commit))
+    return changed
+
+
 def refuse_nothing_to_resume(out: Path) -> None:
     """Check that a folder holds an unfinished run."""
     if (out / RECORD).exists():
@@ -245,11 +273,12 @@ def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[
 
     Returns:
         For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``. `AUTO` differs from no
-        value: it stands for what the run chose, or will choose.
+        value, and a missing ``model.revision`` neither: they stand for what the run chose, or will choose.
     """
     known = None if schema is None else validate(schema, was)[0]
     then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))
-    return [change for change in setting_changes(then, since) if AUTO not in change[1:]]
+    found = (change for change in setting_changes(then, since) if AUTO not in change[1:])
+    return [change for change in found if change[0] != "model.revision" or None not in change[1:]]
 
 
 def write_part(out: Path, name: str, write: Callable[[Path], object]) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG
+from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG, local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.progress import shows_bars
@@ -217,6 +217,8 @@ def load_baseline(library: str, source: str | Path, *, device: str | None = None
         raise InputError(f"unknown library {library!r}; choose one of {', '.join(LIBRARIES)}")
     if importlib.util.find_spec(library.replace("-", "_")) is None:
         raise InputError(f"{source}: {library} is not installed; pip install {library}")
+    if "@" in str(source):  # these libraries take a revision apart from the id
+        source = local_folder(source)
     name = str(expand_home(source))
     if _read_json(name, "modules.json") is None and _read_json(name, "config.json") is None:
         raise InputError(f"{source}: no such model: neither a folder nor a Hugging Face Hub model with a modules.json or config.json")

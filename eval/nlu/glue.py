@@ -21,11 +21,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quiver.encoder.checkpoints.checkpoint import pin_source
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json, write_json
 from quiver.encoder.training.optimization import with_training_dtype
 from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT
-from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, recipe_changes, refuse_existing
+from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, recipe_changes, recipe_of, refuse_existing, with_commit
 from quiver.eval.metrics import Average, average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA, Request, finished
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
@@ -65,8 +66,9 @@ def train_glue(
         logger.info("%s, %d of %d", task, number, len(chosen))
         goes_on = resume and (out / task / BEGUN).is_file()
         settled = with_training_dtype(recipe, check_device(device or default_device()), resumed=out / task if goes_on else None)
+        settled = with_commit(settled, resumed=next((out / each for each in TASKS if recipe_of(out / each)), None))  # one for all tasks
         request = Request(run_recipe(settled, task), out / task, (RESULTS, PREDICTIONS), goes_on, overwrite, progress, command, device)
-        train_glue_task(settled, task, _start_of(recipe, out, task), request)
+        train_glue_task(settled, task, _start_of(settled, out, task), request)
         write_results(out, gather_results(out))
     results = gather_results(out)
     write_results(out, results)  # again, because a concurrent session may have written results without this session's runs
@@ -92,7 +94,10 @@ def _mnli_folder(recipe: GlueRecipe, out: Path) -> Path:
 
 
 def _start_of(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
-    return Start(str(_mnli_folder(recipe, out) / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
+    start = recipe.model
+    if task in start.from_mnli:
+        return Start(str(_mnli_folder(recipe, out) / MODEL), MNLI)
+    return Start(pin_source(start.init, start.revision))
 
 
 def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import config_to_hf
+from quiver.encoder.checkpoints.checkpoint import pin_source
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
@@ -30,7 +31,7 @@ from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.optimization import with_training_dtype
-from quiver.encoder.training.run_folder import MODEL
+from quiver.encoder.training.run_folder import MODEL, with_commit
 from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_questions, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.questions import (
@@ -168,7 +169,8 @@ def train_qa(
     device: str | None = None,
 ) -> QaResults:
     """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores."""
-    recipe = with_training_dtype(recipe, check_device(device or default_device()), resumed=out if resume else None)
+    resumed = out if resume else None
+    recipe = with_commit(with_training_dtype(recipe, check_device(device or default_device()), resumed=resumed), resumed=resumed)
     request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command, device)
     return run_fine_tuning(request, lambda: _prepare_questions(recipe, request))
 
@@ -176,7 +178,8 @@ def train_qa(
 def _prepare_questions(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWindow, QaResults]:
     sets, seed = read_sets(recipe.data), recipe.training.seed
     start = recipe.model
-    first, tokenizer = open_span_qa(start.init, seed=seed, extend=start.extend_positions, attention_dropout=start.attention_dropout)
+    source = pin_source(start.init, start.revision)
+    first, tokenizer = open_span_qa(source, seed=seed, extend=start.extend_positions, attention_dropout=start.attention_dropout)
     check_settings(recipe.windows, tokenizer, positions=first.encoder.config.max_positions)
     windows = list(labelled_windows(sets.train, tokenizer, recipe.windows))
     with_answer = sum(one.start != NOWHERE for one in windows)

@@ -75,6 +75,8 @@ class GlueModelSection(TextSchema):
 
     init: NonBlank
     """Folder or hub id of an encoder with its tokenizer; of a sentence-transformers model, the encoder is used."""
+    revision: NonBlank | None = None
+    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read."""
     pooling: Literal["mean", "cls"] | None = None
     """Pooling of the token vectors: ``cls`` (first token) or ``mean``; null for the setting in config.json."""
     from_mnli: tuple[TaskName, ...] = ()
@@ -168,6 +170,8 @@ class QaModelSection(TextSchema):
     init: NonBlank
     """Folder or hub id of an encoder with its tokenizer, or of a span question answering model; of a sentence-transformers model, the
     encoder is used."""
+    revision: NonBlank | None = None
+    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read."""
     extend_positions: int = Field(default=1, ge=1)
     """Factor by which the absolute positions are extended before training; 1 for no extension."""
     attention_dropout: float | None = Field(default=None, ge=0, lt=1)

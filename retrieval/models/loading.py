@@ -46,10 +46,12 @@ def load_model(
     """
     if difflib.get_close_matches(str(source).lower(), [NAME]) and not Path(source).exists():
         raise InputError(f"{source}: no such model; did you mean {NAME}?")
+    from quiver.encoder.checkpoints.checkpoint import pin_source
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.pretrained import load_for_inference
 
-    model = build_model(load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
+    parts = load_for_inference(source, revision, dtype, device, options)
+    model = build_model(parts, pin_source(source, revision), batch_tokens=batch_tokens)
     if isinstance(model, BiEncoder):
         if options.truncate_dim is not None and options.truncate_dim > model.dim:
             raise InputError(f"{source}: its vectors have {model.dim} dimensions, fewer than truncate_dim (--truncate-dim)")

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, load_encoder, optimize_for_inference
-from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG, base_folder, local_folder
+from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG, base_folder, local_folder, pin_source
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import read_json, warn_once
@@ -309,7 +309,7 @@ class PretrainedModel(ABC, Generic[Encoding]):
         options: ModelOptions,
     ) -> None:
         parts = load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device), options)
-        self._assemble(parts.encoder, parts.tokenizer, parts.settings, str(model_name_or_path), batch_tokens)
+        self._assemble(parts.encoder, parts.tokenizer, parts.settings, pin_source(model_name_or_path, revision), batch_tokens)
 
     @classmethod
     def from_parts(

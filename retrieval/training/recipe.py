@@ -70,7 +70,7 @@ class ModelSection(TextSchema):
     init: NonBlank
     """Starting weights: ``random``, a folder, or an id on the Hugging Face Hub."""
     revision: NonBlank | None = None
-    """Branch, tag or commit of ``init`` on the Hub."""
+    """Branch, tag or commit of ``init`` on the Hub; run.json has the commit that was read."""
     pooling: Literal["mean", "cls"] | None = None
     """Pooling of hidden states: the mean over all tokens, or the first token; null for the checkpoint's. Only for ``kind: dense``."""
     normalize: bool | None = None
@@ -157,6 +157,8 @@ class DataSection(TextSchema):
     """Maximum number of rows; null for all."""
     revision: str = ""
     """Version of the data (a commit, a release, a date) for run.json."""
+    licence: str = ""
+    """Licence of the data, for run.json."""
 
     @property
     def short(self) -> Literal["error", "skip", "repeat", "fewer"]:
@@ -288,7 +290,8 @@ class Recipe(RecipeSchema):
 
     def adapted(self, before: Recipe, given: Collection[str]) -> Recipe:
         """Leave out what is no longer true; with another ``model.init``, keep settings of the old one for bare encoders only."""
-        found, section = super().adapted(before, given), self.model
+        found = super().adapted(before, given)
+        section = found.model
         if "model.only_if_bare" in given:
             return found
         names: Iterable[str] = section.only_if_bare

@@ -100,7 +100,8 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     require_optimizer(recipe.training.optimizer)
     out, device = expand_home(out), check_device(device or default_device())
     with session_environment(out, device) as processes:
-        recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
+        resumed = out if resume else None
+        recipe = run_folder.with_commit(with_training_dtype(recipe, device, resumed=resumed), resumed=resumed)
         run = Run(recipe, out, processes, device, scorer, progress, callbacks, command, data_folder)
         return _resume(run) if resume else _start(run, overwrite=overwrite)
 
@@ -212,7 +213,7 @@ def _train(run: Run, rows: TrainingRows, model: Model | None, *, step: int | Non
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
-            "data": {**rows.counts._asdict(), "revision": recipe.data.revision},
+            "data": {**rows.counts._asdict(), "revision": recipe.data.revision, "licence": recipe.data.licence},
             "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
@@ -429,7 +430,7 @@ def _name_scores(scored: float | Mapping[str, float]) -> dict[str, float]:
 def base_model(recipe: Recipe) -> str | None:
     """Return the Hub id of the checkpoint that a recipe starts from; None for a local folder or random weights."""
     init = recipe.model.init
-    return None if init == "random" or expand_home(init).is_dir() else init
+    return None if init == "random" or expand_home(init).is_dir() else init.partition("@")[0]
 
 
 def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[str, int]:

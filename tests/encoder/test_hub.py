@@ -31,7 +31,7 @@ class Repository:
         self.files, self.cache, self.calls = files, cache, 0
 
     def snapshot_download(
-        self, repo_id: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str] | None = None
+        self, repo_id: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool
     ) -> str:
         assert (repo_id, revision) == ("owner/name", "v1")
         self.calls += 1

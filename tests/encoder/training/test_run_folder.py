@@ -203,7 +203,7 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
     begin(tmp_path, replace(IDENTITY, recipe=Recipe(training=Training(seed=7)).model_dump()))
     texts = {"name": "another", "description": "better", "source": "here", "cost": "much", "expected": "more"}
     numbers = {"log_every": 50, "keep_checkpoints": 7}
-    assert {*texts, "data.revision", *(f"training.{name}" for name in numbers)} == run_folder.WITHOUT_WEIGHT
+    assert {*texts, "encoder", "data.revision", "data.licence", *(f"training.{name}" for name in numbers)} == run_folder.WITHOUT_WEIGHT
     now = replace(IDENTITY, recipe=Recipe(**texts, training=Training(seed=7, **numbers)).model_dump())
     refuse_other_run(tmp_path, now)
     with pytest.raises(
