@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, load_encoder, optimize_for_inference
 from quiver.encoder.checkpoints.checkpoint import ADAPTER_CONFIG, base_folder, local_folder, pin_source
-from quiver.encoder.config import DROPOUTS
+from quiver.encoder.config import DROPOUTS, INITIAL
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import read_json, warn_once
 from quiver.encoder.progress import Advance, progress_bar
@@ -761,8 +761,10 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     digest.update(tokenizer.to_json().encode())
+    # Fingerprints are stored in indexes: settings of initial layers count only where there are such layers.
+    ignored = WITHOUT_EFFECT if encoder.config.initial_layers else WITHOUT_EFFECT | {"initial_layers", *INITIAL}
     described = {
-        "architecture": {name: value for name, value in asdict(encoder.config).items() if name not in WITHOUT_EFFECT},
+        "architecture": {name: value for name, value in asdict(encoder.config).items() if name not in ignored},
         "projections": [(module.activation, module.use_residual) for module in projections if isinstance(module, Projection)],
         "special": [tokenizer.special_id(name) for name in SPECIAL_TOKENS],
         "truncation": tokenizer.truncation_side,

@@ -421,3 +421,8 @@ def test_an_index_is_searched_with_the_settings_that_it_was_built_with(kind: str
 def test_settings_that_do_not_fit_are_refused(kind: str, options: ModelOptions, message: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(InputError, match=message):
         load_model(request.getfixturevalue(kind), options=options)
+
+
+def test_the_fingerprint_of_a_model_stays_what_indexes_have_stored(minilm: Path) -> None:
+    """A new field of `EncoderConfig` must not invalidate the indexes of all models: it counts only where it has an effect."""
+    assert load_model(minilm).card.fingerprint == "37f60918b04abbadbc6678ef7e611b266f327056c213a65c34e4e8da02da6602"
