@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from safetensors import SafetensorError
-
 from quiver.encoder.errors import EmptyInputError, InputError
 
 if TYPE_CHECKING:
@@ -156,6 +154,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
     A failure is an OSError; safetensors raises its own `SafetensorError`, even for a full disk.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file  # imports PyTorch, which those who only read JSON need not wait for
 
     path.touch()

@@ -197,8 +197,8 @@ def embed(
     return normalize(hidden, norm)
 
 
-# Tokens rotated at a time on a CPU: their halves stay in its cache during the five passes over them.
-ROTARY_CHUNK = 1024
+# Tokens rotated at a time on a CPU: what the passes over them share stays in its cache.
+ROTARY_CHUNK = 256
 
 
 def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,7 +212,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
 
         return triton_tokens.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
-        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        turned: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
     return rotate_reference(qkv, cos, sin)
 
@@ -228,42 +228,41 @@ def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     return q, k, v
 
 
-class _RotateInPlace(torch.autograd.Function):
-    """`rotate_` with its derivative, the rotation by the negative angle, written into the gradient of the packed product.
+class _RotatedHeads(torch.autograd.Function):
+    """`rotate` to heads whose tokens follow each other, which attention reads faster than those of the packed product.
 
-    Autograd is not told of the change in place, which is safe: nothing else reads ``qkv``, not even the backward pass of its product.
+    The derivative is the rotation by the negative angle, written into the gradient of the product.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        q, k, v = qkv.unbind(1)
-        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
+        tokens, parts, heads, width = qkv.shape
+        turned = qkv.new_empty(parts, heads, tokens, width).permute(2, 0, 1, 3)
+        _rotate_heads(qkv[:, :2], cos, sin, turned[:, :2])
+        turned[:, 2] = qkv[:, 2]
+        return turned.unbind(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         gradient = join_qkv(grad_q, grad_k, grad_v)
-        for turned in gradient.unbind(1)[:2]:
-            rotate_(turned, cos, -sin)
+        _rotate_heads(gradient[:, :2], cos, -sin, gradient[:, :2])
         return gradient, None, None
 
 
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions in place to queries or keys, (N, H, K), without gradients; the arithmetic is float32 or wider."""
+def _rotate_heads(heads: Tensor, cos: Tensor, sin: Tensor, output: Tensor) -> None:
+    """Write queries and keys, (N, 2, H, K), with rotary positions to ``output``, which may be the same tensor; computed in float32."""
     half = cos.shape[-1]
-    for start in range(0, len(heads), ROTARY_CHUNK):
-        chunk = heads[start : start + ROTARY_CHUNK]
-        wide = chunk.to(torch.promote_types(heads.dtype, torch.float32))
-        first, second = wide[..., :half], wide[..., half : 2 * half]
-        c, s = cos[start : start + ROTARY_CHUNK, None], sin[start : start + ROTARY_CHUNK, None]
-        moved = first * s
-        first.mul_(c).addcmul_(second, s, value=-1)
-        second.mul_(c).add_(moved)
-        if wide is not chunk:
-            chunk.copy_(wide)
-    return heads
+    columns = (torch.split(x, ROTARY_CHUNK) for x in (heads, output, cos[:, None, None], sin[:, None, None]))
+    for part, place, c, s in zip(*columns, strict=True):
+        first, second = part[..., :half].float(), part[..., half : 2 * half].float()
+        turned = torch.addcmul(first * c, second, s, value=-1)
+        place[..., half : 2 * half] = torch.addcmul(second * c, first, s)
+        place[..., :half] = turned
+        if 2 * half < part.shape[-1]:
+            place[..., 2 * half :] = part[..., 2 * half :]
 
 
 def rope_frequencies(theta: float, rotary_width: int, scaling: RopeScaling | None = None) -> tuple[Tensor, float]:

@@ -273,7 +273,9 @@ class BlockChecks:
         self._path = path
         self._content = content
         self._digests = digests
-        self._unread = np.ones(len(digests), bool)
+        # The same bytes twice: one span is looked up faster in the first, many in the second.
+        self._marks = bytearray(b"\1") * len(digests)
+        self._unread = np.frombuffer(self._marks, bool)
         self._left = len(digests)
         self._lock = threading.Lock()
 
@@ -281,7 +283,7 @@ class BlockChecks:
         """Verify the blocks of the bytes ``first`` to ``last - 1`` that have not been verified yet; raises DamagedIndexError."""
         if self._left and last > first:
             begin, end = first >> _SHIFT, ((last - 1) >> _SHIFT) + 1
-            if self._unread[begin] if end == begin + 1 else self._unread[begin:end].any():
+            if self._marks.find(1, begin, end) >= 0:
                 self._compare(np.arange(begin, end))
 
     def need_each(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:

@@ -262,7 +262,7 @@ def _quote_field(name: str) -> str:
     return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
-def _sql(node: exp.Expression) -> str:
+def _to_sql(node: exp.Expression) -> str:
     return str(node.sql(dialect="duckdb"))
 
 
@@ -290,37 +290,37 @@ class _Binder:
         predicates: Mapping[str, Callable[[Any], _Evaluate]] = {
             "paren": lambda node: self.compile(node.this),
             "not": lambda node: self._negate(self.compile(node.this)),
-            **dict.fromkeys(("and", "or"), self._junction),
-            **dict.fromkeys(("eq", "neq", "lt", "lte", "gt", "gte"), self._comparison),
-            "between": self._between,
-            "in": self._membership,
-            "is": self._is,
-            **dict.fromkeys(("like", "ilike", "escape"), self._like),
-            "arraycontains": self._array_contains,
-            "column": self._boolean_field,
+            **dict.fromkeys(("and", "or"), self._compile_junction),
+            **dict.fromkeys(("eq", "neq", "lt", "lte", "gt", "gte"), self._compile_comparison),
+            "between": self._compile_between,
+            "in": self._compile_membership,
+            "is": self._compile_is,
+            **dict.fromkeys(("like", "ilike", "escape"), self._compile_like),
+            "arraycontains": self._compile_array_contains,
+            "column": self._compile_boolean_field,
         }
         if node.key not in predicates:
             supported = "comparisons, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL and array_contains(list, value)"
-            raise self._refuse(f"{_sql(node)} is not supported; a filter has {supported}")
+            raise self._refuse(f"{_to_sql(node)} is not supported; a filter has {supported}")
         return predicates[node.key](node)
 
     @staticmethod
     def _negate(test: _Evaluate) -> _Evaluate:
         return lambda columns: pc.invert(test(columns))
 
-    def _junction(self, node: exp.Connector) -> _Evaluate:
+    def _compile_junction(self, node: exp.Connector) -> _Evaluate:
         parts = [self.compile(cast("exp.Expression", part)) for part in node.flatten()]
         join = pc.and_kleene if node.key == "and" else pc.or_kleene
         return lambda columns: reduce(join, (part(columns) for part in parts))
 
-    def _comparison(self, node: exp.Binary) -> _Evaluate:
+    def _compile_comparison(self, node: exp.Binary) -> _Evaluate:
         operator, mirrored = {"lt": "<>", "lte": ("<=", ">="), "gt": "><", "gte": (">=", "<=")}.get(node.key, "==")
         is_mirrored = node.expression.key == "column" != node.this.key
         field, value = (node.expression, node.this) if is_mirrored else (node.this, node.expression)
         test = self._compare(field, mirrored if is_mirrored else operator, value)
         return self._negate(test) if node.key == "neq" else test
 
-    def _between(self, node: exp.Between) -> _Evaluate:
+    def _compile_between(self, node: exp.Between) -> _Evaluate:
         low, high = self._compare(node.this, ">=", node.args["low"]), self._compare(node.this, "<=", node.args["high"])
         return lambda columns: pc.and_kleene(low(columns), high(columns))
 
@@ -329,10 +329,10 @@ class _Binder:
 
     def _find_field(self, node: exp.Expression) -> tuple[str, pa.DataType]:
         if node.key != "column":
-            written = _sql(node).replace(" ", "")
+            written = _to_sql(node).replace(" ", "")
             quoted = f'; a field with signs stands in double quotes: "{written}"' if written in self._types else ""
             words = "; write AND, OR and NOT" if re.search(r"[&|]", written) else ""
-            raise self._refuse(f"{_sql(node)} is no field; compare a field with a value, such as year >= 2010{quoted}{words}")
+            raise self._refuse(f"{_to_sql(node)} is no field; compare a field with a value, such as year >= 2010{quoted}{words}")
         name = _field_name(cast("exp.Column", node))
         if name not in self._types:
             known = f"there are {self._fields}" if self._fields else "they have none"
@@ -343,7 +343,7 @@ class _Binder:
     def _find_scalar(self, node: exp.Expression, value: exp.Expression | None) -> tuple[str, Kind]:
         name, type_ = self._find_field(node)
         if pa.types.is_list(type_):
-            example = "'value'" if value is None else f"'{value.sql()}'" if value.key == "column" else _sql(value)
+            example = "'value'" if value is None else f"'{value.sql()}'" if value.key == "column" else _to_sql(value)
             raise self._refuse(f"{name} is a {_name_type(type_)}; write array_contains({_quote_field(name)}, {example})")
         return name, kind_of(type_)
 
@@ -355,7 +355,7 @@ class _Binder:
         types = {"string": str, "boolean": bool, "integer": int | float, "number": int | float, "date": date, "timestamp": date}
         if value is not None and not (isinstance(value, types[kind]) and isinstance(value, bool) == (kind == "boolean")):
             named, advice = _ADVICE[kind]
-            raise self._refuse(f"{name} is {named} and {_sql(node)} is not; {advice.format(field=_quote_field(name), value=node.name)}")
+            raise self._refuse(f"{name} is {named} and {_to_sql(node)} is not; {advice.format(field=_quote_field(name), value=node.name)}")
         if isinstance(value, datetime):
             microseconds = (value - _EPOCH) // timedelta(microseconds=1)
             return Fraction(microseconds, 86_400_000_000) if kind == "date" else microseconds
@@ -378,7 +378,7 @@ class _Binder:
             known = "two fields cannot be compared" if other in self._types else f"no document has the field '{other}'"
             raise self._refuse(f"{known}; a text stands in single quotes: {_quote_field(name)} = '{other}'")
         hint = "; a date stands in single quotes: created >= '2021-06-01'" if node.key == "sub" else ""
-        raise self._refuse(f"{_sql(node)} is not a value{hint}")
+        raise self._refuse(f"{_to_sql(node)} is not a value{hint}")
 
     def _read_moment(self, name: str, kind: Kind, text: str) -> datetime:
         try:
@@ -395,40 +395,40 @@ class _Binder:
         if wanted is None:
             return _evaluate_unknown
         if operator == "=":
-            return self._equal(name, kind, [wanted])
+            return self._compile_equal(name, kind, [wanted])
         return lambda columns: columns.test(name, lambda values: _compare_values(values, kind, operator, wanted))
 
-    def _equal(self, name: str, kind: Kind, wanted: Sequence[Any]) -> _Evaluate:
+    def _compile_equal(self, name: str, kind: Kind, wanted: Sequence[Any]) -> _Evaluate:
         """Whether the value of a field is one of several."""
         if name == "id" and not self._has_own_id:
             return lambda columns: number_column(columns.having(wanted))
         return lambda columns: columns.test(name, lambda values: _equals_any(values, kind, wanted))
 
-    def _membership(self, node: exp.In) -> _Evaluate:
+    def _compile_membership(self, node: exp.In) -> _Evaluate:
         if not node.expressions:
-            raise self._refuse(f"{_sql(node)} is not supported; IN takes a list of values: lang IN ('en', 'de')")
+            raise self._refuse(f"{_to_sql(node)} is not supported; IN takes a list of values: lang IN ('en', 'de')")
         name, kind = self._find_scalar(node.this, node.expressions[0])
         wanted = [self._read_value(name, kind, each) for each in node.expressions]
-        found = self._equal(name, kind, [each for each in wanted if each is not None])
+        found = self._compile_equal(name, kind, [each for each in wanted if each is not None])
         return found if None not in wanted else lambda columns: pc.or_kleene(found(columns), _evaluate_unknown(columns))
 
-    def _is(self, node: exp.Is) -> _Evaluate:
+    def _compile_is(self, node: exp.Is) -> _Evaluate:
         name, _ = self._find_field(node.this)
         if node.expression.key == "null":
             return lambda columns: number_column(columns.missing(name))
         if node.expression.key != "boolean":
-            raise self._refuse(f"IS takes NULL, TRUE or FALSE; write {_quote_field(name)} = {_sql(node.expression)}")
+            raise self._refuse(f"IS takes NULL, TRUE or FALSE; write {_quote_field(name)} = {_to_sql(node.expression)}")
         test = self._compare(node.this, "=", node.expression)
         return lambda columns: number_column(_true_rows(test(columns)))
 
-    def _boolean_field(self, node: exp.Column) -> _Evaluate:
+    def _compile_boolean_field(self, node: exp.Column) -> _Evaluate:
         name, kind = self._find_scalar(node, None)
         if kind != "boolean":
             shell = "; in a shell put the filter in quotes, because > writes to a file" if self._text.strip() == name else ""
             raise self._refuse(f"{name} is {_ADVICE[kind][0]}, not a condition; compare it with a value{shell}")
         return lambda columns: columns.test(name, lambda values: values)
 
-    def _like(self, node: exp.Expression) -> _Evaluate:
+    def _compile_like(self, node: exp.Expression) -> _Evaluate:
         like = node.this if node.key == "escape" else node
         name, kind = self._find_scalar(like.this, like.expression)
         if kind != "string":
@@ -452,11 +452,11 @@ class _Binder:
             return lambda columns: pc.invert(columns.test(name, of_values))
         return lambda columns: columns.test(name, of_values)
 
-    def _array_contains(self, node: exp.ArrayContains) -> _Evaluate:
+    def _compile_array_contains(self, node: exp.ArrayContains) -> _Evaluate:
         name, type_ = self._find_field(node.this)
         kind = kind_of(type_)
         if not pa.types.is_list(type_):
-            raise self._refuse(f"{name} is {_ADVICE[kind][0]}, not a list; write {_quote_field(name)} = {_sql(node.expression)}")
+            raise self._refuse(f"{name} is {_ADVICE[kind][0]}, not a list; write {_quote_field(name)} = {_to_sql(node.expression)}")
         wanted = self._read_value(name, kind, node.expression)
         if wanted is None:
             return _evaluate_unknown

@@ -195,11 +195,10 @@ class Index(IndexReader):
                 raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
             opened, retriever = self._combine(others, how, rerank, candidates)
             document, chosen = opened.document, one_effort(effort, target_recall)
-            find: Callable[..., Hits] = partial(search_with, retriever, asked, filter=condition, effort=chosen)
+            find: Callable[[int], Hits] = partial(search_with, retriever, asked, filter=condition, effort=chosen)
         else:
             vectors = self._encode_queries([query.text for query in asked] if by_text else given)
-            options = ReaderOptions(condition, effort, target_recall)
-            find = lambda k: self.answer(self.request(vectors, k, options))  # noqa: E731
+            find = partial(self._find_nearest, vectors, ReaderOptions(condition, effort, target_recall))
         if group_by is None:
             hits = find(offset + k)
         else:
@@ -214,6 +213,9 @@ class Index(IndexReader):
         elif isinstance(queries, str) and condition is not None and not offset and not len(hits[0]):
             logger.warning("%s", describe_nothing_found(self, as_filter(condition)))
         return hits[0] if isinstance(queries, str) else hits
+
+    def _find_nearest(self, vectors: Any, options: ReaderOptions, k: int) -> Hits:
+        return self.answer(self.request(vectors, k, options))
 
     def explain(
         self,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.encoder.layers import add_norm, choose_ops, rotate, rotate_, use_triton
+from quiver.encoder.layers import add_norm, choose_ops, rotate, rotate_reference, use_triton
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:
@@ -18,14 +18,14 @@ def angles(tokens: int, pairs: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens", [3, 1500])
-def test_rotation_in_place_is_rotation(tokens: int) -> None:
-    qkv = torch.randn(tokens, 3, 2, 16)
+def test_rotation_of_a_part_of_each_head_and_its_gradient_are_those_of_the_reference(tokens: int) -> None:
+    qkv, upstream = torch.randn(tokens, 3, 2, 16, requires_grad=True), torch.randn(3, tokens, 2, 16)
     angle = angles(tokens, 4)
-    q, k, _ = rotate(qkv.clone(), angle.cos(), angle.sin())
-    for part, expected in enumerate((q, k)):
-        heads = qkv[:, part].contiguous()
-        assert rotate_(heads, angle.cos(), angle.sin()) is heads
-        torch.testing.assert_close(heads, expected)
+    results = []
+    for function in (rotate, rotate_reference):
+        parts = function(qkv, angle.cos(), angle.sin())
+        results.append((*parts, *torch.autograd.grad(parts, qkv, upstream.unbind(0))))
+    torch.testing.assert_close(*results)
 
 
 def test_a_half_precision_rotation_rounds_once() -> None:
