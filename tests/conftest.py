@@ -23,7 +23,6 @@ from quiver.cli.main import main
 from quiver.encoder import Encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from tests.processes import imported_python
 
 # Libraries that the parity tests compare with. If one is missing its tests skip; with QUIVER_REQUIRE_DATA=1 (CI) the session fails.
 BASELINES = (
@@ -125,12 +124,6 @@ def new_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 def private_cache(new_cache: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a cache of its own: no test reads or fills the user's cache or that of another test."""
     monkeypatch.setenv("QUIVER_CACHE", str(new_cache()))
-
-
-@pytest.fixture
-def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that Quiver starts by ``sys.executable`` come from `imported_python`; workers do not."""
-    monkeypatch.setattr(sys, "executable", imported_python())
 
 
 @pytest.fixture(scope="session")

@@ -67,16 +67,22 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
+DEFAULT_COMMANDS = {"report": "write", "estimate": "index"}
+"""What a group's arguments stand for where the first is no command of it."""
+
+
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())), ids=lambda value: str(value)[:60])
 def test_commands_and_their_options_exist(page: str, line: str) -> None:
     command: Any = typer.main.get_command(app)
     context = command.context_class(command, info_name="quiver")
     words = shlex.split(line)
-    while words and hasattr(command, "get_command") and not words[0].startswith("-"):
+    while words and hasattr(command, "get_command"):
         if "|" in words:
             return  # a list of alternatives in prose
-        if command.name == "report" and "/" in words[0]:
-            words.insert(0, "write")  # what a folder as first argument stands for
+        if command.name in DEFAULT_COMMANDS and words[0] not in command.commands:
+            words.insert(0, DEFAULT_COMMANDS[command.name])
+        if words[0].startswith("-"):
+            break
         inner = command.get_command(context, words[0])
         assert inner is not None, f"{page}: no command {words[0]!r} in: quiver {line}"
         command, words = inner, words[1:]

@@ -83,15 +83,6 @@ def test_settings_of_classifiers_are_refused_for_other_heads(tmp_path: Path) -> 
         load_head(SpanQA, tmp_path, num_labels=2)
 
 
-@pytest.mark.parametrize("family", ["modernbert", "bert", "quiver"])
-def test_an_untied_decoder_comes_back(tmp_path: Path, family: str) -> None:
-    model = head("masked_lm", family, tied=False)
-    save_head(model, tmp_path)
-    again = load_head(MaskedLM, tmp_path)
-    assert again.decoder.weight is not None
-    assert torch.equal(outputs(again), outputs(model))
-
-
 @pytest.mark.parametrize(("task", "family"), EVERY)
 def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
     tmp_path: Path, task: Task, family: str, caplog: pytest.LogCaptureFixture

@@ -90,12 +90,6 @@ def test_truncation_is_counted(tokenizer: Tokenizer) -> None:
         assert all(ids[0] == tokenizer.special_id("cls") and ids[-1] == tokenizer.special_id("sep") for ids in cut.ids)
 
 
-def test_lengths_do_not_stick(tokenizer: Tokenizer) -> None:
-    long = tokenizer.encode(TEXTS, max_length=50).ids
-    tokenizer.encode(TEXTS, max_length=4)
-    assert tokenizer.encode(TEXTS, max_length=50).ids == long
-
-
 def test_a_poor_corpus_is_filled_with_unused_tokens() -> None:
     tokenizer = Tokenizer.train(["ab ab"], vocab_size=320)
     assert len(tokenizer) == 320

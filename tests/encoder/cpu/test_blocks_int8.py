@@ -234,7 +234,7 @@ print(kernel_int8_levels(), machine.emit_object(binding.parse_assembly(str(modul
         ("+avx512f,+avx512bw,+avx512vl,+avx512vnni,+avx2,+fma", 255, "62f26d4850c1"),
         # The same of %ymm in the shorter encoding, which is all that these processors have.
         pytest.param("+avxvnni,+avx2,+fma", 255, "c4e26d50c1", marks=pytest.mark.slow),
-        ("+avx2,+fma", 127, "c4e26d04"),  # vpmaddubsw of %ymm2 and another
+        pytest.param("+avx2,+fma", 127, "c4e26d04", marks=pytest.mark.slow),  # vpmaddubsw of %ymm2 and another
         pytest.param("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804", marks=pytest.mark.slow),
     ],
 )
