@@ -121,55 +121,40 @@ def estimate_rate(config: EncoderConfig, device: str, *, tokens: float) -> float
     return DEVICES[device] * 1e12 * _UTILISATION / operations
 
 
-MULTIPROCESSORS = {"t4": 40, "a10": 72, "l4": 58, "rtx3090": 82, "rtx4090": 128, "l40s": 142, "a100": 108, "h100": 132, "h200": 132}
-"""GPU -> number of streaming multiprocessors (NVIDIA's data sheets; SXM variants)."""
-
-PAPER_GPUS = ("t4", "a10", "l4", "rtx3090", "rtx4090", "a100", "h100")
-"""GPUs that ModernBERT was designed for (arXiv:2412.13663, section 2.1.3)."""
+MULTIPROCESSORS = {"t4": 40, "a10": 72, "l4": 58, "rtx3090": 82, "rtx4090": 128, "a100": 108, "h100": 132}
+"""GPU that ModernBERT was designed for -> its streaming multiprocessors (arXiv:2412.13663, appendix B; NVIDIA's data sheets)."""
 
 TILE = (128, 256)
-"""Block of weights that one multiprocessor works on at a time, in either orientation (arXiv:2412.13663, appendix B)."""
+"""Block of weights that one multiprocessor works on at a time, in either orientation (appendix B)."""
 
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """How the weight matrix of a layer is divided into tiles."""
+    """How a weight matrix of a layer is divided into tiles."""
 
     name: str
     inputs: int
     outputs: int
-    aligned: bool
-    """Whether both sides are multiples of 64, which tensor cores require."""
-    tiles: int
-    """Number of tiles, in the better orientation."""
-    tile_fill: float
-    """Share of the tiles that holds weights."""
+    aligned: bool  # both sides are multiples of 64, which tensor cores require
+    tiles: int  # in the better orientation
+    tile_fill: float  # share of the tiles that holds weights
+    last_wave: dict[str, float]  # GPU -> share of its multiprocessors that the last of several waves of tiles occupies
 
 
-def matrix_shapes(width: int, mlp: int, *, gated: bool = True) -> list[MatrixShape]:
-    """Divide the four weight matrices of a layer with a given width and MLP width into tiles.
+def matrix_shapes(width: int, mlp: int) -> list[MatrixShape]:
+    """Divide the four weight matrices of a layer with a gated MLP into tiles.
 
     Example:
-        >>> [(shape.name, shape.tiles, shape.tile_fill) for shape in matrix_shapes(768, 1152)]
-        [('Wqkv', 54, 1.0), ('Wo', 18, 1.0), ('MLP in', 54, 1.0), ('MLP out', 27, 1.0)]
+        >>> [(shape.name, shape.tiles, shape.tile_fill, shape.last_wave["a100"]) for shape in matrix_shapes(768, 1152)]
+        [('Wqkv', 54, 1.0, 0.5), ('Wo', 18, 1.0, 0.16666666666666666), ('MLP in', 54, 1.0, 0.5), ('MLP out', 27, 1.0, 0.25)]
     """
-    sides = {"Wqkv": (width, 3 * width), "Wo": (width, width), "MLP in": (width, (1 + gated) * mlp), "MLP out": (mlp, width)}
+    sides = {"Wqkv": (width, 3 * width), "Wo": (width, width), "MLP in": (width, 2 * mlp), "MLP out": (mlp, width)}
     found = []
     for name, (inputs, outputs) in sides.items():
         tiles = min(math.ceil(inputs / high) * math.ceil(outputs / wide) for high, wide in (TILE, TILE[::-1]))
-        aligned = inputs % 64 == outputs % 64 == 0
-        found.append(MatrixShape(name, inputs, outputs, aligned, tiles, inputs * outputs / (tiles * math.prod(TILE))))
+        fill, waves = inputs * outputs / (tiles * math.prod(TILE)), {gpu: (tiles % n or n) / n for gpu, n in MULTIPROCESSORS.items()}
+        found.append(MatrixShape(name, inputs, outputs, inputs % 64 == outputs % 64 == 0, tiles, fill, waves))
     return found
-
-
-def wave_fill(tiles: int, multiprocessors: int) -> float:
-    """Share of the multiprocessors that the last wave of tiles occupies; 1 if the tiles are a multiple of them.
-
-    Example:
-        >>> wave_fill(54, 108), wave_fill(216, 108), wave_fill(135, 108)
-        (0.5, 1.0, 0.25)
-    """
-    return (tiles % multiprocessors or multiprocessors) / multiprocessors
 
 
 def matrix_weights(config: EncoderConfig) -> int:

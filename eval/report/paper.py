@@ -187,17 +187,10 @@ def _count_tasks(content: GlueContent) -> str:
     return f"{content['average']['known']} of {content['average']['members']}"
 
 
-def paper_report(
-    results: Sequence[Results],
-    *,
-    against: str | None = None,
-    significance: Significance = NOT_TESTED,
-    glue: Sequence[GlueContent] = (),
-) -> Report:
-    """Make the report in the layouts of the paper."""
-    layouts = paper_layouts(results, against=against, significance=significance, glue=glue)
-    sections = tuple(layout_section(layout) for layout in layouts)
-    return Report("Retrieval results beside the ModernBERT paper", sections, "Grey rows are published, the others are measured.")
+def paper_report(layouts: Sequence[Layout]) -> Report:
+    """Make the report of layouts."""
+    note = "Grey rows are published, the others are measured."
+    return Report("Retrieval results beside the ModernBERT paper", tuple(map(layout_section, layouts)), note)
 
 
 def layout_section(layout: Layout) -> Section:
@@ -415,7 +408,7 @@ def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str 
         check_data(results)
     tested = test_significance(folders, results, averages=averages(collections_by_key(results))) if results else NOT_TESTED
     try:
-        report = paper_report(results, against=against, significance=tested, glue=glue)
+        report = paper_report(paper_layouts(results, against=against, significance=tested, glue=glue))
     except (KeyError, TypeError) as error:
         raise InputError(f"a {FILE} of quiver glue is damaged: the field {error} is missing or has a wrong type") from error
     write(replace(report, title=title or report.title), Path(out))

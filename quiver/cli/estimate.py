@@ -118,14 +118,10 @@ def estimate(
 @command
 def estimate_shape(
     *,
-    model: str | None = option(None, f"Preset to take the sizes of: {', '.join(PRESETS)}.", "-m"),
-    width: int | None = option(None, "Width of the hidden states.", min=1),
-    heads: int | None = option(None, "Number of attention heads.", min=1),
-    mlp: int | None = option(None, "Width of the MLP: 1152 for modernbert-base, whose first matrix has 2 x 1152 outputs.", min=1),
-    gated: bool = option(True, "Whether the MLP is gated (GeGLU), so that its first matrix is twice as wide.", "--gated/--no-gated"),
-    gpu: Literal["t4", "a10", "l4", "rtx3090", "rtx4090", "l40s", "a100", "h100", "h200"] | None = option(
-        None, "GPU to estimate for. Default: the seven of the ModernBERT paper."
-    ),
+    width: int = option(..., "Width of the hidden states.", min=1),
+    heads: int = option(..., "Number of attention heads.", min=1),
+    mlp: int = option(..., "Width of the gated MLP: 1152 for modernbert-base, whose first matrix has 2 x 1152 outputs.", min=1),
+    gpu: Literal["t4", "a10", "l4", "rtx3090", "rtx4090", "a100", "h100"] | None = option(None, "GPU to estimate for. Default: all."),
     output: options.Output,
 ) -> None:
     """Show how full the weight matrices of a layer make the tiles of tensor cores and the multiprocessors of GPUs.
@@ -134,38 +130,21 @@ def estimate_shape(
 
     Example: quiver estimate shape --width 768 --heads 12 --mlp 1152 --gpu h100
     """
-    from quiver.retrieval.planning import MULTIPROCESSORS, PAPER_GPUS, matrix_shapes, wave_fill
+    from quiver.retrieval.planning import MULTIPROCESSORS, matrix_shapes
 
-    if model is not None:
-        if model not in PRESETS:
-            raise InputError(f"--model {model}: no preset; pass --width, --heads and --mlp, or one of {', '.join(PRESETS)}")
-        config = preset(model)
-        width, heads, mlp, gated = config.hidden_size, config.num_heads, config.intermediate_size, config.mlp == "gated"
-    if width is None or heads is None or mlp is None:
-        raise InputError("pass --width, --heads and --mlp, or the name of a preset as --model")
     if width % heads:
         raise InputError(f"--width {width} is not divisible by --heads {heads}")
-    gpus = PAPER_GPUS if gpu is None else (gpu,)
-    shapes = matrix_shapes(width, mlp, gated=gated)
-    waves = {each.name: {name: wave_fill(each.tiles, MULTIPROCESSORS[name]) for name in gpus} for each in shapes}
+    gpus, shapes = MULTIPROCESSORS if gpu is None else (gpu,), matrix_shapes(width, mlp)
     if output.json:
-        print_json({"head_width": width // heads, "matrices": [{**asdict(each), "waves": waves[each.name]} for each in shapes]})
+        print_json({"head_width": width // heads, "matrices": list(map(asdict, shapes))})
         return
-    rows = [
-        (
-            each.name,
-            f"{each.inputs:,} x {each.outputs:,}",
-            "yes" if each.aligned else "no",
-            f"{each.tiles:,}",
-            f"{each.tile_fill:.1%}",
-            *(f"{waves[each.name][name]:.0%}" for name in gpus),
-        )
-        for each in shapes
-    ]
+    rows = []
+    for each in shapes:
+        counts = (f"{each.inputs:,} x {each.outputs:,}", "yes" if each.aligned else "no", f"{each.tiles:,}", f"{each.tile_fill:.1%}")
+        rows.append((each.name, *counts, *(f"{each.last_wave[name]:.0%}" for name in gpus)))
     header = ("matrix", "shape", "x 64", "tiles", "tiles full", *(f"{name} ({MULTIPROCESSORS[name]})" for name in gpus))
     print_table("Tensor cores: sides that are multiples of 64, tiles of 128 x 256; share of multiprocessors in the last wave", header, rows)
-    fits = "a multiple of 64" if width // heads % 64 == 0 else "not a multiple of 64, as attention kernels prefer"
-    say(f"head width: {width // heads}, {fits}")
+    say(f"head width: {width // heads}, {'' if width // heads % 64 == 0 else 'not '}a multiple of 64")
 
 
 def _sampled(source: str, given: SourceOptions, model: BiEncoder | ColBERT, size: int = 512) -> tuple[list[Document], int]:

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.eval.report.compare import compare_results, comparison_report, significance
 from quiver.eval.report.formats import escape_latex, render_latex
-from quiver.eval.report.paper import paper_report
+from quiver.eval.report.paper import paper_layouts, paper_report
 from quiver.eval.report.retrieval import latex_report
 from quiver.eval.results import CollectionResult, Results, read_results
 
@@ -160,7 +160,7 @@ def test_the_document_compiles(
     long = headline(many).replace("tab:retrieval", "tab:many")
     document = (
         f"\\documentclass{{article}}\n{encoding}\\usepackage{{booktabs}}\n\\usepackage{{graphicx}}\n\\usepackage{{longtable}}\n\\begin{{document}}\n"
-        f"{headline(results)}\n{render_latex(paper_report(results, against='ModernBERT-base'))}\n"
+        f"{headline(results)}\n{render_latex(paper_report(paper_layouts(results, against='ModernBERT-base')))}\n"
         # A name of another label, because this table stands twice in one document.
         f"{render_latex(tested).replace('tab:retrieval', 'tab:tested')}\n{render_latex(comparison)}\n{long}\n\\end{{document}}\n"
     )
