@@ -187,144 +187,6 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
-@dataclass(frozen=True)
-class Session(Generic[Model, Example]):
-    """One session of a run.
-
-    Attributes:
-        task: The task to learn.
-        schedule: Steps and learning rates.
-        out: Run folder.
-        checkpoints: Checkpoints of the run.
-        device: Device to train on.
-        progress: Show a progress bar.
-    """
-
-    task: Task[Model, Example]
-    schedule: Schedule
-    out: Path
-    checkpoints: Checkpoints
-    device: str
-    progress: bool = False
-
-
-class _TrainerTask(Generic[Model, Example]):
-    """Adapts a `Task` to the trainer."""
-
-    def __init__(self, session: Session[Model, Example], model: Model, done: int) -> None:
-        self._session: Session[Model, Example] = session
-        self.model: Model = model
-        self.optimizer = make_optimizer(model, session.schedule.updates, session.schedule.training)
-        self.device = torch.device(session.device)
-        self._done = done
-        self.after_step(done)
-
-    @property
-    def module(self) -> nn.Module:
-        return self.model
-
-    @property
-    def learning_rate_setting(self) -> str:
-        return f"{self._session.schedule.setting}.learning_rate"
-
-    @property
-    def keep_best(self) -> int:
-        return 0  # every evaluated step is saved
-
-    def steps(self) -> Iterator[list[TrainingBatch]]:
-        return prefetch(self._steps())
-
-    def _steps(self) -> Iterator[list[TrainingBatch]]:
-        task, schedule = self._session.task, self._session.schedule
-        for step in range(self._done + 1, schedule.steps + 1):
-            examples = [task.examples[row] for row in schedule.members(step)]
-            batch = task.batch(examples)
-            yield [
-                TrainingBatch(
-                    {_PACKED: batch.packed, **batch.targets},
-                    map(task.described, examples),
-                    tokens=batch.packed.num_tokens,
-                    next_position=divmod(step, schedule.per_epoch),
-                    ends_epoch=step % schedule.per_epoch == 0,
-                )
-            ]
-
-    def next_phase(self) -> bool:
-        return False
-
-    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
-        batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
-        with autocast(self._session.schedule.training.dtype, self.device):
-            return self._session.task.loss(self.model, batch)
-
-    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
-        del inputs
-        return 1
-
-    def learning_rate(self, step: int) -> float:
-        return self._session.schedule.learning_rate(step)
-
-    def after_step(self, step: int) -> None:
-        if step < self._session.schedule.steps:
-            set_learning_rate(self.optimizer, self.learning_rate(step + 1))
-
-    def finished(self, progress: Progress) -> bool:
-        return progress.step == self._session.schedule.steps
-
-    def log_due(self, progress: Progress) -> bool:
-        return self.finished(progress) or progress.step % self._session.schedule.training.log_every == 0
-
-    def position(self, progress: Progress) -> Mapping[str, float]:
-        return {"epoch": progress.epoch + progress.epoch_batches / self._session.schedule.per_epoch}
-
-    def log_values(self, progress: Progress) -> Mapping[str, float]:
-        del progress
-        return {}
-
-    def evaluation_due(self, progress: Progress) -> bool:
-        return self._session.schedule.evaluation_due(progress.step)
-
-    def evaluate(self) -> Mapping[str, float]:
-        with autocast(self._session.schedule.training.dtype, self.device):
-            measures = self._session.task.score(self.model)
-        return {SCORE: next(iter(measures.values())), **measures} if measures else {}
-
-    def save_due(self, progress: Progress) -> bool:
-        every = self._session.schedule.training.save_every
-        return self.evaluation_due(progress) or (every is not None and progress.step % every == 0)
-
-    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
-        if folder is not None:
-            self._session.task.save(self.model, folder)
-            save_train_state(folder, {"optimizer": self.optimizer.state_dict()}, progress, random_states)
-
-    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
-        newest = set(saved[-self._session.schedule.training.keep_checkpoints :])
-        return newest if progress.best_step is None else newest | {progress.best_step}
-
-
-def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Model]:
-    """Train until the end of the run, or until the score has not risen for ``patience`` evaluations."""
-    schedule, checkpoint = session.schedule, session.checkpoints.path(step or 0)
-    with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
-        model: Model = (session.task.open(checkpoint) if step else first_model()).to(session.device)
-        task = _TrainerTask(session, model, step or 0)
-        progress, random_states = Progress(), None
-        if step:
-            saved = load_train_state(checkpoint, ("optimizer",))
-            progress, random_states = saved.progress, saved.random_states
-            task.optimizer.load_state_dict(saved.state["optimizer"])
-        if step is not None:
-            progress.resumed_at.append(step)
-        training = schedule.training
-        forms = {**FORMS, SCORE: "score {:.4f}"}
-        with training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as bar:
-            highest = math.inf if training.max_grad_norm is None else training.max_grad_norm
-            settings = TrainerSettings(training.seed, highest, patience=training.patience, callbacks=[bar])
-            Trainer(task, settings, session.out, Processes(), stop, progress, random_states).train()
-    return progress, model.eval()
-
-
 Result = TypeVar("Result", bound="DataclassInstance")
 
 RUN_SCHEMA = "quiver-run/fine-tuning-1"
@@ -376,6 +238,131 @@ class Request:
     command: str | None = None
     device: str | None = None
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints of the run."""
+        return Checkpoints(self.out / CHECKPOINTS)
+
+
+class _TrainerTask(Generic[Model, Example]):
+    """Adapts a `Task` to the trainer."""
+
+    def __init__(self, task: Task[Model, Example], schedule: Schedule, model: Model, done: int) -> None:
+        self._task: Task[Model, Example] = task
+        self._schedule = schedule
+        self.model: Model = model
+        self.optimizer = make_optimizer(model, schedule.updates, schedule.training)
+        self.device = next(model.parameters()).device
+        self._done = done
+        self.after_step(done)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
+    @property
+    def learning_rate_setting(self) -> str:
+        return f"{self._schedule.setting}.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        return 0  # every evaluated step is saved
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
+        return prefetch(self._steps())
+
+    def _steps(self) -> Iterator[list[TrainingBatch]]:
+        task, schedule = self._task, self._schedule
+        for step in range(self._done + 1, schedule.steps + 1):
+            examples = [task.examples[row] for row in schedule.members(step)]
+            batch = task.batch(examples)
+            yield [
+                TrainingBatch(
+                    {_PACKED: batch.packed, **batch.targets},
+                    map(task.described, examples),
+                    tokens=batch.packed.num_tokens,
+                    next_position=divmod(step, schedule.per_epoch),
+                    ends_epoch=step % schedule.per_epoch == 0,
+                )
+            ]
+
+    def next_phase(self) -> bool:
+        return False
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
+        with autocast(self._schedule.training.dtype, self.device):
+            return self._task.loss(self.model, batch)
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        del inputs
+        return 1
+
+    def learning_rate(self, step: int) -> float:
+        return self._schedule.learning_rate(step)
+
+    def after_step(self, step: int) -> None:
+        if step < self._schedule.steps:
+            set_learning_rate(self.optimizer, self.learning_rate(step + 1))
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step == self._schedule.steps
+
+    def log_due(self, progress: Progress) -> bool:
+        return self.finished(progress) or progress.step % self._schedule.training.log_every == 0
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        return {"epoch": progress.epoch + progress.epoch_batches / self._schedule.per_epoch}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        del progress
+        return {}
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        return self._schedule.evaluation_due(progress.step)
+
+    def evaluate(self) -> Mapping[str, float]:
+        with autocast(self._schedule.training.dtype, self.device):
+            measures = self._task.score(self.model)
+        return {SCORE: next(iter(measures.values())), **measures} if measures else {}
+
+    def save_due(self, progress: Progress) -> bool:
+        every = self._schedule.training.save_every
+        return self.evaluation_due(progress) or (every is not None and progress.step % every == 0)
+
+    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+        if folder is not None:
+            self._task.save(self.model, folder)
+            save_train_state(folder, {"optimizer": self.optimizer.state_dict()}, progress, random_states)
+
+    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
+        newest = set(saved[-self._schedule.training.keep_checkpoints :])
+        return newest if progress.best_step is None else newest | {progress.best_step}
+
+
+def fine_tune(
+    request: Request, prepared: Prepared[Model, Example, Result], first_model: Callable[[], Model], *, step: int | None
+) -> tuple[Progress, Model]:
+    """Train until the end of the run, or until the score has not risen for ``patience`` evaluations."""
+    schedule, checkpoint = prepared.schedule, request.checkpoints.path(step or 0)
+    with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
+        model: Model = (prepared.task.open(checkpoint) if step else first_model()).to(_pick_device(request))
+        task = _TrainerTask(prepared.task, schedule, model, step or 0)
+        progress, random_states = Progress(), None
+        if step:
+            saved = load_train_state(checkpoint, ("optimizer",))
+            progress, random_states = saved.progress, saved.random_states
+            task.optimizer.load_state_dict(saved.state["optimizer"])
+        if step is not None:
+            progress.resumed_at.append(step)
+        training = schedule.training
+        forms = {**FORMS, SCORE: "score {:.4f}"}
+        with training_bar(progress.step, schedule.steps, enabled=request.progress, forms=forms) as bar:
+            highest = math.inf if training.max_grad_norm is None else training.max_grad_norm
+            settings = TrainerSettings(training.seed, highest, patience=training.patience, callbacks=[bar])
+            Trainer(task, settings, request.out, Processes(), stop, progress, random_states).train()
+    return progress, model.eval()
+
 
 def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
     """Fine-tune a model, and write the model, the results and the record."""
@@ -409,37 +396,30 @@ def _pick_device(request: Request) -> str:
 
 
 def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
-    out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
+    out = request.out
     step = resume_run(out, now, Processes()) if request.resume else None
     if step is None:
         now.write(out)
-    session = Session(prepared.task, prepared.schedule, out, checkpoints, _pick_device(request), request.progress)
-    progress, last = fine_tune(session, prepared.first_model, step=step)
-    model = last if progress.best_step in (None, progress.step) else _load_best(session, progress)
-    with autocast(prepared.schedule.training.dtype, torch.device(session.device)):
+    progress, model = fine_tune(request, prepared, prepared.first_model, step=step)
+    if progress.best_step not in (None, progress.step):
+        best = request.checkpoints.path(progress.best_step or 0)
+        if not request.checkpoints.sound([progress.best_step or 0]):
+            raise InputError(f"{best}: the best checkpoint is damaged or missing; train again with --overwrite")
+        model = prepared.task.open(best).to(_pick_device(request))
+    with autocast(prepared.schedule.training.dtype, torch.device(_pick_device(request))):
         scores = prepared.finish(model)
     parts = {
         "counts": prepared.counts,
         "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
-        "result": _summarize_run(session, progress),
+        "result": _summarize_run(read_log(out / LOG), prepared.schedule, progress),
         "scores": asdict(scores),
     }
     finish_run(out, partial(prepared.task.save, model), now.record(RUN_SCHEMA, parts))
     return scores
 
 
-def _load_best(session: Session[Model, Example], progress: Progress) -> Model:
-    """Load the best model from its checkpoint."""
-    best = progress.best_step or 0
-    if not session.checkpoints.sound([best]):
-        raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or missing; train again with --overwrite")
-    model: Model = session.task.open(session.checkpoints.path(best)).to(session.device)
-    return model
-
-
-def _summarize_run(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
+def _summarize_run(log: Sequence[Mapping[str, float]], schedule: Schedule, progress: Progress) -> dict[str, Any]:
     """Summary of the run, from its log and its final progress."""
-    log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")
     return {
         **progress.totals(),

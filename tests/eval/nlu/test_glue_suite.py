@@ -44,10 +44,10 @@ def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: 
     recipe, out = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.3}), tmp_path / "out"
     firsts: dict[str, dict[str, torch.Tensor]] = {}
 
-    def noted(session: Any, first_model: Any, *, step: int | None) -> Any:
+    def noted(request: Any, prepared: Any, first_model: Any, *, step: int | None) -> Any:
         model = first_model()
-        firsts[session.schedule.setting] = {name: weight.clone() for name, weight in model.state_dict().items()}
-        return fine_tune(session, lambda: model, step=step)
+        firsts[prepared.schedule.setting] = {name: weight.clone() for name, weight in model.state_dict().items()}
+        return fine_tune(request, prepared, lambda: model, step=step)
 
     monkeypatch.setattr("quiver.eval.nlu.fine_tuning.fine_tune", noted)
     results = train_glue(recipe, out)
