@@ -197,6 +197,9 @@ SLOW = (
     "docs/choosing.md",
     "docs/training.md",
     "docs/fine-tuning.md",
+    "docs/cpus.md",
+    "docs/migrating.md",
+    "docs/integrations.md",
     "recipes/README.md",
 )
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -43,6 +44,11 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """Dotted names of what is imported; of ``from a import b`` both ``a`` and ``a.b``."""
     for node in ast.walk(tree):
@@ -54,11 +60,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def own_imports() -> dict[str, set[str]]:
     """Module -> the own modules that it imports; a package counts where a name is imported from its ``__init__``."""
     graph = {}
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         names = {name.removeprefix("quiver.") for name in imported(tree) if name.startswith("quiver.")} & set(MODULES)
         packages = {name for name in names if MODULES[name].name == "__init__.py"}
         graph[module] = names - {module} - {package for package in packages if any(name.startswith(f"{package}.") for name in names)}
@@ -101,7 +108,7 @@ def test_core_modules_import_no_extra_at_the_top() -> None:
     against = []
     for path in MODULES.values():
         name = path.relative_to(REPOSITORY).as_posix()
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
         roots = {each.partition(".")[0] for each in imported(top)}
         assert not roots & {"encoder", "retrieval", "eval"}, f"{name}: own packages are imported as quiver.*"

@@ -111,13 +111,6 @@ def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> N
     assert not shard.exists()
 
 
-def test_quantised_weights_are_refused(encoder: Encoder) -> None:
-    state = to_hf_state(encoder)
-    key = next(key for key in state if state[key].ndim == 2)
-    with pytest.raises(InputError, match="not floating-point numbers"):
-        from_hf_state(encoder, {**state, key: state[key].to(torch.int8)}, where="here")
-
-
 def test_each_part_of_a_fused_matrix_has_its_shape() -> None:
     encoder = init_weights(Encoder(BERT), seed=5)
     state = to_hf_state(encoder)
@@ -162,9 +155,10 @@ def test_a_name_with_and_without_prefix_is_refused(encoder: Encoder) -> None:
     [
         ({"layers.9.extra.weight": torch.zeros(1)}, r"unknown layers\.9\.extra\.weight"),
         ({"final_norm.weight": None}, r"missing final_norm\.weight"),
+        ({"final_norm.weight": torch.zeros(32, dtype=torch.int8)}, r"final_norm\.weight holds .*not floating-point numbers"),
         ({"final_norm.weight": torch.zeros(16)}, r"final_norm\.weight has shape \(16,\), config\.json requires \(32,\)"),
     ],
-    ids=["unknown", "missing", "shape"],
+    ids=["unknown", "missing", "quantized", "shape"],
 )
 def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], message: str) -> None:
     encoder = Encoder(MODERNBERT)

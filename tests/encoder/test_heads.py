@@ -141,11 +141,6 @@ def test_integer_labels_are_one_label_each(integer: torch.dtype) -> None:
     torch.testing.assert_close(classifier().loss(SCORES, labels), F.cross_entropy(SCORES, labels.long()))
 
 
-def test_floating_point_labels_are_yes_or_no_for_each() -> None:
-    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    torch.testing.assert_close(classifier().loss(SCORES, labels), F.binary_cross_entropy_with_logits(SCORES, labels))
-
-
 def test_the_problem_type_can_be_set() -> None:
     labels = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(classifier(problem_type="regression").loss(SCORES, labels), F.mse_loss(SCORES, labels))

@@ -99,7 +99,9 @@ def saved_encoder(folder: Path, family: str) -> Path:
 
 def of_families(names: Iterable[str], *, every: Container[str]) -> list[Any]:
     """The losses of ModernBERT, and of BERT. A loss sees vectors: of BERT, all but those in ``every`` are left out of CI."""
-    found = [pytest.param("modernbert", name, id=f"modernbert-{name}") for name in names]
+    # Losses in parts take long; the tests of poolings and readings have them for fewer steps.
+    parts = {name: pytest.mark.slow if name.startswith("cached_") else () for name in names}
+    found = [pytest.param("modernbert", name, id=f"modernbert-{name}", marks=parts[name]) for name in names]
     marks = {name: pytest.mark.slow if name in every else pytest.mark.exhaustive for name in names}
     return found + [pytest.param("bert", name, id=f"bert-{name}", marks=mark) for name, mark in marks.items()]
 

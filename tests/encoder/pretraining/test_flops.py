@@ -32,19 +32,11 @@ def test_attention_pairs_equal_a_direct_count(length: int) -> None:
     assert training_flops(CONFIG, [length], masked=0) - alone == 6 * 2 * 32 * (length * length + 2 * near)
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [("NVIDIA H200", 989.4e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)],
-)
-def test_the_peak_throughput_of_a_gpu_is_known(monkeypatch: pytest.MonkeyPatch, name: str, peak: float) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+PEAKS = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA A100-SXM4-80GB": 312e12}
+
+
+@pytest.mark.parametrize(("name", "peak"), [*PEAKS.items(), ("Another GPU", None), (None, None)])
+def test_the_peak_throughput_of_a_gpu_is_known(monkeypatch: pytest.MonkeyPatch, name: str | None, peak: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert peak_flops() == peak
-
-
-def test_an_unknown_device_has_no_peak_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Another GPU")
-    assert peak_flops() is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert peak_flops() is None
