@@ -196,18 +196,15 @@ class MaskedLM(nn.Module):
 MIN_ROWS = 128
 
 
-class LinearCrossEntropy(NamedTuple):
-    """Result of `linear_cross_entropy`; only the loss has a gradient."""
+class CrossEntropy(NamedTuple):
+    """Cross entropy of rows of logits, (C,) each, or their means and sums; only the loss has a gradient."""
 
-    loss: Tensor
-    """Mean cross entropy plus z-loss, a scalar in float32 or better."""
-    z_loss: Tensor
-    """The z-loss in it."""
-    correct: Tensor
-    """Number of rows whose label has the highest logit, the first of equal ones; NaN where gradients are computed: nobody asks there."""
+    loss: Tensor  # cross entropy plus z-loss; the mean of the rows is a scalar in float32 or better
+    z_loss: Tensor  # the z-loss in it; of rows the squared logarithm of the softmax's denominator, without the factor
+    correct: Tensor  # rows whose label has the highest logit, the first of equal ones; NaN where gradients are computed: nobody asks there
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, z_loss: float = 0.0) -> LinearCrossEntropy:
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, z_loss: float = 0.0) -> CrossEntropy:
     """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``, (M, D) by (V, D), and labels (M,).
 
     Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
@@ -218,7 +215,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
     the logits from drifting.
     """
     found = _LinearCrossEntropy.apply(hidden, weight, bias, labels, z_loss, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-    return LinearCrossEntropy(*found)
+    return CrossEntropy(*found)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -258,9 +255,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _sum_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype, z_loss: float
 ) -> list[Tensor]:
-    """Return the sums of `RowLosses` over all rows; the gradients of the first are added to ``grads`` (of hidden, weight, bias)."""
+    """Return the sums of all rows' `CrossEntropy`; the gradients of the loss are added to ``grads`` (of hidden, weight, bias)."""
     grad_hidden, grad_weight, grad_bias = grads
-    sums = [torch.zeros((), dtype=exact, device=hidden.device) for _ in RowLosses._fields]
+    sums = [torch.zeros((), dtype=exact, device=hidden.device) for _ in CrossEntropy._fields]
     rows = max(weight.shape[1], MIN_ROWS)
     differentiable = any(grad is not None for grad in grads)
     for start in range(0, len(hidden), rows):
@@ -282,33 +279,27 @@ def _sum_losses(
     return sums
 
 
-class RowLosses(NamedTuple):
-    """Values of the rows of logits, (C,) each."""
-
-    losses: Tensor  # cross entropy plus z-loss
-    squares: Tensor  # squared logarithm of the softmax's denominator
-    correct: Tensor  # 1.0 where the label has the highest logit, the first of equal ones, else 0.0; NaN if the loss is differentiated
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, z_loss: float, *, differentiable: bool) -> tuple[RowLosses, Tensor]:
+def _cross_entropy(
+    logits: Tensor, labels: Tensor, exact: torch.dtype, z_loss: float, *, differentiable: bool
+) -> tuple[CrossEntropy, Tensor]:
     """Values of the rows of logits, (C, V), which may be overwritten, and the losses' derivatives by them if ``differentiable``."""
     if use_triton(logits):
         from quiver.encoder.gpu import triton_tokens
 
         found = triton_tokens.cross_entropy_(logits, labels.contiguous(), z_loss=z_loss, differentiable=differentiable)
-        return RowLosses(*found), logits
+        return CrossEntropy(*found), logits
     target = labels[:, None]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=exact)
     loss = -log_probabilities.gather(1, target)[:, 0]
     log_sum = loss + logits.gather(1, target)[:, 0]
     losses, squares = loss + z_loss * log_sum.square(), log_sum.square()
     if not differentiable:
-        return RowLosses(losses, squares, (logits.argmax(1) == labels).to(exact)), logits
+        return CrossEntropy(losses, squares, (logits.argmax(1) == labels).to(exact)), logits
     slope = log_probabilities.exp_()
     if z_loss:
         slope *= (1 + 2 * z_loss * log_sum)[:, None]
     slope.scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
-    return RowLosses(losses, squares, torch.full_like(loss, math.nan)), slope
+    return CrossEntropy(losses, squares, torch.full_like(loss, math.nan)), slope
 
 
 def _mean_of_tokens(hidden: Tensor, batch: PackedBatch) -> Tensor:

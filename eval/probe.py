@@ -11,7 +11,6 @@ import gc
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from quiver.encoder.training.processes import single_process
 from quiver.encoder.training.recipe_file import Overrides, find_recipe, recipe_kind
 from quiver.encoder.training.run_folder import DATA, MODEL
 from quiver.encoder.training.trainer import Callback
-from quiver.eval.development import DevelopmentScorer, development_scorer
+from quiver.eval.development import development_scorer
 from quiver.eval.nlu.glue import choose_tasks, train_glue
-from quiver.eval.nlu.glue_tasks import TASKS, TaskName, read_split
-from quiver.eval.nlu.recipes import GLUE_KINDS, GlueRecipe, load_glue_recipe
+from quiver.eval.nlu.glue_tasks import TASKS, read_split
+from quiver.eval.nlu.recipes import GLUE_KINDS, load_glue_recipe
 from quiver.retrieval.training.data.sources import iter_source
 from quiver.retrieval.training.model import require_extra
-from quiver.retrieval.training.recipe import COLBERT_LENGTHS, LOSSES_BY_KIND, SCORE, STDLIB_DOCSTRINGS, Recipe, load_recipe
+from quiver.retrieval.training.recipe import COLBERT_LENGTHS, LOSSES_BY_KIND, SCORE, STDLIB_DOCSTRINGS, load_recipe
 from quiver.retrieval.training.run import train
 
 RUN = "run"  # name of the folder of the short training
@@ -48,23 +47,12 @@ def pretrain(
     command: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Pretrain an encoder from a recipe, with the probe that it may have; under torchrun, as one of its processes.
+    """Pretrain an encoder from a recipe, with the probe that it may have; otherwise as `quiver.encoder.pretraining.pretrain`.
 
-    Args:
-        recipe: Name of a shipped recipe, a YAML file, or a recipe of `load_pretraining_recipe`.
-        out: Run folder to write; the model is in ``model/``.
-        overrides: Changed settings, such as ``["training.seed=3"]``; only for a name or a file.
-        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
-        progress: Show a progress bar.
-        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
-        command: Command line to record.
-        callbacks: Receive events of the training loop.
-
-    Returns:
-        The content of ``run.json``.
+    ``recipe`` is the name of a shipped one, a YAML file, or a recipe of `load_pretraining_recipe`; ``overrides`` change one that is read.
 
     Raises:
-        InputError: As `quiver.encoder.pretraining.pretrain`; or the probe cannot be run: its recipe, data or lengths.
+        InputError: As there; or the probe cannot be run: its recipe, data or lengths.
         RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
     """
     if isinstance(recipe, str | Path):
@@ -92,79 +80,62 @@ def open_probe(recipe: PretrainingRecipe, *, device: str | None = None) -> Probe
     try:
         kind = recipe_kind(find_recipe(section.recipe))
         if kind in GLUE_KINDS:
-            return _open_glue_probe(section, load_glue_recipe(section.recipe, section.settings), context, device)
+            return _open_glue_probe(section, context, device)
         if kind in LOSSES_BY_KIND:
-            return _open_retrieval_probe(section, load_recipe(section.recipe, section.settings), context, device)
-        raise InputError(
-            f"{section.recipe} is a recipe of kind {kind}; a probe trains a retriever ({', '.join(LOSSES_BY_KIND)}) or on GLUE"
-        )
+            return _open_retrieval_probe(section, context, device)
+        raise InputError(f"{section.recipe} has the kind {kind}; a probe trains a retriever ({', '.join(LOSSES_BY_KIND)}) or on GLUE")
     except InputError as error:
-        raise InputError(f"probe: {error}") from error
+        raise InputError(f"probe: {error}; probe=null trains without one") from error
 
 
-def _open_glue_probe(section: ProbeSection, recipe: GlueRecipe, context: int, device: str | None) -> Probe:
-    _check_length("data.max_length", recipe.data.max_length, context)
+def _open_glue_probe(section: ProbeSection, context: int, device: str | None) -> Probe:
+    """The mean score of the tasks, as a fraction."""
+    recipe = load_glue_recipe(section.recipe, section.settings)
     tasks = choose_tasks(recipe, Path(), section.tasks)
+    _check_length("data.max_length", recipe.data.max_length, context)
     for name in tasks:
         read_split(recipe.data.source, TASKS[name], "train", limit=1)
-    return GlueProbe(recipe, tuple(tasks), device)
+
+    def probe(folder: Path) -> float:
+        started = recipe.replace(model=recipe.model.replace(init=str(folder / MODEL)))
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        results = train_glue(started, folder / RUN, tasks=tasks, device=device)
+        return statistics.fmean(run.scores.score for run in results.runs.values())
+
+    return probe
 
 
-def _open_retrieval_probe(section: ProbeSection, recipe: Recipe, context: int, device: str | None) -> Probe:
+def _open_retrieval_probe(section: ProbeSection, context: int, device: str | None) -> Probe:
+    """nDCG@10 on the development collection, as a fraction; the rows of all probes are prepared once."""
+    recipe = load_recipe(section.recipe, section.settings)
     if recipe.development is None:
         raise InputError(f"{section.recipe} has no development collection to score; add development.data=FOLDER_OR_NAME to probe.settings")
     if section.tasks:
         raise InputError(f"probe.tasks are tasks of GLUE, and {section.recipe} trains a retriever; remove them")
-    _check_length("model.max_length", recipe.model.max_length or 0, context)
-    if recipe.kind == "colbert":
-        for name, default in COLBERT_LENGTHS.items():
-            _check_length(f"model.colbert.{name}", getattr(recipe.model.colbert, name, None) or default, context)
+    colbert = {name: getattr(recipe.model.colbert, name, None) or default for name, default in COLBERT_LENGTHS.items()}
+    lengths = {f"colbert.{name}": length for name, length in colbert.items()} if recipe.kind == "colbert" else {}
+    for name, length in {"max_length": recipe.model.max_length or 0, **lengths}.items():
+        _check_length(f"model.{name}", length, context)
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
-    data = recipe.data
+    data, scorer = recipe.data, development_scorer(recipe.development)
     for source in (*data.train, *(data.queries or ()), *(data.documents or ())):
         if data.format == "beir" and not expand_home(source).is_dir():
             raise InputError(f"{source}: no such folder")
         if data.format != "beir" and source != STDLIB_DOCSTRINGS:
             next(iter_source(source), None)
-    return RetrievalProbe(recipe, development_scorer(recipe.development), device)
+
+    def probe(folder: Path) -> float:
+        model = recipe.model.replace(init=str(folder / MODEL), tokenizer=None, architecture=None)
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        with single_process():
+            record = train(recipe.replace(model=model), folder / RUN, scorer=scorer, data_folder=folder / DATA, device=device)
+        gc.collect()  # the schedules of torch form reference cycles with the model
+        return float(record["result"]["development"][-1][SCORE])
+
+    return probe
 
 
 def _check_length(name: str, length: int, context: int) -> None:
     if length > context:
         raise InputError(f"{name} must be <= {context}, the shortest context of the phases, got {length}; add {name}=... to probe.settings")
-
-
-@dataclass(frozen=True)
-class RetrievalProbe:
-    """Trains a retriever; its nDCG@10 on the development collection, as a fraction."""
-
-    recipe: Recipe
-    scorer: DevelopmentScorer
-    device: str | None
-
-    def __call__(self, folder: Path) -> float:
-        """Train in a folder from the model there; its rows are prepared once."""
-        model = self.recipe.model.replace(init=str(folder / MODEL), tokenizer=None, architecture=None)
-        recipe, out = self.recipe.replace(model=model), folder / RUN
-        shutil.rmtree(out, ignore_errors=True)
-        with single_process():
-            record = train(recipe, out, scorer=self.scorer, data_folder=folder / DATA, device=self.device)
-        gc.collect()  # the schedules of torch form reference cycles with the model
-        return float(record["result"]["development"][-1][SCORE])
-
-
-@dataclass(frozen=True)
-class GlueProbe:
-    """Trains on tasks of GLUE; the mean of their scores, as a fraction."""
-
-    recipe: GlueRecipe
-    tasks: tuple[TaskName, ...]
-    device: str | None
-
-    def __call__(self, folder: Path) -> float:
-        """Train in a folder from the model there."""
-        recipe, out = self.recipe.replace(model=self.recipe.model.replace(init=str(folder / MODEL))), folder / RUN
-        shutil.rmtree(out, ignore_errors=True)
-        results = train_glue(recipe, out, tasks=self.tasks, device=self.device)
-        return statistics.fmean(run.scores.score for run in results.runs.values())

@@ -128,17 +128,20 @@ def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
         return path
     if path.exists():
         raise InputError(f"{source}: is a file; a model is a folder")
-    name, _, named = str(source).partition("@")
-    if named and revision not in (None, named):
-        raise InputError(f"{source}: names a revision, and {revision} is given too; remove one of them")
-    folder = _fetched(name, named or revision, PATTERNS)
+    name, _, named = pin_source(source, revision).partition("@")
+    folder = _fetched(name, named or None, PATTERNS)
     pickled = _pickled_weights(folder)
-    return _fetched(name, named or revision, [*PATTERNS, *pickled]) if pickled else folder
+    return _fetched(name, named or None, [*PATTERNS, *pickled]) if pickled else folder
 
 
 def pin_source(source: str | Path, revision: str | None) -> str:
     """Return ``OWNER/NAME@REVISION``, under which a model of the Hub is found again; without a revision, or for a folder, the source."""
-    return str(source) if revision is None or expand_home(source).is_dir() or "@" in str(source) else f"{source}@{revision}"
+    if revision is None or expand_home(source).is_dir():
+        return str(source)
+    name, _, named = str(source).partition("@")
+    if named not in ("", revision):
+        raise InputError(f"{source}: names a revision, and {revision} is given too; remove one of them")
+    return f"{name}@{revision}"
 
 
 def downloaded_commit(folder: Path) -> str | None:

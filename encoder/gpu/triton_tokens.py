@@ -293,7 +293,7 @@ def cross_entropy_kernel(logits, labels, values, z_loss, width: tl.constexpr, di
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, *, z_loss: float, differentiable: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `quiver.encoder.heads.RowLosses` of logits (C, V), in float32; if ``differentiable``, overwrite them with its derivatives."""
+    """Return `quiver.encoder.heads.CrossEntropy` of logits (C, V), in float32; ``differentiable``: overwrites them with its derivatives."""
     values = logits.new_empty(3, len(logits), dtype=torch.float32)
     sizes = {"width": logits.shape[1], "differentiable": differentiable, "block": LOGITS}
     with torch.cuda.device_of(logits):

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -164,12 +164,7 @@ def recipe_of(out: Path) -> Mapping[str, Any] | None:
     return read_json(out / RECIPE) if (out / RECIPE).is_file() else None
 
 
-class _WithModel(Protocol):
-    @property
-    def model(self) -> Any: ...
-
-
-Settled = TypeVar("Settled", bound=_WithModel)
+Settled = TypeVar("Settled", bound=TextSchema)
 
 
 def with_commit(recipe: Settled, *, resumed: Path | None = None) -> Settled:
@@ -177,7 +172,8 @@ def with_commit(recipe: Settled, *, resumed: Path | None = None) -> Settled:
 
     A recipe of random weights or of a local folder is returned as it is.
     """
-    model, begun = recipe.model, ((None if resumed is None else recipe_of(resumed)) or {}).get("model", {})
+    model: Any = vars(recipe)["model"]
+    begun = ((None if resumed is None else recipe_of(resumed)) or {}).get("model", {})
     if begun.get("init") == model.init:
         commit = model.revision if is_commit(model.revision) else begun.get("revision")
     elif model.init == "random" or expand_home(model.init).exists():
@@ -186,9 +182,8 @@ def with_commit(recipe: Settled, *, resumed: Path | None = None) -> Settled:
         commit = downloaded_commit(local_folder(model.init, revision=model.revision))
     if commit in (None, model.revision):
         return recipe
-    settled: Any = recipe  # not by `RecipeSchema.replace`: what the recipe says of its result holds for the commit too
-    changed: Settled = TextSchema.replace(settled, model=model.replace(revision=commit))
-    return changed
+    # Not by `RecipeSchema.replace`: what the recipe says of its result holds for the commit too.
+    return TextSchema.replace(recipe, model=model.replace(revision=commit))
 
 
 def refuse_nothing_to_resume(out: Path) -> None:

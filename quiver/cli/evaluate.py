@@ -140,7 +140,7 @@ def evaluate(
     ),
     *,
     model: str | None = option(None, "Folder or hub id of the model, or bm25.", "-m"),
-    revision: str | None = options.MODEL_REVISION,
+    revision: str | None = options.REVISION,
     index: Path | None = options.SEARCHED_INDEX,
     run: Path | None = option(None, "TREC run to score instead of --model; for several collections a folder of COLLECTION.SPLIT.trec."),
     combination: options.Combination,
@@ -175,7 +175,7 @@ def evaluate(
 
     quiver evaluate --index indexes/shop --queries clicks.csv --qrels clicks.csv --rename search=query,sku=document --out results/shop
     """
-    model = options.at_revision(model, revision)
+    model = model if revision is None else options.at_revision(model or "none", revision)
     given = [str(each) for each in (model, index, run) if each is not None]
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.charts import check_matplotlib

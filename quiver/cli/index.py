@@ -34,7 +34,7 @@ def build(
     source: str = options.SOURCE,
     *,
     model: str = option(..., "Folder or hub id of a bi-encoder or a ColBERT model; or bm25, which needs none.", "-m"),
-    revision: str | None = options.MODEL_REVISION,
+    revision: str | None = options.REVISION,
     out: Path = option(..., "Index folder to write.", "-o"),
     engine: str = options.ENGINE,
     seed: int = options.SEED,
@@ -74,7 +74,7 @@ def build(
     executor = encoding.open_executor()
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
-    loaded = load_index_model(options.at_revision(model, revision) or model, **encoding.model_arguments(), options=settings)
+    loaded = load_index_model(options.at_revision(model, revision), **encoding.model_arguments(), options=settings)
     begun = time.monotonic()
     index = build_index(
         open_corpus(source, given, tokens_of(loaded)),

@@ -47,10 +47,9 @@ def export(
     from quiver.retrieval.models.export.export import export_model
 
     exported = export_model(
-        model,
+        options.at_revision(model, revision),
         out,
         layout=layout,
-        revision=revision,
         run=run_folder,
         scores=[_read_scores(folder) for folder in results],
         languages=language,

@@ -198,12 +198,12 @@ def parse_weights(text: str) -> tuple[float, ...]:
         raise InputError(f"--weights {text!r}: expected numbers separated by commas, such as 1,0.5") from error
 
 
-def at_revision(model: str | None, revision: str | None) -> str | None:
+def at_revision(model: str, revision: str | None) -> str:
     """The model of a command with the revision of ``--revision``, as ``OWNER/NAME@REVISION``."""
     if revision is None:
         return model
-    if model is None or "/" not in model or "@" in model or Path(model).expanduser().exists():
-        raise InputError(f"--revision is one of a --model OWNER/NAME on the Hugging Face Hub, and the model is {model or 'not given'}")
+    if "/" not in model or "@" in model or Path(model).expanduser().exists():
+        raise InputError(f"--revision is one of a model OWNER/NAME on the Hugging Face Hub, and the model is {model}")
     return f"{model}@{revision}"
 
 
@@ -235,8 +235,7 @@ OVERRIDES = argument("Recipe settings to change, written section.setting=value."
 
 # Options.
 PACKAGES = option((), "Further installed package to take functions from. Repeatable.", "--package")
-REVISION = option(None, "Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
-MODEL_REVISION = option(None, "Branch, tag or commit of --model on the Hugging Face Hub; as --model OWNER/NAME@REVISION.", "--revision")
+REVISION = option(None, "Branch, tag or commit of the model on the Hugging Face Hub, as OWNER/NAME@REVISION. Default: the main branch.")
 MODEL_DTYPE = option(
     None,
     "Dtype of the model's weights. int8 is for CPUs: about 2x faster than float32 on those with VNNI, 1.5x on others. Default: bfloat16 on"

@@ -50,8 +50,8 @@ def load_model(
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.pretrained import load_for_inference
 
-    parts = load_for_inference(source, revision, dtype, device, options)
-    model = build_model(parts, pin_source(source, revision), batch_tokens=batch_tokens)
+    source = pin_source(source, revision)
+    model = build_model(load_for_inference(source, dtype, device, options), source, batch_tokens=batch_tokens)
     if isinstance(model, BiEncoder):
         if options.truncate_dim is not None and options.truncate_dim > model.dim:
             raise InputError(f"{source}: its vectors have {model.dim} dimensions, fewer than truncate_dim (--truncate-dim)")

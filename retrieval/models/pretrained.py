@@ -173,7 +173,6 @@ def check_is_retriever(source: str | Path, folder: Path) -> None:
 def load_parts(
     source: str | Path,
     *,
-    revision: str | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     to_train: bool = False,
@@ -183,7 +182,7 @@ def load_parts(
     Lengths that a folder sets beyond the encoder's positions become the number of positions, with a warning. With ``to_train``, the encoder
     of a model for another task, such as a cross-encoder, is the start of training a retriever, also with a warning.
     """
-    folder = local_folder(source, revision=revision)
+    folder = local_folder(source)
     task = other_task(folder) if to_train else None
     if task is None:
         check_is_retriever(source, folder)
@@ -257,7 +256,6 @@ def check_is_model(source: str | Path) -> None:
 
 def load_for_inference(
     source: str | Path,
-    revision: str | None,
     dtype: Dtype | torch.dtype | None,
     device: str | None,
     options: ModelOptions = FOLDERS_SETTINGS,
@@ -271,7 +269,7 @@ def load_for_inference(
     if name == "int8" and device != "cpu":
         raise InputError(f"dtype int8 is for CPUs, and the device is {device}; use bfloat16 there, or device cpu")
     weights = torch.float32 if name == "int8" else getattr(torch, name)
-    parts = load_parts(source, revision=revision, dtype=weights, device=device)
+    parts = load_parts(source, dtype=weights, device=device)
     warn_if_bare(parts, source)
     warn_if_without_prompts(parts.settings, source, options)
     parts = replace(parts, settings=options.applied(parts.settings))
@@ -308,8 +306,9 @@ class PretrainedModel(ABC, Generic[Encoding]):
         batch_tokens: int | None,
         options: ModelOptions,
     ) -> None:
-        parts = load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device), options)
-        self._assemble(parts.encoder, parts.tokenizer, parts.settings, pin_source(model_name_or_path, revision), batch_tokens)
+        source = pin_source(model_name_or_path, revision)
+        parts = load_for_inference(source, dtype, None if device is None else str(device), options)
+        self._assemble(parts.encoder, parts.tokenizer, parts.settings, source, batch_tokens)
 
     @classmethod
     def from_parts(
@@ -354,7 +353,7 @@ class PretrainedModel(ABC, Generic[Encoding]):
 
         :meta private:
         """
-        parts = load_for_inference(source, None, card.dtype, None, options_of_card(card))
+        parts = load_for_inference(source, card.dtype, None, options_of_card(card))
         model = cls.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
         return model.with_card(card)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, InputError, Tokenizer, init_weights
-from quiver.encoder.checkpoints.checkpoint import local_folder
+from quiver.encoder.checkpoints.checkpoint import local_folder, pin_source
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.batches import Projection
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -67,7 +67,7 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
         colbert = _colbert_settings(ColBERTSettings(), choice) if recipe.kind == "colbert" else None
         parts = _random_parts(section, _prefixes(colbert), texts, seed=seed, device=device)
     else:
-        parts = load_parts(section.init, revision=section.revision, device=device, to_train=True)
+        parts = load_parts(pin_source(section.init, section.revision), device=device, to_train=True)
         choice = _Choice(section, own=not parts.bare and parts.settings.kind == recipe.kind)
         colbert = (
             _colbert_settings(parts.settings.colbert if choice.own else ColBERTSettings(), choice) if recipe.kind == "colbert" else None

@@ -108,7 +108,7 @@ def test_a_stop_during_a_probe_stops_the_run_which_resumes_with_it(make: Make, t
     ("changes", "message"),
     [
         ({"recipe": "nothing"}, r"^probe: no shipped recipe 'nothing'"),
-        ({"recipe": "pretrain-small"}, r"^probe: pretrain-small is a recipe of kind pretraining; a probe trains a retriever"),
+        ({"recipe": "pretrain-small"}, r"^probe: pretrain-small has the kind pretraining; a probe trains a retriever"),
         ({"settings": ["data.trains=x"]}, r"^probe: .*data\.trains: unknown key, did you mean 'train'"),
         ({"settings": ["development="]}, r"add development\.data=FOLDER_OR_NAME to probe\.settings"),
         ({"settings": ["model.max_length=25"]}, r"model\.max_length must be <= 24, the shortest context of the phases, got 25; add model"),

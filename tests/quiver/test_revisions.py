@@ -66,7 +66,7 @@ def test_an_index_is_searched_with_the_revision_that_built_it(quiver: Callable[.
     assert quiver("search", tmp_path / "index", "owls").code == 0
     for model in (tmp_path / "hub", "bm25", f"{NAME}@main"):
         refused = quiver("index", "build", tmp_path / "rows.jsonl", "--model", model, "--revision", "next", "--out", tmp_path / "other")
-        assert (refused.code, "--revision is one of a --model OWNER/NAME" in refused.err) == (2, True)
+        assert (refused.code, "--revision is one of a model OWNER/NAME" in refused.err) == (2, True)
 
 
 @pytest.mark.usefixtures("refs")

@@ -215,7 +215,6 @@ def export_model(
     out: Path,
     *,
     layout: str,
-    revision: str | None = None,
     run: Path | None = None,
     scores: Sequence[ModelScores] = (),
     languages: Sequence[str] = (),
@@ -224,10 +223,9 @@ def export_model(
     """Write a model in another library's layout, with float32 weights and a model card.
 
     Args:
-        source: Folder or Hub id of a model.
+        source: Folder or Hub id of a model, also ``ID@REVISION``.
         out: Target folder; its name is the name of the model in the card.
         layout: A key of `LAYOUTS`.
-        revision: Branch, tag or commit of ``source`` on the Hub.
         run: Run folder of the model's training, with ``run.json``.
         scores: Scores of the model.
         languages: ISO 639 codes of the training languages.
@@ -242,8 +240,8 @@ def export_model(
     if layout == "onnx":
         require_libraries()
     check_languages(languages)
-    check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
-    parts = load_parts(source, revision=revision)  # not prepacked, unlike those of load_model
+    check_target(out, local_folder(source), overwrite=overwrite)
+    parts = load_parts(source)  # not prepacked, unlike those of load_model
     warn_if_bare(parts, source)
     model = build_model(parts, source)
     kind = model.settings.kind
@@ -315,27 +313,24 @@ class Lengthened:
     max_length: tuple[int | None, int]
 
 
-def lengthen_model(
-    source: str | Path, out: Path, *, factor: int, max_length: int | None = None, revision: str | None = None, overwrite: bool = False
-) -> Lengthened:
+def lengthen_model(source: str | Path, out: Path, *, factor: int, max_length: int | None = None, overwrite: bool = False) -> Lengthened:
     """Write a model with ``factor`` times as many absolute positions (`quiver.encoder.pretraining.position_extension`).
 
     Weights, tokenizer and length limits change; all other files are copied. Folders of sentence-transformers and PyLate and bare encoders
     are supported, but not Stanford's.
 
     Args:
-        source: Folder or Hub id.
+        source: Folder or Hub id, also ``ID@REVISION``.
         out: Target folder.
         factor: Factor >= 1.
         max_length: New maximum tokens of a text (for ColBERT, of a document); by default the number of positions.
-        revision: Branch, tag or commit on the Hub.
         overwrite: Replace an existing model.
 
     Raises:
         InputError: The model has no absolute positions or is in Stanford's layout, ``max_length`` exceeds its positions, or ``out`` cannot
             be written. ``out`` is unchanged then.
     """
-    folder = local_folder(source, revision=revision)
+    folder = local_folder(source)
     settings = read_model_folder(folder)
     if is_stanford(folder):
         raise InputError(f"{source}: Stanford's layout is not supported; first convert the model with quiver export --layout pylate")
