@@ -50,6 +50,7 @@ index build
 index build data --model model
 index build --model model --out o
 index build nowhere --model model --out o
+index build data --model model --revision main --out o
 index build f/x.xyz --model model --out o
 index build emptydir --model model --out o
 index build onlybin --model model --out o
