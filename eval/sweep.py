@@ -37,11 +37,19 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
 from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretraining_recipe
 from quiver.encoder.schema import NonBlank, SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import WITHOUT_WEIGHT, Overrides, RecipeSchema, find_recipe, load_sections, recipe_kind
+from quiver.encoder.training.recipe_file import (
+    WITHOUT_WEIGHT,
+    Overrides,
+    RecipeSchema,
+    find_recipe,
+    load_sections,
+    naming_fetch_command,
+    recipe_kind,
+)
 from quiver.encoder.training.run_folder import BEGUN, is_run, lock_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS, GlueRecipe, QaRecipe, load_glue_recipe, load_qa_recipe
-from quiver.retrieval.training.data import discard_rows
+from quiver.retrieval.training.data import discard_rows, source_stamps
 from quiver.retrieval.training.recipe import SCORE, DevelopmentSection, Recipe, load_recipe
 from quiver.retrieval.training.run import Scorer
 
@@ -455,8 +463,16 @@ class Trainer:
             module, _, name = TRAINED_BY[type(recipe)].partition(":")
             getattr(importlib.import_module(module), name)(recipe, out, resume=resume, **self._options)
 
+    def check_data(self, grid: Grid) -> None:
+        """Find the training data of retrievers and read their development collections, before the first run."""
+        for recipe in (run.recipe for run in grid.runs):
+            if isinstance(recipe, Recipe):
+                with naming_fetch_command(grid.source, recipe.data):
+                    source_stamps(recipe.data)
+                self.scorer(recipe)
+
     def scorer(self, recipe: RecipeSchema) -> Scorer | None:
-        """Read the development collection of a retriever's recipe; before the first run, so that a mistake in it is reported at once."""
+        """Read the development collection of a retriever's recipe, once."""
         section = recipe.development if isinstance(recipe, Recipe) else None
         if section is not None and section not in self._scorers:
             from quiver.eval.development import development_scorer

@@ -284,8 +284,7 @@ def sweep(
     if kind_of(recipe) is GLUE and _sweep_glue(recipe, out, training.overrides(settings), train, overwrite, output):
         return
     grid = make_grid(recipe, training.overrides(settings))
-    for run in grid.runs:
-        train.scorer(run.recipe)
+    train.check_data(grid)
     sweep = run_sweep(
         grid,
         out,

@@ -124,9 +124,10 @@ def test_missing_training_data_are_named_before_development_data_with_the_comman
     for command, source, fetch in (
         ("train docstrings-dense --dry-run", "data/code/train.jsonl.gz", docstrings),
         ("train docstrings-dense --out run", "data/code/train.jsonl.gz", docstrings),
+        ("sweep docstrings-dense --out sweep", "data/code/train.jsonl.gz", docstrings),
         ("train own.yaml --dry-run", "data/code/train.jsonl.gz", "make data"),
         ("pretrain pretrain-small --dry-run", "data/code/train.jsonl.gz", docstrings),
-        ("glue glue-base --out run", "hub://nyu-mll/glue", "hf download --repo-type dataset nyu-mll/glue"),
+        ("glue glue-base --out run model.init=.", "hub://nyu-mll/glue", "hf download --repo-type dataset nyu-mll/glue"),
     ):
         failed = quiver(*command.split())
         assert (failed.code, failed.err.count("\n")) == (2, 1), failed.err
