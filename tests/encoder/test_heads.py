@@ -120,6 +120,7 @@ def classifier(config: EncoderConfig = CONFIG, num_labels: int = 3, **arguments:
 
 
 def test_robertas_dropout_stands_on_both_sides_of_its_layer() -> None:
+    assert classifier(BERT).dropout.p == 0.1  # the encoder's, as config.json says nothing else
     model = classifier(ROBERTA, dropout=0.5)
     seen: list[Tensor] = []
     model.dropout.register_forward_hook(lambda module, inputs, output: seen.append(output))

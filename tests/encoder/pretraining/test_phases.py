@@ -44,6 +44,9 @@ def test_phases_differ_only_in_context_and_theta(make_recipe: MakeRecipe) -> Non
     assert short.local_theta == long.local_theta == 10_000.0
     assert short.attention_output_dropout == 0.1
     model = first_model(recipe, tokenizer).eval()
+    assert model.transform.dense.weight.abs().max() <= 2 * 0.02, "drawn as ModernBERT's heads are"
+    other = first_model(make_recipe("training.seed=8"), tokenizer)
+    assert not torch.equal(other.encoder.embeddings.tokens.weight, model.encoder.embeddings.tokens.weight)
     longer = in_form(model, long, where="here").eval()
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, longer.state_dict()[name])
