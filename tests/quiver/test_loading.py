@@ -17,6 +17,7 @@ from quiver.cli.main import COMMANDS, app
 HEAVY = {"torch", "faiss", "numba", "transformers", "pyarrow", "datasets", "fastapi"}
 SCRIPT = """
 import sys
+from quiver.cli.main import main
 for words in {commands!r}:
     sys.argv = ["quiver", *words]
     try:
