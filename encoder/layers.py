@@ -88,13 +88,13 @@ def gated(up: Tensor, activation: str) -> Tensor:
 
         return triton_tokens.gated(up, activation)
     if up.device.type == "cpu" and torch.is_grad_enabled() and up.requires_grad and not torch.compiler.is_compiling():
-        output: Tensor = _Gated.apply(up, activation)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        output: Tensor = _ChunkedGate.apply(up, activation)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
     activated, gate = up.chunk(2, dim=-1)
     return ACTIVATION_FUNCTIONS[activation](activated) * gate
 
 
-class _Gated(torch.autograd.Function):
+class _ChunkedGate(torch.autograd.Function):
     """The gate, a few tokens at a time, with its gradient in the layout that the preceding product needs."""
 
     @staticmethod

@@ -300,17 +300,17 @@ def _attend_all(call: NDArray[np.int64], kind: Any) -> None:
     amx_end(kind)
 
 
-def _run_float32(pointer: Any) -> None:
+def _attend_in_float32(pointer: Any) -> None:
     """C entry of `_attend_all` for float32 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), FLOAT32)
 
 
-def _run_bfloat16(pointer: Any) -> None:
+def _attend_in_bfloat16(pointer: Any) -> None:
     """C entry for bfloat16 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), BFLOAT16)
 
 
-_FLOAT_ENTRY, _PAIR_ENTRY = CompiledCallback(_run_float32), CompiledCallback(_run_bfloat16)
+_FLOAT_ENTRY, _PAIR_ENTRY = CompiledCallback(_attend_in_float32), CompiledCallback(_attend_in_bfloat16)
 
 
 def attend(

@@ -197,25 +197,25 @@ def _run_tasks(call: NDArray[np.int64], kind: Any) -> None:
     amx_end(kind)
 
 
-def _run_float32(pointer: Any) -> None:
+def _run_float32_blocks(pointer: Any) -> None:
     """C entry of `_run_tasks` for float32 matrices."""
     _run_tasks(numba.carray(pointer, SIZE, np.int64), FLOAT32)
 
 
-def _run_bfloat16(pointer: Any) -> None:
+def _run_bfloat16_blocks(pointer: Any) -> None:
     """C entry for bfloat16 matrices."""
     _run_tasks(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
 
 
-def _run_int8(pointer: Any) -> None:
+def _run_int8_blocks(pointer: Any) -> None:
     """C entry for int8 matrices."""
     _run_tasks(numba.carray(pointer, SIZE, np.int64), INT8)
 
 
 _ENTRIES = {
-    torch.float32: CompiledCallback(_run_float32),
-    torch.bfloat16: CompiledCallback(_run_bfloat16),
-    torch.int8: CompiledCallback(_run_int8),
+    torch.float32: CompiledCallback(_run_float32_blocks),
+    torch.bfloat16: CompiledCallback(_run_bfloat16_blocks),
+    torch.int8: CompiledCallback(_run_int8_blocks),
 }
 
 

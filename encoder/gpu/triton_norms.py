@@ -31,7 +31,7 @@ LEVELS = 2**16
 
 
 @triton.jit
-def _kept(seed, row, dropped, block: tl.constexpr):
+def _draw_kept(seed, row, dropped, block: tl.constexpr):
     """Whether each number of a row is kept, (block,): 16 of the 128 bits that Philox draws for eight neighbours."""
     place = tl.arange(0, block // 8)
     none = tl.zeros_like(place)
@@ -58,7 +58,7 @@ def _sum_row(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to
             source = tl.load(update_rows + row)
         added = tl.load(update + source * width + column, mask=inside, other=0.0).to(tl.float32)
         if drops:
-            added = tl.where(_kept(seed, row, dropped, block), added * kept_scale, 0.0)
+            added = tl.where(_draw_kept(seed, row, dropped, block), added * kept_scale, 0.0)
         x += added
     if types is not None:
         x += tl.load(types + column, mask=inside, other=0.0).to(tl.float32)
@@ -166,7 +166,7 @@ def norm_backward_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no 
         tl.store(gradient + place, slope, mask=inside)
         if grad_update is not None:
             if drops:
-                slope = tl.where(_kept(seed, row, dropped, block), slope * kept_scale, 0.0)
+                slope = tl.where(_draw_kept(seed, row, dropped, block), slope * kept_scale, 0.0)
             tl.store(grad_update + place, slope, mask=inside)
     sums = program * width + column
     tl.store(weight_sums + sums, weight_sum, mask=inside)

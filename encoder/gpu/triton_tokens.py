@@ -91,7 +91,7 @@ def _gated_forward(up: Tensor, activation: str) -> Tensor:
     return output
 
 
-class _Gated(torch.autograd.Function):
+class _TritonGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, up: Tensor, activation: str) -> Tensor:
         ctx.save_for_backward(up)
@@ -117,7 +117,7 @@ def gated(up: Tensor, activation: str) -> Tensor:
     up = up.contiguous()
     if not (torch.is_grad_enabled() and up.requires_grad):
         return _gated_forward(up, activation)
-    output: Tensor = _Gated.apply(up, activation)
+    output: Tensor = _TritonGate.apply(up, activation)
     return output
 
 
