@@ -16,7 +16,7 @@ from torch import nn
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
-from quiver.eval.datasets.benchmarks import Benchmark, find, refuse_missing, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, find, missing, refuse_missing, resolve, shortest
 from quiver.eval.datasets.cache import Cache
 from quiver.eval.datasets.sources import is_offline
 from quiver.eval.metrics import Part, grouped, score
@@ -66,7 +66,9 @@ def development_scorer(section: DevelopmentSection, *, progress: bool = False) -
             refuse_missing(named, Cache.usual())
         benchmarks = [benchmark for data in section.data for benchmark in resolve(data, section.split, progress=progress)]
     except InputError as error:
-        other = "development.data=DIR names another collection, development=null trains without one"
+        absent = [] if is_offline() else missing(named, Cache.usual())
+        fetch = f"quiver collections fetch {' '.join(shortest(absent))} downloads what is missing, " if absent else ""
+        other = f"{fetch}development.data=DIR names another collection, development=null trains without one"
         raise InputError(f"development.data: {error}; {other}") from error
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
     for benchmark, collection in collections:

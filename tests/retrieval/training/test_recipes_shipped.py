@@ -88,14 +88,6 @@ def test_rows_have_the_learning_rates_and_scores_of_the_paper(encoder: str) -> N
         assert re.findall(r"\d+\.\d", recipe.expected) == [str(scores[column]) for column in columns]
 
 
-def test_models_are_selected_as_in_the_paper() -> None:
-    """By the mean over four data sets (appendix E.2), of which two have no other split than test."""
-    for name in ("dpr-bert-base", "colbert-gte-large", "dpr-modernbert-base-512"):
-        development = load_recipe(name).development
-        assert development.data == ("beir/nfcorpus", "beir/scifact", "beir/trec-covid", "beir/fiqa")
-        assert all(development.split in entry.splits for data in development.data for entry in require(data))
-
-
 def test_former_names_are_answered_with_the_new_ones(quiver: Callable[..., Any]) -> None:
     assert {"dpr-bert-base", "colbert-modernbert-large", "mldr-modernbert-base", "dpr-modernbert-base-512"} <= set(RETRIEVERS)
     for former, name in RENAMED.items():
