@@ -266,17 +266,20 @@ def _resolve_recipe(source: str, document: Any, encoder: str | None, below: tupl
         if base in below:
             raise SchemaError(source, [f"extends: {base} extends itself"])
         _, parent, problems = _read_recipe(str(base), None, encoder, below)
-        document = _merge_sections(_drop_own_keys(parent, document), document)
+        document = _merge_sections(_drop_own_keys(parent, document, chosen=encoder is not None), document)
     return document, problems if encoder is None or not rows else problems + _apply_row(document, encoder, rows)
 
 
-def _drop_own_keys(parent: Any, child: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe takes over from the one that it extends: settings, and not what describes them."""
-    kept = {key: value for key, value in parent.items() if key not in _OWN_KEYS} if isinstance(parent, dict) else {}
-    if isinstance(child.get("model"), dict) and "init" in child["model"]:
-        kept.pop(ENCODER, None)
-    if "data" in child and isinstance(kept.get("data"), dict):
-        kept["data"] = {key: value for key, value in kept["data"].items() if key != "revision"}
+def _drop_own_keys(parent: Any, child: Mapping[str, Any], *, chosen: bool) -> dict[str, Any]:
+    """What a recipe takes over from the one that it extends: settings, and neither what describes them nor revisions of other data."""
+    kept = copy.deepcopy(parent) if isinstance(parent, dict) else {}
+    new_model = isinstance(child.get("model"), dict) and "init" in child["model"]
+    dropped: list[tuple[Any, tuple[str, ...]]] = [(kept, (*_OWN_KEYS, *([ENCODER] if new_model and not chosen else [])))]
+    dropped += [(kept.get("model"), ("revision",))] if new_model else []
+    dropped += [(kept.get("data"), ("revision", "licence"))] if "data" in child else []
+    for section, keys in dropped:
+        for key in keys if isinstance(section, dict) else ():
+            section.pop(key, None)
     return kept
 
 

@@ -20,6 +20,7 @@ from quiver.eval.datasets.benchmarks import find
 from quiver.eval.results import Results, read_results
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.options import ModelFolder
+from quiver.retrieval.training.recipe import load_recipe
 
 pytest.importorskip("pylate.models")
 pytestmark = pytest.mark.slow
@@ -148,12 +149,10 @@ def workplace(published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sizes = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "layer_types": ("global", "local"), "max_positions": 8192}
     tokenizer = Tokenizer.train([f"{word} is a tree with leaves; a fish swims in go" for word in WORDS], vocab_size=320, max_length=8192)
     encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=320, **sizes)), seed=1)
-    for name in ("answerdotai--ModernBERT-base", "Alibaba-NLP--gte-modernbert-base", "jhu-clsp--mmBERT-base"):
-        model = tmp_path / "models" / f"models--{name}"
-        save_encoder(encoder, model / "snapshots" / ("0" * 40))
-        tokenizer.save(model / "snapshots" / ("0" * 40))
-        (model / "refs").mkdir()
-        (model / "refs" / "main").write_text("0" * 40)
+    for section in (load_recipe(name).model for name in ("dpr-modernbert-base", "gte-moderncolbert", "jacolbertv25")):
+        model = tmp_path / "models" / f"models--{section.init.replace('/', '--')}" / "snapshots" / str(section.revision)
+        save_encoder(encoder, model)
+        tokenizer.save(model)
     settings = ModelFolder("dense", tmp_path, pooling="mean", normalize=True, similarity="cosine", max_length=8192)
     BiEncoder.from_parts(encoder, tokenizer, settings).save_pretrained(tmp_path / "start")
     monkeypatch.setenv("QUIVER_HUB", str(tmp_path / "hub"))
