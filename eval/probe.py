@@ -20,7 +20,6 @@ from quiver.encoder.pretraining import run as pretraining_run
 from quiver.encoder.pretraining.recipe import PretrainingRecipe, ProbeSection, load_pretraining_recipe
 from quiver.encoder.pretraining.task import Probe
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.processes import single_process
 from quiver.encoder.training.recipe_file import Overrides, find_recipe, recipe_kind
 from quiver.encoder.training.run_folder import DATA, MODEL
 from quiver.encoder.training.trainer import Callback
@@ -128,8 +127,7 @@ def _open_retrieval_probe(section: ProbeSection, context: int, device: str | Non
     def probe(folder: Path) -> float:
         model = recipe.model.replace(init=str(folder / MODEL), tokenizer=None, architecture=None)
         shutil.rmtree(folder / RUN, ignore_errors=True)
-        with single_process():
-            record = train(recipe.replace(model=model), folder / RUN, scorer=scorer, data_folder=folder / DATA, device=device)
+        record = train(recipe.replace(model=model), folder / RUN, scorer=scorer, data_folder=folder / DATA, device=device)
         gc.collect()  # the schedules of torch form reference cycles with the model
         return float(record["result"]["development"][-1][SCORE])
 

@@ -40,7 +40,7 @@ from quiver.encoder.training.optimization import (
     restore_optimizer,
     set_learning_rate,
 )
-from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.processes import Processes, nested_training
 from quiver.encoder.training.run_folder import MODEL, PROBE, Checkpoints
 from quiver.encoder.training.sharding import reshard, shard, whole_optimizer_state, whole_weights
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, save_train_state
@@ -281,7 +281,8 @@ class PretrainingTask:
             shutil.rmtree(folder / MODEL, ignore_errors=True)
             save_model(model, session.tokenizer, folder / MODEL)
             try:
-                score = session.probe(folder)
+                with nested_training():
+                    score = session.probe(folder)
             except RunStoppedError as error:
                 logger.info("the probe was stopped after its step %d; it starts again when the run is resumed", error.step)
         found = session.processes.gather(score)[0]

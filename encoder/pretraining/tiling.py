@@ -17,7 +17,6 @@ arXiv:2112.11446 (map of layers); Net2Net, arXiv:1511.05641, section 2.2 (copies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 import torch
@@ -168,20 +167,15 @@ def _tiled(encoder: Encoder, larger: Encoder, tiling: Tiling, *, shared: bool) -
             source = f"layers.{layers[int(layer)]}.{kind}"
         if source not in old:  # only the norm before the first attention may be missing
             continue
-        axes = AXES.get(kind, _plain)
-        parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
+        parts, shape = old[source].reshape(_split_axes(kind, encoder.config, old[source])), _split_axes(kind, larger.config, tensor)
         found = tile(parts, shape, tiling, tensor.reshape(shape))
         if shared and tensor.ndim > 1 and not name.startswith("embeddings."):
-            for axis in _read(kind, len(shape)):
+            # Input axes: heads and their parts, or the last axis.
+            for axis in range(1 if kind == "attention.out.weight" else len(shape) - 1, len(shape)):
                 count = _count_copies(parts.shape[axis], shape[axis], tiling)
                 found = found / count.reshape(-1, *[1] * (len(shape) - 1 - axis)).to(found)
         tiled[name] = found.reshape(tensor.shape)
     return tiled
-
-
-def _read(kind: str, axes: int) -> range:
-    """Input axes of a matrix that is split into parts: heads and their parts, or the last axis."""
-    return range(1, axes) if kind == "attention.out.weight" else range(axes - 1, axes)
 
 
 def _heads(config: EncoderConfig) -> tuple[int, int, int]:
@@ -190,28 +184,12 @@ def _heads(config: EncoderConfig) -> tuple[int, int, int]:
     return config.num_heads, halves, config.head_width // halves
 
 
-def _plain(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
-    del config
+def _split_axes(kind: str, config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor with a separate axis for its parts."""
+    if kind.startswith("attention.qkv."):
+        return (3, *_heads(config), *tensor.shape[1:])
+    if kind == "attention.out.weight":
+        return (len(tensor), *_heads(config))
+    if kind.startswith("mlp.up."):
+        return (len(tensor) // config.intermediate_size, config.intermediate_size, *tensor.shape[1:])
     return tuple(tensor.shape)
-
-
-def _queries_keys_values(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
-    return (3, *_heads(config), *tensor.shape[1:])
-
-
-def _mixed_heads(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
-    return (len(tensor), *_heads(config))
-
-
-def _gate(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
-    return (len(tensor) // config.intermediate_size, config.intermediate_size, *tensor.shape[1:])
-
-
-AXES: Mapping[str, Callable[[EncoderConfig, Tensor], tuple[int, ...]]] = {
-    "attention.qkv.weight": _queries_keys_values,
-    "attention.qkv.bias": _queries_keys_values,
-    "attention.out.weight": _mixed_heads,
-    "mlp.up.weight": _gate,
-    "mlp.up.bias": _gate,
-}
-"""Tensor name -> function of the configuration and tensor that gives the shape with a separate axis for the parts."""

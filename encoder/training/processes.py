@@ -119,23 +119,23 @@ class Processes:
         return found
 
 
-_ALONE: ContextVar[bool] = ContextVar("_ALONE", default=False)
+_NESTED: ContextVar[bool] = ContextVar("_NESTED", default=False)
 
 
 @contextmanager
-def single_process() -> Iterator[None]:
-    """Let what is trained within the block be trained by this process alone, although torchrun has started several."""
-    token = _ALONE.set(True)
+def nested_training() -> Iterator[None]:
+    """Let this process alone train within the block, in the middle of another training that may have several processes."""
+    token = _NESTED.set(True)
     try:
         yield
     finally:
-        _ALONE.reset(token)
+        _NESTED.reset(token)
 
 
 @contextmanager
 def init_distributed(device: str) -> Iterator[Processes]:
     """Initialise torch.distributed if torchrun has started several processes."""
-    size = 1 if _ALONE.get() else int(os.environ.get("WORLD_SIZE", "1"))
+    size = 1 if _NESTED.get() else int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         with current_device(device):
             yield Processes()
@@ -189,7 +189,6 @@ KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
 # Prefixes of environment variables that configure an allocator; they take precedence.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-_KEEPS: ContextVar[bool] = ContextVar("_KEEPS", default=False)  # whether a block of `keep_freed_memory` is open
 
 
 @contextmanager
@@ -198,19 +197,18 @@ def keep_freed_memory() -> Iterator[None]:
 
     glibc returns each large tensor to the system, which zeroes its pages before they are used again: an eighth of a training step. With
     this context the process keeps about its peak memory. It does nothing on a machine with a GPU, without glibc, or if environment
-    variables configure the allocator. Use it in the main thread: tensors of other threads beyond 64 MB are returned anyway.
+    variables configure the allocator, and in a nested training. Use it in the main thread: tensors of other threads beyond 64 MB are
+    returned anyway.
     """
-    libc = None if _KEEPS.get() or torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else glibc()
+    libc = None if _NESTED.get() or torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else glibc()
     if libc is None:
         yield
         return
     for parameter, value in KEEPING.items():
         libc.mallopt(parameter, value)
-    token = _KEEPS.set(True)
     try:
         yield
     finally:
-        _KEEPS.reset(token)
         for parameter, value in AFTERWARDS.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
