@@ -36,7 +36,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or replaces a p
         recipe: Name of a shipped recipe, a YAML file, its sections as a mapping, or a recipe of `load_recipe`.
         out: Run folder to write; the model is in ``model/``, the report in ``report.html``.
         overrides: Changed settings: ``["training.batch_size=64"]``, or ``{"training.batch_size": 64}``; ``{"development": None}`` leaves
-            out the evaluation during the run.
+            out the evaluation during the run, ``{"encoder": "bert-base"}`` chooses a row of the recipe's table of encoders.
         resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
         overwrite: Replace an earlier run in ``out`` when this one is complete.
         progress: Show progress bars.
