@@ -117,7 +117,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert sorted(path.name for path in out.iterdir()) == made
 
     rows, start, result = rows_of(recipe, tmp_path), build_model(recipe, []), record["result"]
-    assert record["data"] == {**rows.counts._asdict(), "revision": recipe.data.revision}
+    assert record["data"] == {**rows.counts._asdict(), "revision": recipe.data.revision, "licence": recipe.data.licence}
     assert record["batch"] == {"rows": 4, "accumulation": 1, "processes": 1, "effective": 4, "negatives_per_query": 11}
     assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
     batches = [[rows[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)]
