@@ -74,10 +74,6 @@ def korquad_text(text: str) -> str:
     return " ".join(text.translate(_SPACED).lower().translate(_DELETED).split())
 
 
-def _characters(text: str) -> list[str]:
-    return [character for character in text if not character.isspace()]
-
-
 @dataclass(frozen=True)
 class Definition:
     """Definition of the scores in one official script."""
@@ -90,7 +86,7 @@ class Definition:
 DEFINITIONS: Mapping[Official, Definition] = {
     "squad_v1": Definition(squad_text, str.split, empty_answers=False),
     "squad_v2": Definition(squad_text, str.split, empty_answers=True),
-    "korquad_v1": Definition(korquad_text, _characters, empty_answers=False),
+    "korquad_v1": Definition(korquad_text, lambda text: list("".join(text.split())), empty_answers=False),
 }
 
 
