@@ -3,8 +3,8 @@
 The rules are those of CodeSearchNet's Python parser; where the paper leaves a rule open, the constant or function that implements it says
 what was chosen. Source files are parsed, never imported.
 
-- Functions and methods with a docstring, at module or class level. Nested functions are part of their parent's text.
-- The query is the docstring's first paragraph. The document is the source without the docstring, with decorators and comments.
+- The query is the first paragraph of the docstring of a function or method at module or class level. The document is its source without
+  the docstring, with decorators, comments and nested functions.
 - Excluded are names containing ``test``, dunder methods, bodies that only pass or raise, short bodies, queries that are not English text,
   repeated code, repeated queries, and near-duplicates.
 
@@ -43,7 +43,6 @@ from quiver.retrieval.data.corpus import write_beir
 from quiver.retrieval.records import Document, Metadata, Query
 
 logger = logging.getLogger(__name__)
-
 
 _APPLICATIONS = frozenset({"idlelib", "turtledemo"})
 """Packages of the standard library that are programs rather than libraries."""

@@ -81,8 +81,6 @@ TEXTS = "texts.arrow"
 
 Keys: TypeAlias = NDArray[np.bytes_]
 
-"""What `encode` of a dense or a token model returns."""
-
 
 @dataclass(frozen=True)
 class StoreLimits:
@@ -116,9 +114,6 @@ class StoredVectors:
         """All vectors in memory, in the form that an index expects of queries: (Q, d), or for a ColBERT a list of (T_i, d)."""
         rows = self.rows.span(0, self.rows.shape[0])
         return rows if self.lengths is None else np.split(rows, np.cumsum(self.lengths)[:-1])
-
-
-# Keys of texts.
 
 
 def text_keys(texts: Sequence[str]) -> Keys:
@@ -166,9 +161,6 @@ class KeyTable:
             if kept.any():
                 runs.append((keys[kept], numbers[kept]))
         self._runs = runs
-
-
-# Shards.
 
 
 class Shard(NamedTuple):
@@ -294,9 +286,6 @@ class VectorFolder:
                 self._sealed.remove(name)
 
 
-# AnyEncoding in chunks, here or in workers.
-
-
 NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
 """Successive chunks that a worker encodes, and the number of the first."""
 
@@ -348,9 +337,6 @@ def encode_chunks(
             while following in early:
                 yield from early.pop(following)
                 following += 1
-
-
-# The store.
 
 
 class EmbeddingStore:

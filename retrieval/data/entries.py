@@ -275,6 +275,12 @@ def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float
     Example:
         >>> read_cell("02139", "string"), read_cell("NA", "string"), read_cell("NA", "integer"), read_cell(" 7", "integer")
         ('02139', 'NA', None, 7)
+        >>> [read_cell(cell, "amount €", comma=True) for cell in ("0,5", "1.250", "-1.250,50 €")], read_cell("$1,299.50", "amount $")
+        ([0.5, 1250.0, -1250.5], 1299.5)
+        >>> [read_cell(cell, "date") for cell in ("2017/2/9 8:30", "2017-02-19", "2017-02-31", "9/2/2017", "2017/2/9 8:30 PM")]
+        ['2017-02-09 08:30', '2017-02-19', None, None, None]
+        >>> [read_cell(cell, "date", comma=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
+        ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
     """
     stripped = cell.strip()
     if kind == STRING:
@@ -286,7 +292,9 @@ def read_cell(cell: str, kind: str, *, comma: bool = False) -> str | int | float
     if kind == _DATE:
         return _iso_date(stripped, day_first=comma)
     if kind.startswith(_AMOUNT):
-        return _amount(stripped, comma=comma)
+        _, bare = _split_sign(stripped)
+        thousands, point = (".", ",") if comma else (",", ".")
+        return float(bare.replace(thousands, "").replace(point, "."))
     return int(stripped) if kind == _INTEGER else float(stripped)
 
 
@@ -296,29 +304,8 @@ def _split_sign(cell: str) -> tuple[str, str]:
     return cell.replace(bare, "", 1).strip(), bare
 
 
-def _amount(cell: str, *, comma: bool) -> float:
-    """A number without the sign of its currency.
-
-    Example:
-        >>> [_amount(cell, comma=True) for cell in ("0,5", "1.250", "-1.250,50 €")]
-        [0.5, 1250.0, -1250.5]
-        >>> _amount("$1,299.50", comma=False)
-        1299.5
-    """
-    _, bare = _split_sign(cell)
-    thousands, point = (".", ",") if comma else (",", ".")
-    return float(bare.replace(thousands, "").replace(point, "."))
-
-
 def _iso_date(cell: str, *, day_first: bool) -> str | None:
-    """A date as that of ISO 8601; None if it is no such date.
-
-    Example:
-        >>> [_iso_date(cell, day_first=False) for cell in ("2017/2/9 8:30", "2017-02-19", "2017-02-31", "9/2/2017", "2017/2/9 8:30 PM")]
-        ['2017-02-09 08:30', '2017-02-19', None, None, None]
-        >>> [_iso_date(cell, day_first=True) for cell in ("9.2.2017", "19/02/2017 08:30", "31.02.2017", "2017-02-19")]
-        ['2017-02-09', '2017-02-19 08:30', None, '2017-02-19']
-    """
+    """A date as that of ISO 8601; None if it is no such date."""
     date = _YEAR_FIRST.fullmatch(cell) or (_DAY_FIRST.fullmatch(cell) if day_first else None)
     with suppress(ValueError):  # no such day
         time = f"{date['clock']}{date['hour'].zfill(2)}{date['rest']}" if date and date["hour"] else ""
@@ -327,7 +314,6 @@ def _iso_date(cell: str, *, day_first: bool) -> str | None:
 
 
 _MAX_INTEGER = 2**53  # beyond it, floats skip integers
-
 
 Identified = TypeVar("Identified", Document, Query)
 

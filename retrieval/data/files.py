@@ -70,7 +70,6 @@ _KINDS: Mapping[str, Kind] = {
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "bower_components"})
 _VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})  # they hold copies of files, and passwords; no message recommends to read them
 
-
 # No terminal prints the first, no index stores the others: bytes that are not UTF-8 come as lone surrogates.
 _NO_NAME = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _SHOWN_NAMES = 3  # names of skipped folders, or of files without text, in a message
@@ -95,14 +94,8 @@ def to_passages(name: str, kind: str, file: FileText, rules: PassageRules, token
         first = start + len(text) - len(text.lstrip())
         last = start + len(text.rstrip()) - 1
         begin, end = (file.places[max(bisect_right(starts, place) - 1, 0)][1] for place in (first, last))
-        metadata: Metadata = {
-            "file": name,
-            "type": kind,
-            file.unit: begin,
-            f"end_{file.unit}": max(begin, end),
-            "start": start,
-            "end": stop,
-        }
+        place = {file.unit: begin, f"end_{file.unit}": max(begin, end), "start": start, "end": stop}
+        metadata: Metadata = {"file": name, "type": kind, **place}
         path = span.path[1:] if span.path[:1] == (file.title,) else span.path
         documents.append(Document(f"{name}#{number}", text, title_of(base, path), {**file.metadata, **metadata}))
     return documents
@@ -161,16 +154,12 @@ def matches(path: str, pattern: str) -> bool:
         >>> [matches("docs/old/a.md", pattern) for pattern in ("*.MD", "old", "docs/*.md", "docs/**/*.md", "docs/", "md")]
         [True, True, False, True, True, False]
     """
-    wanted = _to_regex(pattern.strip("/"))
+    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.strip("/"))
+    wanted = re.compile("".join(tokens.get(piece, re.escape(piece)) for piece in pieces), re.DOTALL | re.IGNORECASE)
     parts = path.split("/")
     candidates = parts if "/" not in pattern.strip("/") else ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return any(wanted.fullmatch(each) for each in candidates)
-
-
-def _to_regex(pattern: str) -> re.Pattern[str]:
-    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return re.compile("".join(tokens.get(part, re.escape(part)) for part in parts), re.DOTALL | re.IGNORECASE)
 
 
 class FolderFiles:

@@ -217,21 +217,16 @@ def _read_pdf(path: Path, content: bytes) -> FileText:
     from pypdf.errors import DependencyError, PyPdfError
 
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of each deviation from the standard
-    parts, places, length = list[str](), list[tuple[int, int]](), 0
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
         locked = reader.is_encrypted and not reader.decrypt("")
-        for number, page in enumerate(() if locked else reader.pages, start=1):
-            part = _storable(page.extract_text()) + "\n\n"
-            places.append((length, number))
-            parts.append(part)
-            length += len(part)
+        texts = [_storable(page.extract_text()) + "\n\n" for page in (() if locked else reader.pages)]
         title = "" if locked else _storable(str((reader.metadata.title if reader.metadata else None) or "").strip())
     except (PyPdfError, DependencyError) as error:  # AES needs a package that pypdf does not bring
         raise ValueError(str(error)) from error
     if locked:
         raise UnreadableFileError(f"{path}: the PDF needs a password")
-    return FileText("".join(parts), "page", places or [(0, 1)], title)
+    return _join_texts("page", enumerate(texts, start=1))._replace(title=title)
 
 
 def _read_notebook(path: Path, text: str) -> FileText:
@@ -242,15 +237,12 @@ def _read_notebook(path: Path, text: str) -> FileText:
         sources = [(cell["cell_type"], _cell_source(cell["source"])) for cell in notebook["cells"]]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableFileError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
-    parts, places, length = list[str](), list[tuple[int, int]](), 0
+    parts = list[tuple[int, str]]()
     for number, (kind, source) in enumerate(sources, start=1):
         if source.strip():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", source)), default=0))
-            part = f"{fence}{language}\n{source}\n{fence}\n\n" if kind == "code" else f"{source}\n\n"
-            places.append((length, number))
-            parts.append(part)
-            length += len(part)
-    return FileText("".join(parts), "cell", places or [(0, 1)])
+            parts.append((number, f"{fence}{language}\n{source}\n{fence}\n\n" if kind == "code" else f"{source}\n\n"))
+    return _join_texts("cell", parts)
 
 
 def _storable(text: str) -> str:
@@ -310,10 +302,9 @@ def _read_pptx(path: Path, content: bytes) -> FileText:
 
     _open_archive(path, content)
     try:
-        slides = list(Presentation(io.BytesIO(content)).slides)
-        return _join_texts(
-            "page", ((number, "\n\n".join(part for part in _slide_parts(slide) if part)) for number, slide in enumerate(slides, start=1))
-        )
+        slides = enumerate(Presentation(io.BytesIO(content)).slides, start=1)
+        texts = [(number, _storable("\n\n".join(part for part in _slide_parts(slide) if part))) for number, slide in slides]
+        return _join_texts("page", ((number, text.rstrip("\n") + "\n\n") for number, text in texts if text.strip()))
     except PythonPptxError as error:
         raise ValueError(str(error)) from error
 
@@ -354,7 +345,7 @@ def _read_xlsx(path: Path, content: bytes) -> FileText:
     _open_archive(path, content)
     try:
         book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
-        return _join_texts("line", (row for sheet in book.worksheets for row in _sheet_rows(sheet)))
+        return _join_texts("line", ((number, f"{_storable(row)}\n") for sheet in book.worksheets for number, row in _sheet_rows(sheet)))
     except InvalidFileException as error:
         raise ValueError(str(error)) from error
 
@@ -391,15 +382,13 @@ def _cell_text(value: object) -> str:
     return "" if value is None else " ".join(text.split()).replace("|", "\\|")
 
 
-def _join_texts(unit: Literal["line", "page"], parts: Iterable[tuple[int, str]]) -> FileText:
-    """The numbered parts of a document; pages are separated by an empty line, and parts without text are left out."""
+def _join_texts(unit: Literal["line", "page", "cell"], parts: Iterable[tuple[int, str]]) -> FileText:
+    """The numbered parts of a document, one after the other."""
     texts, places, length = list[str](), list[tuple[int, int]](), 0
-    for number, part in parts:
-        if part.strip():
-            text = _storable(part).rstrip("\n") + "\n\n" if unit == "page" else f"{_storable(part)}\n"
-            places.append((length, number))
-            texts.append(text)
-            length += len(text)
+    for number, text in parts:
+        places.append((length, number))
+        texts.append(text)
+        length += len(text)
     return FileText("".join(texts), unit, places or [(0, 1)])
 
 

@@ -323,10 +323,7 @@ _BREAKS = (re.compile(r"\n[ \t\r]*\n\s*"), re.compile(r"[\n\r]\s*"), re.compile(
 
 
 def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: TokenSpans, title: str) -> Iterator[Span]:
-    """Cut a section into passages of at most so many tokens; the title's tokens count, but leave at least half of them.
-
-    A section that is too long is cut evenly, into as few passages as hold it, so that none is a tail of a few words.
-    """
+    """Cut a section evenly into as few passages of at most so many tokens as hold it; the title takes half of them at most."""
     tokens = _all_tokens(text[section.start : section.end], token_spans, section.start)
     budget = rules.tokens or len(tokens)
     used = len(token_spans(f"{title_of(title, section.path)} "))  # a space joins title and text

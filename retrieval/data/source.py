@@ -41,7 +41,6 @@ _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that cannot be decoded
 _PROBE = "numbered"  # label of which it is seen whether rows get one
 
-
 DEFAULTS = SourceOptions()
 """Options that fit most sources."""
 

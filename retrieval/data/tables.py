@@ -28,15 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from quiver.encoder.errors import EmptyInputError, InputError
-from quiver.encoder.files import (
-    SURROGATE_ESCAPE,
-    check_regular,
-    check_row,
-    decoded_lines,
-    read_json_lines,
-    read_whole,
-    warn_once,
-)
+from quiver.encoder.files import SURROGATE_ESCAPE, check_regular, check_row, decoded_lines, read_json_lines, read_whole, warn_once
 from quiver.encoder.schema import closest_name
 from quiver.retrieval.data.entries import BEIR_FIELDS, STRING, ColumnTypes, EntryPosition, FieldNames, read_cell, to_document, to_metadata
 from quiver.retrieval.records import Document

@@ -1,13 +1,9 @@
-"""Build and change an index: build, add, delete, compact and calibrate.
-
-An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again: its
-work folder (`quiver.encoder.work_folder`) is named after everything that decides the result, and holds the plan, the codec and the finished
-pieces.
+"""Build and change an index: each operation takes the writers' lock, does its work and commits it atomically.
 
 A build reads the corpus once (`quiver.retrieval.index.pieces.survey`), trains a codec if the engine has one, encodes the documents piece by
 piece in this process or by workers, and merges the pieces into segments. Merging copies bytes and encodes nothing; the resulting bytes do
-not depend on the borders of the pieces or on which worker made them. Training, merging and the commit happen in this process.
-`plan_pieces` divides the documents, `groups` limits the memory of a merge, and `first_merged` keeps the number of segments small.
+not depend on the borders of the pieces or on which worker made them. An interrupted build or addition resumes when run again: its work
+folder (`quiver.encoder.work_folder`) is named after everything that decides the result.
 """
 
 from __future__ import annotations
@@ -118,9 +114,6 @@ _CHARACTERS_A_VECTOR = 2
 _SPECIAL = 3
 # Peak memory of preparing an index for searching, as a multiple of the memory that searching needs: the preparation makes sorted copies.
 _PREPARATION_COPIES = 3
-
-
-# The operations.
 
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
@@ -420,14 +413,8 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     return open_index(path)
 
 
-# The corpus.
-
-
 def _corpus_for_model(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
-    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames.
-
-    A source to add to an index is read as its others.
-    """
+    """Open a source as the others of an index, with the model's tokens; make documents of texts, mappings and data frames."""
     if isinstance(corpus, str | Path):
         options = DEFAULT_SOURCE if extended is None else options_like(extended, str(corpus))
         return open_corpus(corpus, options, tokens_of(model), taken_over=extended is not None)
@@ -448,10 +435,7 @@ def _survey_corpus(
     look: Callable[[list[Document]], None] = lambda chunk: None,
     progress: bool,
 ) -> Iterator[Source]:
-    """Read the corpus once, see `survey`.
-
-    The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
-    """
+    # The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
     spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
     try:
         yield survey(corpus, spool, disk=writer.disk, fields=fields, spooled=spooled, look=look, progress=progress)
@@ -516,9 +500,6 @@ def _open_work_folder(
     finally:
         if work.path.is_dir() and set(sealed_pieces(work.path, writer.disk).names()) <= {_CODEC}:
             work.remove()
-
-
-# Segments.
 
 
 class Extent(NamedTuple):
@@ -817,38 +798,25 @@ def _uncommitted_entries(segments: Sequence[tuple[Path, Contents]]) -> tuple[Seg
 
 
 def _add_segments(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
-    return [
-        writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens)
-        for folder, each in segments
-    ]
-
-
-# Calibration after a change.
+    return [writer.add_segment(folder, **vars(contents)) for folder, contents in segments]
 
 
 def _measure_recall(
     index: IndexReader, begun: float, memory: int, seed: int, *, progress: bool, ks: Sequence[int] = HITS
 ) -> dict[str, Any] | None:
-    """Calibrate an index, which need not be committed, in the form of the manifest; None if that needs more memory than allowed.
-
-    ``begun`` is the time at which the change began, as ``time.monotonic()`` returns it; it determines the time limit of the calibration.
-    """
+    """Calibrate an index for its manifest, within a time limit by the time since ``begun``; None if that needs more memory than allowed."""
     if _PREPARATION_COPIES * sum(segment.vectors.size.resident for segment in index.segments) > memory:
         logger.warning(
             "%s: recall is not measured because that needs more memory than allowed; run quiver index calibrate later", index.path
         )
         return None
-    found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
-    return found.to_json()
+    return calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress).to_json()
 
 
 def _measure_recall_again(
     draft: Manifest, index: IndexReader, segments: Sequence[OpenSegment], begun: float, memory: int, *, progress: bool
 ) -> Manifest:
-    """Give the manifest of a changed index a valid calibration: the existing one if it still holds, otherwise a new one.
-
-    An index without calibration stays without. ``index`` is the one before the change, ``segments`` are those of the draft.
-    """
+    """Give the manifest of a changed index a new calibration if ``index``, the one before, had one that does not hold for its segments."""
     former = index.calibration
     if former is None or former.holds_for(segment.documents for segment in draft.segments):
         return draft

@@ -269,13 +269,7 @@ class ExactSegment:
         return np.ones(len(self), np.int64) if self._offsets is None else np.diff(self._offsets)
 
     def search(
-        self,
-        queries: Queries,
-        k: int,
-        *,
-        params: NoParams,
-        ranks: NDArray[np.uint32],
-        allowed: Bitmap | None = None,
+        self, queries: Queries, k: int, *, params: NoParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
         del params

@@ -53,9 +53,6 @@ Model: TypeAlias = DenseModel | TokenModel
 """A model of either kind; ``model.card.kind`` says which."""
 
 
-# Options.
-
-
 @dataclass(frozen=True)
 class PieceSizes:
     """Sizes of the work units of a build.
@@ -135,10 +132,6 @@ class BuildOptions:
 
 DEFAULTS = BuildOptions()
 """Default options."""
-
-
-# Reading documents.
-
 
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.
@@ -268,9 +261,6 @@ def _write_spool(documents: Iterator[Document], path: Path, disk: Disk) -> Spool
     return Spool(path, np.frombuffer(offsets, np.uint64) if offsets else np.zeros(0, np.uint64))
 
 
-# Encoding documents.
-
-
 @dataclass(frozen=True)
 class Encoded:
     """The vectors of B documents."""
@@ -384,9 +374,6 @@ class StoredSample:
         return concatenate_encoded(parts).select(np.argsort(np.concatenate(numbers), kind="stable"))
 
 
-# Making pieces.
-
-
 @dataclass(frozen=True)
 class SegmentPiece:
     """Successive documents that become one segment."""
@@ -489,9 +476,8 @@ class _PieceMaker:
 
     def _encode_piece(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
         """Yield the documents of each chunk with their vectors, which are in the sample already or encoded now."""
-        waiting = deque[
-            tuple[int, list[Document], NDArray[np.bool_]]
-        ]()  # first document of a chunk, its documents, which are in the sample
+        # The first document of a chunk, its documents, and which of them are in the sample.
+        waiting = deque[tuple[int, list[Document], NDArray[np.bool_]]]()
 
         def missing() -> Iterator[list[Document]]:
             for first, stop in zip((piece.first, *piece.ends), piece.ends, strict=False):

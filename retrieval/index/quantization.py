@@ -382,13 +382,7 @@ class FastScanLists:
         return round((code / math.log(2) if lists > 1 else code) * vectors) + 8 * vectors + _LIST * lists
 
     def search(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        *,
-        lists: NDArray[np.int64],
-        closeness: NDArray[np.float32],
-        allowed: Bitmap | None,
+        self, queries: NDArray[np.float32], k: int, *, lists: NDArray[np.int64], closeness: NDArray[np.float32], allowed: Bitmap | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Find the nearest coded vectors in given lists, with FAISS's current number of threads.
 

@@ -21,16 +21,7 @@ from quiver.encoder.files import expand_home
 from quiver.retrieval.data.entries import OnTypeError
 from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.passages import PassageTokens
-from quiver.retrieval.data.source import (
-    DEFAULTS,
-    STANDARD_INPUT,
-    Corpus,
-    emptied_corpus,
-    has_no_path,
-    is_beir,
-    open_corpus,
-    tokens_of,
-)
+from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, emptied_corpus, has_no_path, is_beir, open_corpus, tokens_of
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.documents import rows_by_value
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk

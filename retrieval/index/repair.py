@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.source import open_corpus, tokens_of
-from quiver.retrieval.index.documents import Contents, DocumentTable, OpenSegment, SegmentFolderWriter, Texts, merge_segments
+from quiver.retrieval.index.documents import DocumentTable, OpenSegment, SegmentFolderWriter, Texts, merge_segments
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import CHECKSUMS, COPY, REAL, DamagedIndexError, Disk, FileEntry, Files, read_around, read_digests
 from quiver.retrieval.index.index import check_model
@@ -293,7 +293,7 @@ class _Plan:
         ]
         for segment in self._healthy:
             scratch = writer.scratch("repair")
-            written.append(_add_segment(writer, scratch, merge_segments([segment], self._codec, scratch, writer.disk)))
+            written.append(writer.add_segment(scratch, **vars(merge_segments([segment], self._codec, scratch, writer.disk))))
         return written
 
     def write_encoded(self, writer: StoreWriter, encoded: list[str]) -> list[SegmentEntry]:
@@ -307,7 +307,7 @@ class _Plan:
         for chunk, vectors in encode(model, chunks, use_title=policy.use_title):
             target.add(chunk, vectors.vectors, None if model.card.kind == "dense" else vectors.lengths, vectors.token_ids, vectors.tokens)
             encoded += [document.id for document in chunk]
-        return [_add_segment(writer, scratch, target.close())]
+        return [writer.add_segment(scratch, **vars(target.close()))]
 
     def damaged_documents(self) -> Iterator[Document]:
         """The documents of damaged rows: the stored ones, then those of the sources."""
@@ -397,10 +397,6 @@ class _Plan:
         for row, key in zip(rows.tolist(), table.ids.strings.take(rows), strict=True):
             ids[row] = key
         return ids
-
-
-def _add_segment(writer: StoreWriter, folder: Path, contents: Contents) -> SegmentEntry:
-    return writer.add_segment(folder, contents.holds, documents=contents.documents, vectors=contents.vectors, tokens=contents.tokens)
 
 
 def _read_newest_manifest(layout: Layout) -> Manifest:

@@ -44,16 +44,7 @@ from quiver.retrieval.index.dense.refine import (
     widened,
     write_codes,
 )
-from quiver.retrieval.index.dense.settings import (
-    Bits,
-    DenseParams,
-    ListSettings,
-    Presets,
-    ScanSettings,
-    coordinates,
-    sample_size,
-    sizes,
-)
+from quiver.retrieval.index.dense.settings import Bits, DenseParams, ListSettings, Presets, ScanSettings, coordinates, sample_size, sizes
 from quiver.retrieval.index.engines import (
     IVF_DENSE,
     PQ_DENSE,
@@ -343,14 +334,7 @@ def _check(settings: type[EngineSettings], chosen: Mapping[str, Setting], card: 
 
 
 ENGINES = {
-    name: Engine(
-        "dense",
-        partial(_train, name),
-        partial(_open, name),
-        sample_size,
-        setting_names(settings),
-        partial(_check, settings),
-    )
+    name: Engine("dense", partial(_train, name), partial(_open, name), sample_size, setting_names(settings), partial(_check, settings))
     for name, settings in ((PQ_DENSE, ScanSettings), (IVF_DENSE, ListSettings))
 }
 """The engines of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

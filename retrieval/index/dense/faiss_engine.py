@@ -49,18 +49,7 @@ from quiver.retrieval.index.dense.refine import (
     write_codes,
 )
 from quiver.retrieval.index.dense.settings import Bits, DenseParams, FactorySettings, Presets, sample_size
-from quiver.retrieval.index.engines import (
-    FAISS_DENSE,
-    Bitmap,
-    Engine,
-    Lazy,
-    Preset,
-    Sample,
-    Setting,
-    Size,
-    one_thread,
-    setting_names,
-)
+from quiver.retrieval.index.engines import FAISS_DENSE, Bitmap, Engine, Lazy, Preset, Sample, Setting, Size, one_thread, setting_names
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, read_description, write_file
 from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 

@@ -320,13 +320,7 @@ class DenseSegment:
         return np.ones(len(self), np.int64)
 
     def search(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        *,
-        params: DenseParams,
-        ranks: NDArray[np.uint32],
-        allowed: Bitmap | None = None,
+        self, queries: NDArray[np.float32], k: int, *, params: DenseParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """The k best rows of each query; see `quiver.retrieval.index.engines.Segment`."""
         count = len(self) if allowed is None else int(np.count_nonzero(allowed))

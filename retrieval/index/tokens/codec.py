@@ -24,16 +24,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Count, Field, Positive, with_config
-from quiver.retrieval.index.engines import (
-    IVF_TOKENS,
-    TOKEN_WIDTH_MULTIPLE,
-    Bitmap,
-    Engine,
-    Preset,
-    Sample,
-    Setting,
-    setting_names,
-)
+from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bitmap, Engine, Preset, Sample, Setting, setting_names
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, read_description, write_array
 from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks

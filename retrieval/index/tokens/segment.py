@@ -169,13 +169,7 @@ class TokenSegment:
         )
 
     def search(
-        self,
-        queries: Sequence[TokenVectors],
-        k: int,
-        *,
-        params: TokenParams,
-        ranks: NDArray[np.uint32],
-        allowed: Bitmap | None = None,
+        self, queries: Sequence[TokenVectors], k: int, *, params: TokenParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """The k best rows of each query; see `quiver.retrieval.index.engines.Segment`."""
         may = None if allowed is None else self._filled & allowed
