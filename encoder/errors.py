@@ -33,11 +33,7 @@ class EmptyInputError(InputError):
 
 
 class RunStoppedError(Exception):
-    """A session ended before the last step because a signal requested it; a checkpoint was saved.
-
-    Attributes:
-        step: Number of steps done.
-    """
+    """A session ended after a number of steps, before the last one, because a signal requested it; a checkpoint was saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}, with a checkpoint")

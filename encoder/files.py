@@ -213,13 +213,9 @@ def read_whole(path: Path) -> str:
 def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, str], None, None]:
     """Yield lines of UTF-8, UTF-16 or UTF-32 with their numbers and ends; a byte order mark at the start is dropped.
 
-    Args:
-        path: The file.
-        legacy: Accept what spreadsheets write beside UTF-8 and UTF-16: UTF-8 with a few invalid bytes, which are replaced, and other
-            encodings, which are guessed from all lines. What was assumed is logged once.
-
-    Raises:
-        InputError: The file is missing, is a pipe or a device, is not UTF-8 (names the line), or is damaged gzip.
+    ``legacy`` accepts what spreadsheets write beside UTF-8 and UTF-16: UTF-8 with a few invalid bytes, which are replaced, and other
+    encodings, which are guessed from all lines; what was assumed is logged once. An InputError if the file is missing, is a pipe or a
+    device, is not UTF-8 (names the line), or is damaged gzip.
     """
     number, encoding, errors = 0, "utf-8", "strict"  # lines are decoded one by one, so that an error can name the line
     try:

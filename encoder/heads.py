@@ -37,14 +37,10 @@ SHARED_TRANSFORM = ("modernbert", "quiver")
 class TransformConfig:
     """The layer between an encoder and a head's last matrix: dense matrix, activation, perhaps a norm."""
 
-    bias: bool
-    """Whether the dense matrix has a bias."""
-    activation: str
-    """A key of `HEAD_ACTIVATIONS`."""
-    norm: bool
-    """Whether a norm of the encoder's kind follows."""
-    input_dropout: bool = False
-    """Whether the classifier's dropout precedes this layer too (RoBERTa)."""
+    bias: bool  # of the dense matrix
+    activation: str  # a key of `HEAD_ACTIVATIONS`
+    norm: bool  # whether a norm of the encoder's kind follows
+    input_dropout: bool = False  # whether the classifier's dropout precedes this layer too (RoBERTa)
 
     def __post_init__(self) -> None:
         if self.activation not in HEAD_ACTIVATIONS:
@@ -112,14 +108,10 @@ class Decoder(nn.Module):
 class MaskedLMLoss(NamedTuple):
     """The loss of a masked batch."""
 
-    loss: Tensor
-    """Mean cross entropy over the masked tokens, a float32 scalar; with a z-loss their sum."""
-    z_loss: Tensor
-    """The part of the loss that is the z-loss, without a gradient."""
-    correct: Tensor
-    """Number of masked tokens whose original id has the highest logit (of equal ones the lowest id); NaN where gradients are computed."""
-    masked: int
-    """Number of masked tokens, M; the weight of this loss in a mean over batches."""
+    loss: Tensor  # mean cross entropy over the masked tokens, a float32 scalar; with a z-loss their sum
+    z_loss: Tensor  # the part of the loss that is the z-loss, without a gradient
+    correct: Tensor  # number of masked tokens whose id has the highest logit (of equal ones the lowest id); NaN with gradients
+    masked: int  # number of masked tokens, M; the weight of this loss in a mean over batches
 
 
 class MaskedLM(nn.Module):
@@ -155,20 +147,14 @@ class MaskedLM(nn.Module):
     @property
     def decoder_weight(self) -> Tensor:
         """The matrix from hidden states to vocabulary logits, (V, D)."""
-        weight = self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
-        return weight
+        return self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
 
     def forward(self, batch: PackedBatch, labels: Tensor, *, z_loss: float = 0.0) -> MaskedLMLoss:
         """Return the loss of a masked batch, and the number of its masked tokens; if there are none, zero, with a gradient of zeros.
 
-        Args:
-            batch: B sequences, N tokens, masked.
-            labels: The original id of each token, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
-                with the device, and are checked against the vocabulary.
-            z_loss: Factor of the z-loss, see `linear_cross_entropy`.
-
-        Raises:
-            ValueError: The labels have another shape than the batch, or one is neither -100 nor a token id.
+        Labels are the original id of each token, or -100 if it does not count, (N,) int64; a ValueError if another one, or another shape.
+        Labels on the host need no synchronization with the device, and are checked against the vocabulary. ``z_loss`` is the factor of the
+        z-loss, see `linear_cross_entropy`.
         """
         if labels.shape != batch.ids.shape:
             raise ValueError(f"labels must be (N,) like the batch's ids, {tuple(batch.ids.shape)}, got {tuple(labels.shape)}")
@@ -369,14 +355,10 @@ class SequenceClassifier(nn.Module):
         return scores
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch, in float32: cross entropy, binary cross entropy per label, or squared error.
+        """Mean loss of a batch of scores (B, C), in float32: cross entropy, binary cross entropy per label, or squared error.
 
-        Args:
-            scores: Output of `forward`, (B, C).
-            labels: (B,) int64 for a single label; (B, C) floating-point 0 or 1 for several; (B, C), or (B,) if C is 1, for regression.
-
-        Raises:
-            ValueError: The shape of the labels does not fit the problem.
+        Labels are (B,) int64 for a single label; (B, C) floating-point 0 or 1 for several; (B, C), or (B,) if C is 1, for regression; a
+        ValueError if their shape does not fit.
         """
         problem: ProblemType = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         if self.num_labels == 1:
@@ -411,10 +393,8 @@ class SpanLogits(NamedTuple):
 class SpanQA(nn.Module):
     """An encoder that finds the span of a text that answers a question; question and text are one sequence. See `best_spans`.
 
-    Args:
-        encoder: Gives the hidden states.
-        dropout: Dropout between transform and last matrix, if there is a transform; default: the family's.
-        transform: The layer before the last matrix; default: ModernBERT's, or none for families without one.
+    ``transform`` is the layer before the last matrix, by default ModernBERT's, or none for families without one; ``dropout`` lies between
+    the two, by default the family's.
     """
 
     def __init__(self, encoder: Encoder, *, dropout: float | None = None, transform: TransformConfig | None = None) -> None:
@@ -438,17 +418,9 @@ class SpanQA(nn.Module):
     def loss(self, logits: SpanLogits, batch: PackedBatch, starts: Tensor, ends: Tensor) -> Tensor:
         """Mean of the cross entropies of start and end, each under a softmax over the tokens of its own sequence.
 
-        The softmax of transformers includes a batch's padding; without padding the losses are equal.
-
-        Args:
-            logits: Output of `forward`.
-            batch: The same batch.
-            starts: First token of each answer, counted from the start of its sequence, (B,) int64. A position outside the sequence (a
-                truncated answer) does not count.
-            ends: Last token of each answer, likewise.
-
-        Raises:
-            ValueError: The number of positions differs from the number of sequences.
+        The softmax of transformers includes a batch's padding; without padding the losses are equal. ``starts`` and ``ends`` are the first
+        and last token of each answer, counted from the start of its sequence, (B,) int64, or a ValueError. A position outside the sequence
+        (a truncated answer) does not count.
         """
         if starts.shape != (len(batch),) or ends.shape != (len(batch),):
             raise ValueError(f"starts and ends must be ({len(batch)},), got {tuple(starts.shape)} and {tuple(ends.shape)}")
@@ -490,12 +462,9 @@ def init_head(head: Head, *, seed: int, method: InitMethod = "full_megatron") ->
 class Span(NamedTuple):
     """A span of one sequence."""
 
-    start: int
-    """First token."""
-    end: int
-    """Last token, inside the span."""
-    score: float
-    """Start logit plus end logit."""
+    start: int  # first token
+    end: int  # last token, inside the span
+    score: float  # start logit plus end logit
 
 
 def position_loss(logits: Tensor, batch: PackedBatch, places: Tensor) -> Tensor:

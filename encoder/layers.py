@@ -229,10 +229,7 @@ def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 
 class _RotatedHeads(torch.autograd.Function):
-    """`rotate` to heads whose tokens follow each other, which attention reads faster than those of the packed product.
-
-    The derivative is the rotation by the negative angle, written into the gradient of the product.
-    """
+    """`rotate` to heads whose tokens follow each other, which attention reads faster; its derivative is that by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
@@ -375,11 +372,8 @@ class Embeddings(nn.Module):
 
 
 def _offset_positions(batch: Batch, offset: int) -> Tensor:
-    """Rows of RoBERTa's position table, (N,). Texts start at row ``offset``; the row before it is that of the padding token, with its id.
-
-    A padding token that stands in a text is not counted: the next token has the position that it would have without it, as in fairseq and
-    transformers (``create_position_ids_from_input_ids``).
-    """
+    """Rows of RoBERTa's position table, (N,). Texts start at row ``offset``, behind the row of the padding token, which has its id."""
+    # As in fairseq and transformers, the token after a padding token has the position that it would have without it.
     is_text = batch.ids != offset - 1
     before = is_text.cumsum(0) - is_text.long()  # tokens of the batch before each one, without padding tokens
     # Not len(before), which would be a constant of an exported graph.

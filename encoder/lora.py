@@ -158,11 +158,8 @@ def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
 def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revision: str | None = None) -> None:
     """Write the updates as an adapter that PEFT loads onto the Hugging Face model the encoder was started from.
 
-    Args:
-        encoder: Encoder with low-rank updates.
-        folder: Folder of the adapter; created if missing. Each file is replaced atomically.
-        base_model: Folder or hub id of the Hugging Face model.
-        revision: Branch, tag or commit of the Hugging Face model.
+    ``base_model`` is the folder or hub id of that model, ``revision`` its branch, tag or commit. The adapter's folder is created if
+    missing, and each file is replaced atomically.
 
     Raises:
         InputError: The family has no Hugging Face model.

@@ -91,16 +91,9 @@ class Encoder(nn.Module):
         return super().train(mode)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Encode a batch.
+        """Encode a batch of N tokens: hidden states after the final norm, (N, D), in the order of ``batch.ids``.
 
-        Args:
-            batch: B sequences, N tokens in total; moved to the device of the weights if necessary.
-
-        Returns:
-            Hidden states after the final norm, (N, D), in the order of ``batch.ids``.
-
-        Raises:
-            InputError: A sequence is longer than the encoder's positions.
+        The batch is moved to the device of the weights if necessary. A sequence that is longer than the positions is an InputError.
         """
         if batch.max_seqlen > self.config.max_positions:
             raise InputError(
@@ -217,10 +210,7 @@ INIT_CUTOFF, MITCHELL_CUTOFF = 2.0, 3.0
 def init_weights(encoder: Encoder, *, seed: int, method: InitMethod = "full_megatron") -> Encoder:
     """Initialise all weights, in place: matrices and embeddings as ``method`` says, biases by 0, weights of norms by 1.
 
-    Args:
-        encoder: Its configuration gives the standard deviation and the number of layers L.
-        seed: Seed of a CPU generator; equal seeds give equal weights.
-        method: One of `quiver.encoder.config.INIT_METHODS`; by default ModernBERT's.
+    The configuration gives the standard deviation and the number of layers. Equal seeds give equal weights.
 
     Source: ModernBERT, arXiv:2412.13663, appendix A.1 (Megatron initialisation).
     """

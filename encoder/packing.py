@@ -244,12 +244,8 @@ def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor 
 def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
     """Pack a padded batch, as a data collator returns it.
 
-    Args:
-        ids: Token ids, (B, S) int64.
-        mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
-
-    Raises:
-        ValueError: The shapes differ, a row contains only padding, or padding precedes a token.
+    ``ids`` are (B, S) int64; the mask, (B, S), is 1 for tokens and 0 for padding, which is on the right. A ValueError if the shapes differ,
+    a row contains only padding, or padding precedes a token.
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")

@@ -148,13 +148,7 @@ PRESETS: Mapping[str, Callable[[], EncoderConfig]] = MappingProxyType(
 
 
 def preset(name: str) -> EncoderConfig:
-    """Return the architecture of a published model.
-
-    Args:
-        name: A key of `PRESETS`.
-
-    Raises:
-        InputError: There is no such preset; the message lists them.
+    """Return the architecture of a published model, by a key of `PRESETS`; for another name an InputError lists them.
 
     Example:
         >>> from quiver.encoder import preset

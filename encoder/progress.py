@@ -72,14 +72,9 @@ def check_stop() -> None:
 def progress_bar(description: str, total: int | None, *, enabled: bool, done: int = 0) -> Iterator[AdvanceWithNews]:
     """Show progress while the block runs.
 
-    Args:
-        description: What is done, or the unit of the steps.
-        total: Number of steps; None if it is unknown: the steps and the time so far are then shown. A single step ends with the block.
-        enabled: Show progress; nothing is shown otherwise, or if there are no steps.
-        done: Number of steps that were done before.
-
-    Yields:
-        Function that counts steps, and raises within `interruptible` if a stop was requested.
+    ``description`` is what is done, or the unit of the steps, of which ``done`` were done before. If their ``total`` is unknown, None, the
+    steps and the time so far are shown; a single step ends with the block. Nothing is shown unless ``enabled``, or if there are no steps.
+    Yields a function that counts steps, and raises within `interruptible` if a stop was requested.
     """
     requested = _STOP_REQUESTED.get()  # of the thread that opens the bar; another one may advance it
     with _show_bar(description, total, enabled=enabled, done=done) as advance:

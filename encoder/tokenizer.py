@@ -33,10 +33,7 @@ def _split_words() -> Splitter:
 
 
 def _split_identifiers() -> Splitter:
-    """For code and text about it: ``read`` is one token in "to read lines", ``read_lines`` and ``readLines``.
-
-    Converts to lower case, splits camelCase, and makes runs of spaces tokens of their own instead of part of the next word.
-    """
+    """For code and text about it: splits camelCase, converts to lower case, and makes runs of spaces tokens of their own."""
     normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"(?<=[a-z0-9])(?=[A-Z])"), " "), normalizers.Lowercase()]
     )
@@ -51,12 +48,7 @@ SPLITTERS: dict[str, Callable[[], Splitter]] = {"words": _split_words, "identifi
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """Token ids of B texts.
-
-    Attributes:
-        ids: For each text its ids, special tokens included.
-        truncated: For each text whether it lost tokens.
-    """
+    """Token ids of B texts, special tokens included, and for each text whether it lost tokens."""
 
     ids: list[list[int]]
     truncated: list[bool]
@@ -102,11 +94,7 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Tokenizer:
-        """Read ``tokenizer.json`` and ``tokenizer_config.json``.
-
-        Raises:
-            InputError: ``tokenizer.json`` is missing or cannot be read.
-        """
+        """Read ``tokenizer.json``, which an InputError names if it is missing or no tokenizer, and ``tokenizer_config.json``."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise InputError(f"{folder}: tokenizer.json is missing; save the model's fast tokenizer there with transformers")

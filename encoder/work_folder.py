@@ -61,15 +61,9 @@ def writable(folder: Path, remedy: str = "") -> Iterator[None]:
 def exclusive_lock(file: Path, doing: str, *, remedy: str, wait: float = 0.0, keep: bool = False) -> Iterator[None]:
     """Hold a lock for the block; the operating system releases it when the process ends.
 
-    Args:
-        file: Lock file. Its folder is created if it is missing, and removed at the end if it was created and is empty.
-        doing: What the holder does, such as ``training there``.
-        remedy: What to do if another process holds the lock.
-        wait: Seconds to wait for another process, at least 0; infinity to wait until it ends.
-        keep: Leave the lock file, for locks that many processes wait for.
-
-    Raises:
-        InputError: Another process holds the lock, the folder is a file, or it cannot be written.
+    The folder of the lock file is created if it is missing, and removed at the end if it was created and is empty. If another process still
+    holds the lock after ``wait`` seconds (infinity: until it ends), an InputError says what it is ``doing`` and the ``remedy``; another
+    one, that the folder is a file or cannot be written. ``keep`` leaves the lock file, for locks that many processes wait for.
     """
     folder, lock, until = file.parent, FileLock(file), time.monotonic() + wait
     if folder.exists() and not folder.is_dir():
@@ -233,13 +227,9 @@ class SealedFolders:
     def writing(self, name: str, *, resume: bool = False, worker: str = "") -> Iterator[SealedFolder]:
         """Yield a hidden folder to write into; it is sealed and takes its name when the block ends without an error.
 
-        Args:
-            name: Name of the folder; one that exists is replaced at the end.
-            resume: Yield what an earlier process or a failed block has left; otherwise the folder is empty, and removed if the block fails.
-            worker: Unique name of one of several processes that may write the same folder; the first one to finish counts.
-
-        Yields:
-            The folder; set its ``about`` in the block. After the block it has its final path and files.
+        One of that name is replaced at the end. ``resume`` yields what an earlier process or a failed block has left; otherwise the folder
+        is empty, and removed if the block fails. ``worker`` is the unique name of one of several processes that may write the same folder;
+        the first one to finish counts. ``about`` is set in the block; after it the folder has its final path and files.
         """
         hidden = self._hidden_path(name, worker)
         if hidden.exists() and not resume:
@@ -410,17 +400,9 @@ def open_work(
 ) -> Iterator[WorkFolder]:
     """Begin a job in a folder, or resume the unfinished one there; the work folder stays after an error if a part of the job is finished.
 
-    Args:
-        out: Output folder of the job; created if missing, and removed if nothing is in it at the end.
-        name: Name of the work folder inside it, which the job removes at its end.
-        settings: Settings that must be equal to resume a job, as JSON values.
-        doing: What the job does, see `exclusive_lock`.
-        overwrite: Discard an unfinished job.
-        disk: Performs all writes.
-
-    Raises:
-        InputError: The folder has an unfinished job with other settings, or a folder of that name that is none; another process works
-            there; or it cannot be written.
+    ``out`` is created if missing, and removed if nothing is in it at the end; the job removes the folder ``name`` in it at its end. For
+    ``doing`` see `exclusive_lock`. An InputError if the folder has an unfinished job with other ``settings``, which ``overwrite`` discards,
+    or a folder of that name that is none; if another process works there; or if it cannot be written.
     """
     work = WorkFolder(out / name, disk)
     remedy = "wait for it, or choose another --out"

@@ -32,13 +32,7 @@ SIZES = (
 ACTIVATION = ConfigKey("hidden_act", ("activation",), to_hf=HF_ACTIVATION)
 INITIALIZER_RANGE = ConfigKey("initializer_range", default=0.02)
 # Biases everywhere but in the first matrix of the MLP, which differs by family.
-POST_NORM = {
-    "norm_position": "post",
-    "norm_bias": True,
-    "qkv_bias": True,
-    "attention_output_bias": True,
-    "mlp_output_bias": True,
-}
+POST_NORM = {"norm_position": "post", "norm_bias": True, "qkv_bias": True, "attention_output_bias": True, "mlp_output_bias": True}
 BERT_KEYS = (
     *SIZES,
     ACTIVATION,

@@ -296,14 +296,11 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
             text = inner[1] if inner else "not a file of torch.save"
         reason = next(iter(text.strip().splitlines()), type(error).__name__)
         raise InputError(f"{path}: corrupt checkpoint: {reason}") from error
-    if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
+    tensors = content.values() if isinstance(content, dict) else [None]
+    plain = all(isinstance(each, Tensor) and each.layout == torch.strided and each.device.type == "cpu" for each in tensors)
+    if not plain or not all(isinstance(key, str) for key in content):
         raise InputError(f"{path}: must hold a dictionary of tensors by name, as torch.save(model.state_dict(), ...) writes it")
     return {key: tensor.detach() for key, tensor in content.items()}
-
-
-def _is_named_tensor(item: tuple[object, object]) -> bool:
-    key, value = item
-    return isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def base_folder(folder: Path) -> Path:
@@ -365,13 +362,10 @@ def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
 
 
 def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
-    """Load an encoder from a folder or the Hugging Face Hub, in evaluation mode. A LoRA adapter in the folder is added to the weights.
+    """Load an encoder, in evaluation mode, with weights of a dtype on a device. A LoRA adapter in the folder is added to the weights.
 
-    Args:
-        source: A folder with config.json and weights, or with a LoRA adapter that names its base, or a model id on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the weights in memory.
-        device: Device of the weights.
+    ``source`` is a folder with config.json and weights, or with a LoRA adapter that names its base, or a model id on the Hugging Face Hub,
+    where ``revision`` is a branch, tag or commit.
 
     Raises:
         InputError: A file is missing or corrupt, the architecture is not supported, or the tensors do not match it.
@@ -411,7 +405,11 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
     unknown = sorted(key for key in stripped.keys() - known - set(heads) if not family.buffers.search(key))
     missing = sorted(known - stripped.keys())
     if unknown or missing:
-        complaint = "; ".join(filter(None, (_few("missing", missing), _few("unknown", unknown))))
+        complaint = "; ".join(
+            f"{label} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+            for label, keys in (("missing", missing), ("unknown", unknown))
+            if keys
+        )
         raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
     if heads:
         logger.info("%s: ignored %d tensors of heads: %s", where, len(heads), ", ".join(heads))
@@ -436,11 +434,6 @@ def _halves_swapped(tensor: Tensor) -> Tensor:
     return torch.cat(tensor.chunk(2)[::-1])
 
 
-def _few(label: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"{label} {', '.join(keys[:3])}{more}" if keys else ""
-
-
 def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
     """Return an encoder's tensors under the family's names."""
     if encoder.prepacked == "int8":
@@ -458,16 +451,10 @@ def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
 
 
 def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "v4", prefix: bool = False) -> None:
-    """Write config.json and model.safetensors as the family's own code writes them.
+    """Write config.json and model.safetensors as the family's own code writes them, each as a whole, into a folder that may be new.
 
-    Args:
-        encoder: The encoder.
-        folder: Created if necessary; each file is replaced as a whole.
-        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
-        prefix: Put the family's prefix before every key.
-
-    Raises:
-        InputError: The family's format cannot express the architecture; the message names the field, and nothing is written.
+    ``style`` is the generation of ModernBERT's config keys; transformers 4 and 5 both read v4. ``prefix`` puts the family's prefix before
+    every key. An InputError names the field that the family's format cannot express, and nothing is written.
     """
     config, state = config_to_hf(encoder.config, style=style), to_hf_state(encoder, prefix=prefix)
     write_checkpoint(Path(folder), state, config | {"torch_dtype": str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")})
@@ -529,17 +516,14 @@ def _check_base(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
     if base is None or base.resolve() == folder.resolve() or not any(file.is_file() for file in weight_files(base)):
         return
     ours, theirs = ({family.current_name(key): tensor for key, tensor in each.items()} for each in (state, read_weights(base)))
-    changed = sorted(key for key in ours.keys() & theirs.keys() if not _is_same_weight(ours[key], theirs[key]))
-    if changed:
-        raise InputError(
-            f"{folder}: the weights beside the LoRA adapter are not those of its base {base} ({changed[0]} differs), so it may have been "
-            f"added to them already; delete {ADAPTER_CONFIG} to use them as they are, or the weights to use the base"
-        )
-
-
-def _is_same_weight(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, or one is the other in lower precision."""
-    return torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)
+    for key in sorted(ours.keys() & theirs.keys()):
+        one, other = ours[key], theirs[key]
+        # The same, or one is the other in lower precision.
+        if not (torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)):
+            raise InputError(
+                f"{folder}: the weights beside the LoRA adapter are not those of its base {base} ({key} differs), so it may have been "
+                f"added to them already; delete {ADAPTER_CONFIG} to use them as they are, or the weights to use the base"
+            )
 
 
 @dataclass(frozen=True)
@@ -642,12 +626,12 @@ def _merge_adapter(state: dict[str, Tensor], adapter: _Adapter, family: TensorNa
             continue
         update, scale = _multiply_parts(adapter, module, parts)
         _check_shape(adapter, f"{module}.weight", update, result[key])
-        result[key] = _add_scaled(result[key], update, scale)
+        result[key] = torch.add(_widen(result[key]), _widen(update), alpha=scale)
         if (bias := parts.get("bias")) is not None:
             bias_key = found(f"{module}.bias")
             if bias_key is None:
                 raise InputError(f"{adapter.path}: the adapter changes {module}.bias, which its base does not have")
-            result[bias_key] = _add_scaled(result[bias_key], bias, scale)
+            result[bias_key] = torch.add(_widen(result[bias_key]), _widen(bias), alpha=scale)
     return result
 
 
@@ -667,10 +651,6 @@ def _multiply_parts(adapter: _Adapter, module: str, parts: Mapping[str, Tensor])
 def _check_shape(adapter: _Adapter, name: str, given: Tensor, wanted: Tensor) -> None:
     if given.shape != wanted.shape:
         raise InputError(f"{adapter.path}: the adapter has {tuple(given.shape)} for {name}, its base {tuple(wanted.shape)}")
-
-
-def _add_scaled(tensor: Tensor, update: Tensor, scale: float) -> Tensor:
-    return torch.add(_widen(tensor), _widen(update), alpha=scale)
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -382,15 +382,9 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
 
 
 def save_head(model: Head, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
-    """Write an encoder with its task head as transformers writes it.
+    """Write an encoder with its task head as transformers writes it; folder and style are those of `save_encoder`.
 
-    Args:
-        model: The model.
-        folder: Created if necessary; each file is replaced as a whole.
-        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
-
-    Raises:
-        InputError: The family's config.json cannot express the head; the message names the setting.
+    An InputError names a setting of the head that the family's config.json cannot express.
     """
     config, task = model.encoder.config, TASKS[type(model)]
     settings = _written_settings(model, task)

@@ -25,14 +25,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
-from quiver.encoder.files import (
-    expand_home,
-    naming,
-    read_json,
-    read_json_lines,
-    read_lines,
-    read_whole,
-)
+from quiver.encoder.files import expand_home, naming, read_json, read_json_lines, read_lines, read_whole
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.work_folder import SealedFolders
