@@ -10,19 +10,17 @@ from __future__ import annotations
 import gc
 import shutil
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.pretraining import run as pretraining_run
-from quiver.encoder.pretraining.recipe import PretrainingRecipe, ProbeSection, load_pretraining_recipe
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, ProbeSection
 from quiver.encoder.pretraining.task import Probe
 from quiver.encoder.training.optimization import require_optimizer
-from quiver.encoder.training.recipe_file import Overrides, find_recipe, recipe_kind
+from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
 from quiver.encoder.training.run_folder import DATA, MODEL
-from quiver.encoder.training.trainer import Callback
 from quiver.eval.development import development_scorer
 from quiver.eval.nlu.glue import choose_tasks, train_glue
 from quiver.eval.nlu.glue_tasks import TASKS, read_split
@@ -36,38 +34,22 @@ RUN = "run"  # name of the folder of the short training
 
 
 def pretrain(
-    recipe: str | Path | PretrainingRecipe,
-    out: str | Path,
-    overrides: Overrides = (),
+    recipe: PretrainingRecipe,
+    out: Path,
     *,
     resume: bool = False,
     progress: bool = False,
     device: str | None = None,
     command: str | None = None,
-    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Pretrain an encoder from a recipe, with the probe that it may have; otherwise as `quiver.encoder.pretraining.pretrain`.
-
-    ``recipe`` is the name of a shipped one, a YAML file, or a recipe of `load_pretraining_recipe`; ``overrides`` change one that is read.
+    """Run a recipe with the probe that it may have; otherwise as `quiver.encoder.pretraining.pretrain`.
 
     Raises:
         InputError: As there; or the probe cannot be run: its recipe, data or lengths.
         RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
     """
-    if isinstance(recipe, str | Path):
-        recipe = load_pretraining_recipe(recipe, overrides)
-    elif overrides:
-        raise InputError("overrides are for a recipe that is read here; pass them to load_pretraining_recipe")
-    return pretraining_run.pretrain(
-        recipe,
-        expand_home(out),
-        resume=resume,
-        progress=progress,
-        command=command,
-        callbacks=callbacks,
-        device=device,
-        probe=open_probe(recipe, device=device),
-    )
+    probe = open_probe(recipe, device=device)
+    return pretraining_run.pretrain(recipe, out, resume=resume, progress=progress, command=command, device=device, probe=probe)
 
 
 def open_probe(recipe: PretrainingRecipe, *, device: str | None = None) -> Probe | None:
