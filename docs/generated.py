@@ -24,7 +24,9 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
 from quiver.cli.main import app
+from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.schema import Schema
+from quiver.encoder.training.architecture import ArchitectureSection, ScalingSection
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(.*) -->$", re.MULTILINE)
 _NAME_OF_ROW = re.compile(r"^\| `(quiver\.(?:\w+\.)*?([A-Z]\w+\.\w+)|quiver\.[\w.]+)` \|", re.MULTILINE)
@@ -142,19 +144,30 @@ def settings(name: str, title: str = "") -> str:
 
 
 def _schema(schema: type[Schema], path: str, seen: set[str]) -> Iterator[str]:
-    meanings = ModuleAnalyzer.for_module(schema.__module__).find_attr_docs()
+    meanings = _meanings(schema)
     if path:
         yield f"### {escape(path)}"
     yield _prose(" ".join((schema.__doc__ or "").split()))
     inner = []
     for name, field in schema.model_fields.items():
-        meaning = " ".join(meanings.get((schema.__name__, name), [""])).strip() or (field.description or "")
+        meaning = meanings.get(name, "") or (field.description or "")
         yield f"`{name}`: {escape(_type(field))}\n: {_prose(' '.join(meaning.split()))}{_default(field)}"
         inner += [(f"{path}.{name}" if path else name, each) for each in _schemas(field.annotation)]
     for below, each in inner:
         if below not in seen:
             seen.add(below)
             yield from _schema(each, below, seen)
+
+
+def _meanings(schema: type[Schema]) -> dict[str, str]:
+    """The documentation of each field, from the schema or one that it extends; of switches from the configuration that they set."""
+    owners = [each for each in schema.__mro__ if issubclass(each, Schema)]
+    owners += [EncoderConfig] * issubclass(schema, ArchitectureSection) + [RopeScaling] * issubclass(schema, ScalingSection)
+    found: dict[str, str] = {}
+    for owner in owners:
+        documented = ModuleAnalyzer.for_module(owner.__module__).find_attr_docs().items()
+        found = {name: " ".join(lines).strip() for (holder, name), lines in documented if holder == owner.__name__} | found
+    return found
 
 
 def _schemas(hint: Any) -> Iterator[type[Schema]]:
