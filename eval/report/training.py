@@ -495,7 +495,8 @@ def cautions(sweep: Sweep) -> list[str]:
         names = "; ".join(show_settings(other.settings) for other in close)
         found.append(f"Less than two standard errors behind: {names}. More seeds would separate them.")
     if best.deviation(measure) is None and len(sweep.candidates) > 1:
-        found.append("One seed per candidate: the variation between seeds is unknown. Add training.seed=1,2,3 as an axis.")
+        alone = "The best has one seed" if SEED in sweep.axes else "One seed per candidate"
+        found.append(f"{alone}: the variation between seeds is unknown. Add training.seed=1,2,3 as an axis.")
     return found
 
 
