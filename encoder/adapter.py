@@ -32,8 +32,7 @@ class AdapterConfig:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    settings: str
-    """The whole transformers configuration as JSON with sorted keys: equal strings mean equal architectures."""
+    settings: str  # the whole transformers configuration as JSON with sorted keys: equal strings mean equal architectures
 
 
 class TransformersEncoder(nn.Module):

@@ -58,18 +58,12 @@ class RopeScaling:
     Source: YaRN, arXiv:2309.00071, section 3; the values have the meaning they have in Hugging Face's rope_parameters.
     """
 
-    kind: RopeKind
-    """linear divides every frequency by the factor; ntk raises theta; yarn scales low frequencies and keeps high ones."""
-    factor: float
-    """Ratio of the longest text to ``original_positions``."""
-    original_positions: int
-    """Longest text of pretraining, in tokens."""
-    beta_fast: float = 32.0
-    """yarn: dimensions that make more turns than this within ``original_positions`` keep their frequency."""
-    beta_slow: float = 1.0
-    """yarn: dimensions that make fewer turns than this are divided by the factor."""
-    attention_factor: float | None = None
-    """yarn: factor of cosines and sines; None for 0.1 ln(factor) + 1."""
+    kind: RopeKind  # linear divides every frequency by the factor; ntk raises theta; yarn scales low frequencies and keeps high ones
+    factor: float  # ratio of the longest text to ``original_positions``
+    original_positions: int  # longest text of pretraining, in tokens
+    beta_fast: float = 32.0  # yarn: dimensions that make more turns than this within ``original_positions`` keep their frequency
+    beta_slow: float = 1.0  # yarn: dimensions that make fewer turns than this are divided by the factor
+    attention_factor: float | None = None  # yarn: factor of cosines and sines; None for 0.1 ln(factor) + 1
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(RopeKind):

@@ -1,7 +1,6 @@
 """The error class for mistakes that the user can correct: in a file, an option, a checkpoint or a recipe.
 
-The command line turns it into one line on standard error and exit status 2; every other exception is a bug and
-keeps its traceback. It lives in the lowest package so that every layer can raise it.
+The command line turns it into one line on standard error and exit status 2; every other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations

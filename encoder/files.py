@@ -421,7 +421,11 @@ def decode(content: bytes, declared: str = "") -> tuple[str, str]:
     """
     encoding = wide_encoding(content)
     if encoding or b"\0" in content[:HEAD]:
-        return _decode_wide(content, encoding)
+        wide = content.decode(encoding, "replace") if encoding else ""
+        # A last character that was cut off does not make it unreadable.
+        if (not wide and len(content) > len(codecs.BOM_UTF32_LE)) or wide.count("\ufffd") * 10 > len(wide):
+            raise ValueError("not text")
+        return wide, encoding.removesuffix("-sig")
     codec = _codec_of(declared) or ("iso2022_jp" if _JIS.search(content) else "")
     if content.isascii() and codec not in _SHIFTED:
         return content.decode("ascii"), "utf-8"
@@ -523,14 +527,6 @@ def _decode_strictly(content: bytes, encoding: str) -> str | None:
         return content.decode(encoding)
     except (UnicodeDecodeError, LookupError):
         return None
-
-
-def _decode_wide(content: bytes, encoding: str) -> tuple[str, str]:
-    """Decode text with a mark; a last character that was cut off does not make it unreadable."""
-    text = content.decode(encoding, "replace") if encoding else ""
-    if (not text and len(content) > len(codecs.BOM_UTF32_LE)) or text.count("\ufffd") * 10 > len(text):
-        raise ValueError("not text")
-    return text, encoding.removesuffix("-sig")
 
 
 _BUFFER = 1 << 20

@@ -496,14 +496,8 @@ def best_spans(
 ) -> list[list[Span]]:
     """Find the spans of each sequence with the highest sum of start and end logit; exact.
 
-    Args:
-        start: Start logits, (N,).
-        end: End logits, (N,).
-        batch: The packed batch.
-        max_answer_length: Maximum length of a span, in tokens.
-        n_best: Number of spans per sequence.
-        allowed: For each sequence the range of tokens a span may use, (first, stop) with 0 <= first <= stop <= n; default: the whole
-            sequence.
+    Logits are (N,); ``max_answer_length`` is in tokens. ``allowed`` is for each sequence the range of tokens that a span may use, (first,
+    stop) with 0 <= first <= stop <= n; by default the whole sequence.
 
     Returns:
         At most ``n_best`` spans per sequence, best first; of equal ones the earlier start comes first, then the earlier end. Empty where

@@ -85,12 +85,8 @@ class LoRALinear(nn.Module):
 def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
     """Add a low-rank update to every matrix of the blocks, in place, and fix all other weights of the encoder.
 
-    Args:
-        encoder: A native encoder; its hidden states stay bit-identical until B is trained.
-        rank: r, 1..D.
-        alpha: The update is scaled by alpha / r.
-        dropout: Dropout on the input of the update, in training, 0 <= dropout < 1.
-        seed: Seed of the initial values of A; equal seeds give equal values.
+    The rank r is 1..D; the update is scaled by alpha / r, alpha > 0; in training its input has dropout, 0 <= dropout < 1. Hidden states
+    stay bit-identical until B is trained. Equal seeds give equal initial values of A.
 
     Raises:
         InputError: The encoder runs in transformers, or a setting is out of range.

@@ -35,10 +35,7 @@ GRAPHS_VARIABLE = "QUIVER_CUDA_GRAPHS"
 
 
 class Encoder(nn.Module):
-    """A bidirectional transformer over packed batches.
-
-    Args:
-        config: Its architecture; the weights are torch's defaults until they are loaded or initialised.
+    """A bidirectional transformer over packed batches; its weights are torch's defaults until they are loaded or initialised.
 
     Example:
         >>> from quiver.encoder import Encoder, EncoderConfig

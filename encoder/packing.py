@@ -22,30 +22,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """B sequences end to end.
+    """B sequences end to end."""
 
-    Attributes:
-        ids: Token ids, (N,) int64.
-        cu_seqlens: Borders of the sequences, (B + 1,) int32.
-        offsets: The same numbers as Python integers.
-        max_seqlen: Length of the longest sequence, in tokens.
-        positions: Position of each token in its sequence, (N,) int64.
-        rows: Index of each sequence in the list that it came from, B integers.
-        key_lengths: For each sequence, the number of leading tokens that can be attended to; the others only attend to them (ColBERT's
-            unattended query expansion). None: all tokens.
-        batch_invariant: On a CPU, compute the hidden states of a sequence bit-identically whatever else is in the batch, even where another
-            method would be faster for few tokens.
-        memo: Masks and groups that attention derives from the layout; built once per batch and shared by its layers.
-    """
-
-    ids: Tensor
-    cu_seqlens: Tensor
-    offsets: tuple[int, ...]
-    max_seqlen: int
-    positions: Tensor
-    rows: tuple[int, ...]
+    ids: Tensor  # token ids, (N,) int64
+    cu_seqlens: Tensor  # borders of the sequences, (B + 1,) int32
+    offsets: tuple[int, ...]  # the same numbers as Python integers
+    max_seqlen: int  # length of the longest sequence, in tokens
+    positions: Tensor  # position of each token in its sequence, (N,) int64
+    rows: tuple[int, ...]  # index of each sequence in the list that it came from, B integers
+    # For each sequence, the number of leading tokens that can be attended to; the others only attend to them (ColBERT's unattended query
+    # expansion). None: all tokens.
     key_lengths: tuple[int, ...] | None = None
+    # On a CPU, compute the hidden states of a sequence bit-identically whatever else is in the batch, even where another method would be
+    # faster for few tokens.
     batch_invariant: bool = False
+    # Masks and groups that attention derives from the layout; built once per batch and shared by its layers.
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

@@ -115,15 +115,12 @@ NonBlank = Annotated[str, AfterValidator(_not_blank)]
 class Rule:
     """A relation between fields of several sections, checked where all of them are valid, even if unrelated fields are not.
 
-    Attributes:
-        fields: Dotted paths; the problem is reported for the first. Paths through lists are not supported.
-        broken: Takes the fields' values and tells whether the relation is violated.
-        message: Description of the problem, with ``{0}``, ``{1}``, ... for the values.
+    The problem is reported for the first field. Paths through lists are not supported.
     """
 
-    fields: tuple[str, ...]
-    broken: Callable[..., bool]
-    message: str
+    fields: tuple[str, ...]  # dotted paths
+    broken: Callable[..., bool]  # takes the fields' values and tells whether the relation is violated
+    message: str  # description of the problem, with ``{0}``, ``{1}``, ... for the values
 
     def problems(self, *values: Any) -> list[str]:
         """The problem, if any, in a list."""
@@ -132,15 +129,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class SectionRule:
-    """Relations between fields of a section, checked where the whole section is valid, even if others are not.
+    """Relations between fields of a section, checked where the whole section is valid, even if others are not."""
 
-    Attributes:
-        fields: Dotted path of the section, in a tuple.
-        problems: Takes the section and returns all problems, each with its dotted path.
-    """
-
-    fields: tuple[str, ...]
-    problems: Callable[..., list[str]]
+    fields: tuple[str, ...]  # dotted path of the section, in a tuple
+    problems: Callable[..., list[str]]  # takes the section and returns all problems, each with its dotted path
 
 
 def validate(kind: type[Model], raw: object, rules: Iterable[Rule | SectionRule] = ()) -> tuple[Model | None, list[str]]:
@@ -316,7 +308,9 @@ def _describe_problem(kind: type[Any], error: ErrorDetails) -> str:
         problem = "missing"
     elif name in ("extra_forbidden", "unexpected_keyword_argument"):
         owner = _hint_at(kind, loc[:-1])
-        problem = f"unknown key{_did_you_mean(loc[-1], _fields_of(owner)) or _known_keys(owner)}"
+        # The keys of a section that people write.
+        known = f"; the keys are {', '.join(owner.model_fields)}" if isinstance(owner, type) and issubclass(owner, TextSchema) else ""
+        problem = f"unknown key{_did_you_mean(loc[-1], _fields_of(owner)) or known}"
     elif name == "literal_error":
         choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
         problem = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
@@ -384,8 +378,3 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 def _did_you_mean(name: object, known: Iterable[str]) -> str:
     close = closest_name(name, known) if isinstance(name, str) else None
     return "" if close is None else f", did you mean {close!r}?"
-
-
-def _known_keys(kind: object) -> str:
-    """The keys of a section that people write; empty for other data."""
-    return f"; the keys are {', '.join(kind.model_fields)}" if isinstance(kind, type) and issubclass(kind, TextSchema) else ""

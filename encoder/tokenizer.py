@@ -78,11 +78,8 @@ class Tokenizer:
     """A vocabulary with its rules; gives the same ids as the fast tokenizer of transformers for the same folder.
 
     Settings of tokenizer_config.json that change ids are followed: BERT's lower case, accents and Chinese characters, special tokens, the
-    truncation side. Unsupported settings are an error.
-
-    Args:
-        backend: The rules, as an object of the tokenizers library.
-        settings: The parsed tokenizer_config.json; names the special tokens.
+    truncation side. Unsupported settings are an error. It is made of the rules, as an object of the tokenizers library, and of the parsed
+    tokenizer_config.json, which names the special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:

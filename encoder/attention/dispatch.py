@@ -7,8 +7,8 @@ local layers. Where PyTorch would write all weights out (ALiBi; some dtypes and 
 time.
 
 Global attention with dropout on the attention weights has its own form on CPUs: a chunk of queries and heads at a time, whose weights and
-masks the backward pass computes again (arXiv:2205.14135, section 3.1 and appendix B). PyTorch's operators write scores, softmax, mask and
-dropped weights in full and keep three of them: MiniLM's training takes twice as long with them on texts of 2,048 tokens.
+masks the backward pass computes again (arXiv:2205.14135, section 3.1 and appendix B). With PyTorch's operators, which write everything
+out, MiniLM's training takes twice as long on texts of 2,048 tokens.
 
 `attend_reference` and `attend_padded` build full score matrices, so they are for tests, graphs exported to ONNX and short texts only.
 
@@ -204,10 +204,7 @@ def _is_bounded(query: Tensor) -> bool:
 
 
 def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Attention over whole sequences, (G, H, n, K), a chunk of queries at a time: at most `WEIGHTS` weights, or those of one query.
-
-    With gradients, each chunk is computed again in the backward pass.
-    """
+    """Attention over whole sequences, (G, H, n, K), in chunks of queries, each computed again in the backward pass: few weights at once."""
     sequences, heads, rows, _ = query.shape
     chunk = max(1, WEIGHTS // (sequences * heads * key.shape[2]))
     if chunk >= rows:
@@ -242,10 +239,8 @@ LOCAL_BLOCKS = 64
 class LocalMask(NamedTuple):
     """The mask that the local layers of a batch share."""
 
-    bias: Tensor
-    """0 where a query sees a key, the dtype's minimum elsewhere, (W, 1, BLOCK, BLOCK + window)."""
-    sees: Tensor | None
-    """Whether each token sees a key, (N, 1, 1); None if all do."""
+    bias: Tensor  # 0 where a query sees a key, the dtype's minimum elsewhere, (W, 1, BLOCK, BLOCK + window)
+    sees: Tensor | None  # whether each token sees a key, (N, 1, 1); None if all do
 
 
 @torch.inference_mode(False)  # tensors made in inference mode could not be used in training
@@ -271,17 +266,6 @@ def _make_local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> Loc
     if batch.key_lengths is not None:
         sees = visible.any(-1).flatten()[: batch.num_tokens, None, None]
     return LocalMask(bias[:, None], sees)
-
-
-def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int, slopes: Tensor | None, dropout: float) -> Tensor:
-    blocks = mask.bias.shape[0]
-    # With gradients in one piece: in the backward pass each slice would be a full tensor of zeros.
-    step = blocks if torch.is_grad_enabled() else LOCAL_BLOCKS
-    outputs = [
-        _attend_windows(q, k, v, mask.bias[first : first + step], first, window // 2, slopes, dropout) for first in range(0, blocks, step)
-    ]
-    output = (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[: len(q)]
-    return output if mask.sees is None else output * mask.sees
 
 
 def _attend_windows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, first: int, half: int, slopes: Tensor | None, dropout: float) -> Tensor:
@@ -319,7 +303,15 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
     memo = ("local", window, q.dtype)
     if memo not in batch.memo:
         batch.memo[memo] = _make_local_mask(batch, window, q.dtype)
-    return _attend_local(q, k, v, batch.memo[memo], window, slopes, dropout)
+    mask: LocalMask = batch.memo[memo]
+    blocks = mask.bias.shape[0]
+    # With gradients in one piece: in the backward pass each slice would be a full tensor of zeros.
+    step = blocks if torch.is_grad_enabled() else LOCAL_BLOCKS
+    outputs = [
+        _attend_windows(q, k, v, mask.bias[first : first + step], first, window // 2, slopes, dropout) for first in range(0, blocks, step)
+    ]
+    output = (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[: len(q)]
+    return output if mask.sees is None else output * mask.sees
 
 
 def attend_reference(
@@ -394,42 +386,30 @@ class AttentionCall(NamedTuple):
     device_type: str
     dtype: torch.dtype
     head_width: int = 64
-    capability: tuple[int, int] = (0, 0)
-    """Compute capability of the CUDA device."""
+    capability: tuple[int, int] = (0, 0)  # compute capability of the CUDA device
     gradients: bool = False
     dropout: bool = False
-    slopes: bool = False
-    """Whether the call has ALiBi."""
-    key_lengths: bool = False
-    """Whether some tokens attend to others but are not attended to."""
-    local: bool = False
-    """Whether there is a window shorter than a sequence."""
-    deterministic: bool = False
-    """Whether gradients must be equal in every run."""
+    slopes: bool = False  # whether the call has ALiBi
+    key_lengths: bool = False  # whether some tokens attend to others but are not attended to
+    local: bool = False  # whether there is a window shorter than a sequence
+    deterministic: bool = False  # whether gradients must be equal in every run
     installed: frozenset[str] = frozenset()
     """The keys of `LIMITS` that are installed and worth using here: `flash.installed` on CUDA, ``compiled`` on a CPU."""
-    missing: frozenset[tuple[str, str]] = frozenset()
-    """What their releases and builds lack: `flash.missing` on CUDA."""
+    missing: frozenset[tuple[str, str]] = frozenset()  # what their releases and builds lack: `flash.missing` on CUDA
 
 
 @dataclass(frozen=True)
 class BackendLimits:
     """What a backend supports, by the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b)."""
 
-    device: str = "cuda"
-    """Device type."""
-    absent: str = "it is not installed"
-    """Why the backend may be unavailable on that device."""
-    capability: tuple[int, int] = (8, 0)
-    """Lowest CUDA compute capability."""
-    beyond: tuple[int, int] = (99, 0)
-    """First CUDA compute capability that is no longer supported."""
+    device: str = "cuda"  # device type
+    absent: str = "it is not installed"  # why the backend may be unavailable on that device
+    capability: tuple[int, int] = (8, 0)  # lowest CUDA compute capability
+    beyond: tuple[int, int] = (99, 0)  # first CUDA compute capability that is no longer supported
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    multiple: int | None = None
-    """The width of a head must be a multiple of this many bytes; None for any width."""
+    multiple: int | None = None  # the width of a head must be a multiple of this many bytes; None for any width
     widest: int = 256
-    widest_gradient: int = 192
-    """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
+    widest_gradient: int = 192  # widest head in training: with wider ones some GPUs lack the memory for the backward pass
     dropout: bool = False
     slopes: bool = False
     empty_query_blocks: bool = True

@@ -112,11 +112,9 @@ class KernelCall(NamedTuple):
 
     borders: tuple[Tensor, Tensor, int, int]
     """Borders of the sequences of queries and of keys, (B + 1,) int32 each, and the length of the longest of both."""
-    scale: float
-    """Factor of the scores."""
+    scale: float  # factor of the scores
     window: int | None = None
-    slopes: Tensor | None = None
-    """ALiBi's slope of each head, (H,) float32."""
+    slopes: Tensor | None = None  # ALiBi's slope of each head, (H,) float32
     dropout: float = 0.0
 
     @property
@@ -196,14 +194,11 @@ def attend_flash(
 class Part:
     """Neighbouring sequences of a batch with `PackedBatch.key_lengths`."""
 
-    tokens: int
-    """Number of their tokens, n."""
-    borders: tuple[Tensor, Tensor, int, int]
-    """As in `KernelCall`."""
+    tokens: int  # number of their tokens, n
+    borders: tuple[Tensor, Tensor, int, int]  # as in `KernelCall`
     reverse: Tensor | None = None
     """Permutation that reverses the tokens of each sequence, and so its own inverse, (n,); None if all tokens are attended to."""
-    keys: Tensor | None = None
-    """The attended tokens of each reversed sequence, indices of tokens; None if all are."""
+    keys: Tensor | None = None  # the attended tokens of each reversed sequence, indices of tokens; None if all are
 
 
 _PARTS = "flash_parts"

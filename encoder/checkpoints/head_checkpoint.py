@@ -201,19 +201,6 @@ def _read_settings(task: Task, keys: ConfigReader, config: EncoderConfig) -> dic
     return found
 
 
-def _written_settings(model: Head, task: Task) -> dict[str, Any]:
-    """Return the keys of config.json for a head."""
-    config = model.encoder.config
-    written: dict[str, Any] = {}
-    for setting in SETTINGS[task]:
-        value = setting.value(model)
-        if setting.has_keys(config):
-            written |= setting.write(value, config)
-        elif setting.default is not None and value != setting.default(config):
-            raise _not_expressible(setting.name, value, config)
-    return written
-
-
 def _not_expressible(name: str, value: object, config: EncoderConfig) -> InputError:
     shown = str(value).lower() if isinstance(value, bool) else value
     return InputError(f"{name}: a {config.family} config.json cannot express {shown}")
@@ -387,7 +374,13 @@ def save_head(model: Head, folder: str | Path, *, style: ConfigStyle = "v4") -> 
     An InputError names a setting of the head that the family's config.json cannot express.
     """
     config, task = model.encoder.config, TASKS[type(model)]
-    settings = _written_settings(model, task)
+    settings: dict[str, Any] = {}
+    for setting in SETTINGS[task]:
+        value = setting.value(model)
+        if setting.has_keys(config):
+            settings |= setting.write(value, config)
+        elif setting.default is not None and value != setting.default(config):
+            raise _not_expressible(setting.name, value, config)
     if config.family not in families_with_head(task):
         raise InputError(_no_head(config.family, task))
     layout, prefix = FORMATS[config.family].heads[task], FORMATS[config.family].tensors.prefix

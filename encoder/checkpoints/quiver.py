@@ -55,15 +55,10 @@ def _parse_typed(value: object, hint: Any, name: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise InputError(f"config.json: {name} must be {_describe_hint(hint)}, got {value!r}")
+        spoken = {int: "an integer", float: "a number", bool: "true or false", str: "a string", RopeScaling: "an object"}
+        wanted = " or ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else spoken.get(hint, "a list")
+        raise InputError(f"config.json: {name} must be {wanted}, got {value!r}")
     return value
-
-
-def _describe_hint(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(str, get_args(hint)))
-    spoken = {int: "an integer", float: "a number", bool: "true or false", str: "a string", RopeScaling: "an object"}
-    return spoken.get(hint, "a list")
 
 
 QUIVER = CheckpointFormat(

@@ -131,11 +131,7 @@ def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
 
 
 class _Passes:
-    """The two passes around attention, for the blocks of one encoder over one batch; hidden states, (N, D), are changed in place.
-
-    Attributes:
-        heads: Queries, keys and values, (3, H, N, K): attention reads the tokens of one head after another.
-    """
+    """The two passes around attention, for the blocks of one encoder over one batch; hidden states, (N, D), are changed in place."""
 
     def __init__(self, layers: Sequence[Block], hidden: Tensor) -> None:
         from quiver.encoder.cpu import block_kernels, tiles  # `supports_batch` has loaded numba
@@ -145,6 +141,7 @@ class _Passes:
         heads, inner, levels = layers[0].attention.heads, layers[0].mlp.width, int8_levels(layers[0].attention.qkv)
         half = multiplies_bfloat16(layers, width)
         self.matrices = torch.bfloat16 if half else torch.int8 if levels else torch.float32
+        # Queries, keys and values, (3, H, N, K): attention reads the tokens of one head after another.
         self.heads = hidden.new_empty(3, heads, tokens, width // heads, dtype=torch.bfloat16 if half else torch.float32)
         self.call = block_kernels.BlockArguments(tokens, width, inner, heads, torch.get_num_threads(), self.matrices)
         self.call.put(block_kernels.LEVELS, levels)
@@ -204,13 +201,9 @@ def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") 
     Afterwards it has no gradients and cannot be moved. In float it gives the same hidden states to rounding and the same state dict; in
     int8 the state dict holds the quantised weights.
 
-    Args:
-        encoder: An encoder on the CPU.
-        precision: ``float`` keeps the values of the weights. ``int8`` takes a quarter of their memory; compiled kernels multiply it at
-            twice the speed of float32, or four times where the CPU has an instruction for it, but PyTorch operators are slower with it.
-
-    Returns:
-        The same encoder, in evaluation mode.
+    ``float`` keeps the values of the weights. ``int8`` takes a quarter of their memory; compiled kernels multiply it at twice the speed of
+    float32, or four times where the CPU has an instruction for it, but PyTorch operators are slower with it. Returns the same encoder, in
+    evaluation mode.
 
     Raises:
         InputError: The encoder is not on a CPU, or this build of PyTorch has no 8-bit kernels for this CPU.

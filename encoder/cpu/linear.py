@@ -37,14 +37,10 @@ Product = Callable[[Tensor], Tensor]
 class PlainMatrix(NamedTuple):
     """A matrix in plain layout, on the CPU."""
 
-    weight: Tensor
-    """(O, D), floating point, or int8 with rotated inputs (`hadamard`)."""
-    bias: Tensor | None
-    """(O,)."""
-    scales: Tensor | None = None
-    """int8: scale of each row, (O,)."""
-    ones: Tensor | None = None
-    """int8: product with rotated features that are all 1, without bias, (O,)."""
+    weight: Tensor  # (O, D), floating point, or int8 with rotated inputs (`hadamard`)
+    bias: Tensor | None  # (O,)
+    scales: Tensor | None = None  # int8: scale of each row, (O,)
+    ones: Tensor | None = None  # int8: product with rotated features that are all 1, without bias, (O,)
 
     def split(self, parts: int) -> list[PlainMatrix]:
         """Split the matrix into equal parts of its rows."""
@@ -161,13 +157,10 @@ class FloatMatrix:
     """A weight (O, D) in a dtype that the CPU multiplies natively, half precision widened once, and its bias (O,).
 
     Kernels compute its rows in equal ``parts`` and read the ``plain_layout`` in large batches; PyTorch operators multiply in small ones.
-
-    Attributes:
-        levels: Largest integer that activations are quantised to; 0 for none.
-        rows: The parts in plain layout; empty if the weight is only held in another layout.
+    ``rows`` are the parts in plain layout; empty if the weight is only held in another layout.
     """
 
-    levels = 0
+    levels = 0  # largest integer that activations are quantised to; 0 for none
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, parts: int, plain_layout: bool) -> None:
         self.dtype = weight.dtype

@@ -54,13 +54,10 @@ class GraphedEncoder(Protocol):
 class Bucket(NamedTuple):
     """The sizes that a graph is captured for."""
 
-    sequences: int
-    """1, or `MAX_SEQUENCES` for a batch of several."""
+    sequences: int  # 1, or `MAX_SEQUENCES` for a batch of several
     tokens: int
-    max_seqlen: int
-    """`SHORTEST`, or the power of two that holds all tokens."""
-    key_lengths: bool
-    """Whether some tokens are not attended to."""
+    max_seqlen: int  # `SHORTEST`, or the power of two that holds all tokens
+    key_lengths: bool  # whether some tokens are not attended to
 
     @classmethod
     def of(cls, batch: PackedBatch) -> Bucket | None:
@@ -132,10 +129,8 @@ class StaticBatch:
 class Recording(NamedTuple):
     """A captured function."""
 
-    replay: Callable[[], object]
-    """Run it again on what its input tensors hold now."""
-    output: Tensor
-    """Its output, overwritten by every replay."""
+    replay: Callable[[], object]  # run it again on what its input tensors hold now
+    output: Tensor  # its output, overwritten by every replay
 
 
 # PyTorch allows one capture at a time in a process.
@@ -144,11 +139,9 @@ _CAPTURING = threading.Lock()
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device on which graphs are captured.
-
-    PyTorch's own belongs to the device of the first capture in the process, and a graph captured there for another device is empty. Streams
-    of high priority are handed out apart from the others, of which there are 32, so that copies in other threads never share this one.
-    """
+    """The stream of a device on which graphs are captured."""
+    # PyTorch's own belongs to the device of the first capture in the process, and a graph captured there for another device is empty.
+    # Streams of high priority are handed out apart from the others, of which there are 32: copies in other threads never share this one.
     stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return stream
 

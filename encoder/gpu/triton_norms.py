@@ -178,31 +178,24 @@ class _Norm(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     epsilon: float
-    centred: bool
-    """Whether the mean is subtracted (LayerNorm) or not (RMSNorm)."""
+    centred: bool  # whether the mean is subtracted (LayerNorm) or not (RMSNorm)
 
 
 class _Source(NamedTuple):
     """What a norm is computed of."""
 
-    hidden: Tensor
-    """(N, D), or (V, D) with ``rows``."""
-    update: Tensor | None = None
-    """What is added: (N, D), or (V, D) with ``update_rows``."""
-    types: Tensor | None = None
-    """A vector that is added to every token, (D,)."""
-    rows: Tensor | None = None
-    """Row of the table ``hidden`` of each token, (N,) int64."""
-    update_rows: Tensor | None = None
-    """Row of the table ``update`` of each token, (N,) int64."""
+    hidden: Tensor  # (N, D), or (V, D) with ``rows``
+    update: Tensor | None = None  # what is added: (N, D), or (V, D) with ``update_rows``
+    types: Tensor | None = None  # a vector that is added to every token, (D,)
+    rows: Tensor | None = None  # row of the table ``hidden`` of each token, (N,) int64
+    update_rows: Tensor | None = None  # row of the table ``update`` of each token, (N,) int64
 
 
 class _Drop(NamedTuple):
     """Dropout of an update."""
 
     seed: int = 0
-    dropped: int = 0
-    """Number of the `LEVELS` that drop a number; 0 for no dropout."""
+    dropped: int = 0  # number of the `LEVELS` that drop a number; 0 for no dropout
 
     @classmethod
     def draw(cls, probability: float) -> _Drop:

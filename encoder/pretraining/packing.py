@@ -35,12 +35,9 @@ CHUNK = 1 << 20  # documents whose ends are read at a time to form blocks
 class Piece(NamedTuple):
     """A part of a document that becomes one sequence."""
 
-    offset: int
-    """Position of its first token in the corpus."""
-    length: int
-    """Number of tokens, without special tokens."""
-    serial: int
-    """Number of the piece in the stream, from 0."""
+    offset: int  # position of its first token in the corpus
+    length: int  # number of tokens, without special tokens
+    serial: int  # number of the piece in the stream, from 0
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,10 @@ TABLE = "embeddings.positions"
 
 
 def interpolate_positions(table: Tensor, factor: int, *, offset: int = 0) -> Tensor:
-    """A position table for texts that are ``factor`` times as long.
+    """A position table for texts that are ``factor`` k >= 1 times as long: (P, D) floating-point rows to (offset + k (P - offset), D).
 
-    Args:
-        table: (P, D) floating-point rows, P - ``offset`` >= 2 of them for positions.
-        factor: k >= 1; 1 gives the table itself.
-        offset: Leading rows that stand for no position and are kept as they are (RoBERTa: 2).
-
-    Returns:
-        (offset + k (P - offset), D) in the table's dtype; rows at multiples of k are the old ones, bit for bit.
-
-    Raises:
-        ValueError: The factor is below 1, or there are fewer than two positions.
+    The leading ``offset`` rows stand for no position and are kept as they are (RoBERTa: 2). Rows at multiples of k are the old ones, bit
+    for bit. A ValueError if the factor is below 1, or there are fewer than two positions.
 
     Example:
         >>> interpolate_positions(torch.tensor([[0.0], [2.0], [6.0]]), 2).flatten().tolist()
@@ -84,8 +76,7 @@ def extended_config(config: EncoderConfig, factor: int) -> EncoderConfig:
 def extend_positions(encoder: Encoder, factor: int) -> Encoder:
     """A copy of an encoder with ``factor`` times as many positions, on the same device, in the same mode and dtype.
 
-    Raises:
-        InputError: As `extended_config`; or the weights are packed for inference.
+    An InputError as `extended_config`, or if the weights are packed for inference.
     """
     config = extended_config(encoder.config, factor)
     if encoder.prepacked:

@@ -244,9 +244,7 @@ RULES = (
         "enlarges the weights of a checkpoint, but init is {1}; name the checkpoint",
     ),
     Rule(
-        ("model.decoder_bias", "model.init"),
-        lambda bias, init: bias != "zeros" and init != "random",
-        "the weights of {1} have their own",
+        ("model.decoder_bias", "model.init"), lambda bias, init: bias != "zeros" and init != "random", "the weights of {1} have their own"
     ),
     Rule(
         ("training.averaging.best", "data.held_out"),

@@ -11,8 +11,7 @@ Therefore each column of a matrix is divided by the number of copies of its inpu
 
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
 Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle``, ``center_weights`` and ``tile_weights_from_edge`` in
-AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
-arXiv:2112.11446 (map of layers); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
+AnswerDotAI/ModernBERT at 8c57a0f; Gopher, arXiv:2112.11446 (map of layers); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
 """
 
 from __future__ import annotations
@@ -111,11 +110,7 @@ def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True, til
 def enlarge_masked_lm(
     model: MaskedLM, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0
 ) -> MaskedLM:
-    """`enlarge` for a masked language model: its head is tiled too.
-
-    Raises:
-        InputError: As `enlarge`.
-    """
+    """`enlarge` for a masked language model, with its errors: the head is tiled too."""
     encoder = enlarge(model.encoder, config, shared=shared, tiling=tiling, seed=seed)
     own = model.decoder
     larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)

@@ -102,8 +102,7 @@ class ArchitectureSection(TextSchema):
     ) -> EncoderConfig:
         """Make the configuration; ``token_ids`` are its fields for special tokens, such as ``pad_token_id``.
 
-        Raises:
-            ConfigError: Settings contradict each other; holds all problems.
+        A ConfigError holds all contradictions between settings.
         """
         given = type(self).model_fields
         values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(EncoderConfig) if each.name in given}

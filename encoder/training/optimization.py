@@ -35,10 +35,7 @@ logger = logging.getLogger(__name__)
 
 OptimizerName = Literal["adamw", "schedule_free_adamw", "stable_adamw"]
 
-PACKAGES: Mapping[str, tuple[str, str]] = {
-    "schedule_free_adamw": ("schedulefree", "schedulefree"),
-    "stable_adamw": ("optimi", "torch-optimi"),
-}
+PACKAGES = {"schedule_free_adamw": ("schedulefree", "schedulefree"), "stable_adamw": ("optimi", "torch-optimi")}
 """Optimizer -> module and distribution that implement it, if it is not torch."""
 
 DECAYS: Mapping[str, Callable[[float], float]] = {

@@ -226,9 +226,7 @@ class StepMemory:
     """Memory that one training step allocates; all values are 0 on a CPU.
 
     Counting starts when the object is made, which should be at the beginning of a step: then only weights and optimizer state exist.
-
-    Attributes:
-        before: Peak memory on a GPU in bytes between the previous object (or the start of the process) and this one.
+    ``before`` is the peak memory on a GPU in bytes between the previous object (or the start of the process) and this one.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -42,16 +42,8 @@ TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]  # see `quiver
 
 WITHOUT_WEIGHT = frozenset(
     {
-        "name",
-        "encoder",
-        "description",
-        "source",
-        "cost",
-        "expected",
-        "data.revision",
-        "data.licence",
-        "training.log_every",
-        "training.keep_checkpoints",
+        *("name", "encoder", "description", "source", "cost", "expected", "data.revision", "data.licence"),
+        *("training.log_every", "training.keep_checkpoints"),
     }
 )
 """Settings of a recipe that do not affect the weights; a resumed session may change them."""
@@ -66,10 +58,7 @@ _SHIPPED_ROW = re.compile(r"^  ([\w.-]+):", re.MULTILINE)
 ENCODER = "encoder"
 """Override that chooses a row of a recipe's table of encoders, and key of the chosen row in the recipe."""
 
-RENAMED = {
-    "coir-codesearchnet": "finetune-codesearchnet-python",
-    "coir-stackoverflow-qa": "finetune-stackoverflow-qa",
-}
+RENAMED = {"coir-codesearchnet": "finetune-codesearchnet-python", "coir-stackoverflow-qa": "finetune-stackoverflow-qa"}
 """Former name of a shipped recipe -> its name."""
 
 _TABLE, _EXTENDS = "encoders", "extends"
@@ -356,8 +345,13 @@ def recipe_encoders(recipe: str | Path) -> list[str]:
 def _list_shipped(kinds: Collection[str] | None) -> dict[str, tuple[Path, str | None]]:
     """Name -> file and row of the shipped recipes; a table has a name, too."""
     found = dict[str, tuple[Path, str | None]]()
-    for path in sorted(_shipped_folder().glob("*.yaml"), key=lambda path: path.stem):
-        if kinds is None or _shipped_kind(path) in kinds:
+    # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level ``recipes`` too, and
+    # either of the two may be imported.
+    folder = Path(__file__).resolve().parents[2] / "recipes"
+    for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem):
+        # Not parsed: thirty files would cost a command half a second, and those that are shipped have the key in a line of its own.
+        kind = _SHIPPED_KIND.search(path.read_text(encoding="utf-8"))
+        if kinds is None or (kind and kind[1] in kinds):
             found[path.stem] = (path, None)
             found.update({f"{path.stem}-{row}": (path, row) for row in _shipped_rows(path)})
     return found
@@ -373,12 +367,6 @@ def recipe_kind(recipe: str | Path) -> str | None:
     if kind is None and isinstance(document, dict) and document.get(_EXTENDS) not in (None, str(recipe)):
         return recipe_kind(str(document[_EXTENDS]))
     return kind if isinstance(kind, str) else None
-
-
-def _shipped_kind(path: Path) -> str | None:
-    # Not parsed: thirty files would cost a command half a second, and those that are shipped have the key in a line of its own.
-    found = _SHIPPED_KIND.search(path.read_text(encoding="utf-8"))
-    return found[1] if found else None
 
 
 def _shipped_rows(path: Path) -> list[str]:
@@ -415,12 +403,6 @@ def _locate_recipe(name_or_path: str | Path, kinds: Collection[str] | None) -> t
         raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
     names = ", ".join(name for name, (_, row) in known.items() if row is None)
     raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {names}")
-
-
-def _shipped_folder() -> Path:
-    # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
-    # ``recipes`` too, and either of the two may be imported.
-    return Path(__file__).resolve().parents[2] / "recipes"
 
 
 @contextmanager

@@ -77,17 +77,8 @@ _BEGUN_SCHEMAS, _RECORD_SCHEMAS = "quiver-begun/", "quiver-run/"
 SCHEMA = f"{_BEGUN_SCHEMAS}1"  # schema of ``begun.json``
 
 PACKAGES = (
-    "quiver-retrieval",
-    "torch",
-    "numpy",
-    "tokenizers",
-    "safetensors",
-    "sentence-transformers",
-    "pylate",
-    "transformers",
-    "datasets",
-    "schedulefree",
-    "torch-optimi",
+    *("quiver-retrieval", "torch", "numpy", "tokenizers", "safetensors", "sentence-transformers", "pylate", "transformers", "datasets"),
+    *("schedulefree", "torch-optimi"),
 )
 """Distributions whose versions are recorded."""
 
@@ -238,13 +229,10 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
 
 
 def resume_run(out: Path, now: RunIdentity, processes: Processes) -> int:
-    """Go on with the run in a folder, from its last intact checkpoint; called by all processes.
+    """Go on with the run in a folder, from its last intact checkpoint, and return its step, 0 without one; called by all processes.
 
     Settings that have changed are logged, and whether the weights may differ in their last bits because of them. The identity of this
     session is written, and later lines of the log are removed.
-
-    Returns:
-        The step of the checkpoint; 0 if there is none.
     """
     refuse_other_run(out, now)
     processes.barrier()  # all processes have read the files that are written now
@@ -264,11 +252,9 @@ def resume_run(out: Path, now: RunIdentity, processes: Processes) -> int:
 
 
 def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[Schema] | None = None) -> list[tuple[str, object, object]]:
-    """Differences between two recipes.
+    """For each setting in which two recipes differ, its dotted path, the value in ``was`` and the value in ``now``.
 
-    Returns:
-        For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``. `AUTO` differs from no
-        value, and a missing ``model.revision`` neither: they stand for what the run chose, or will choose.
+    `AUTO` differs from no value, and a missing ``model.revision`` neither: they stand for what the run chose, or will choose.
     """
     known = None if schema is None else validate(schema, was)[0]
     then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))

@@ -166,8 +166,7 @@ class Task(Protocol):
     def evaluate(self) -> Mapping[str, float]:
         """Measures on held-out data, the same in all processes; empty if there is none. The first decides which checkpoint is best.
 
-        Raises:
-            WorkStoppedError: A stop was requested (`quiver.encoder.progress.interruptible`); raised in all processes, or in none.
+        If a stop is requested (`quiver.encoder.progress.interruptible`) a WorkStoppedError is raised in all processes, or in none.
         """
 
     def save_due(self, progress: Progress) -> bool:
@@ -537,16 +536,13 @@ class BarCallback(Callback):
         self._advance, self._done, self._forms, self._position = advance, done, forms, position
         self._latest: dict[str, float] = {}
 
-    def on_step(self, step: int) -> None:
-        """Advance the bar."""
-        self._move_bar(step)
-
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values."""
         self._latest.update(values)
-        self._move_bar(step)
+        self.on_step(step)
 
-    def _move_bar(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
+        """Advance the bar."""
         before, self._done = self._done, self._position(step)
         news = (form.format(self._latest[key]) for key, form in self._forms.items() if key in self._latest)
         self._advance(self._done - before, ", ".join(news))
