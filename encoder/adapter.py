@@ -92,13 +92,9 @@ class TransformersEncoder(nn.Module):
 def load_adapter(
     source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> TransformersEncoder:
-    """Load any encoder that transformers supports, from a folder or the Hugging Face Hub, in evaluation mode.
+    """Load any encoder that transformers supports, in evaluation mode, with weights of a dtype on a device.
 
-    Args:
-        source: A folder with config.json and safetensors, or a model id on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the weights in memory.
-        device: Device of the weights.
+    ``source`` is a folder with config.json and safetensors, or a model id on the Hub, where ``revision`` is a branch, tag or commit.
 
     Raises:
         InputError: transformers is not installed or does not support the architecture, or a file or a tensor is missing.

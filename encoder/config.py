@@ -40,11 +40,7 @@ DROPOUTS = ("embedding_dropout", "attention_dropout", "attention_output_dropout"
 
 
 class ConfigError(InputError):
-    """Values of a configuration are out of range or contradict each other.
-
-    Attributes:
-        problems: All problems, each as the field and what is wrong with it.
-    """
+    """Values of a configuration are out of range or contradict each other; ``problems`` has for each the field and what is wrong."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{field} {text}" for field, text in problems))
@@ -78,11 +74,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An encoder's architecture; validated on construction.
-
-    Raises:
-        ConfigError: Values are out of range or contradict each other; the message names the fields.
-    """
+    """An encoder's architecture; a ConfigError on construction names the fields that are out of range or contradict each other."""
 
     family: Family
     """Family whose config.json and tensor names are used in checkpoints."""

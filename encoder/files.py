@@ -457,7 +457,6 @@ SAMPLE = 1 << 16
 GOOD_PER_BAD = 2
 """Valid characters beyond ASCII per invalid one, from which on a text is UTF-8 with errors; in other encodings nearly all are invalid."""
 
-
 HEAD = 8192
 """Bytes at the start of a file in which a NUL shows that it is UTF-16 or not text."""
 

@@ -117,11 +117,7 @@ class MaskedLMLoss(NamedTuple):
 class MaskedLM(nn.Module):
     """An encoder that predicts masked tokens. Logits are computed for the masked tokens only, a chunk at a time.
 
-    Args:
-        encoder: Gives the hidden states.
-        transform: The layer before the decoder; default: the family's.
-        decoder_bias: Whether the decoder has a bias; default: the family's.
-        tied: Whether the decoder's matrix is the token embedding.
+    The layer before the decoder, and whether that has a bias, are by default the family's. ``tied``: its matrix is the token embedding.
 
     Example:
         >>> import torch
@@ -304,17 +300,12 @@ CLASSIFIER_POOLINGS: dict[ClassifierPooling, Callable[[Tensor, PackedBatch], Ten
 
 
 class SequenceClassifier(nn.Module):
-    """An encoder that gives each sequence C scores.
+    """An encoder that gives each sequence C scores; with C = 1 one number.
 
-    Args:
-        encoder: Gives the hidden states.
-        num_labels: C; 1 for one number per sequence.
-        pooling: Vector of a sequence: its first token, or the mean of its tokens.
-        problem_type: How labels are read. Default: regression if C is 1, otherwise by the labels' dtype: integers name one label, floating-
-            point numbers are yes or no for each label.
-        dropout: Dropout before the label matrix; default: the family's.
-        transform: The layer before that; default: the family's.
-        label_names: One name per label, written to config.json.
+    ``pooling`` gives the vector of a sequence: its first token, or the mean of its tokens. ``problem_type`` says how labels are read; by
+    default as a regression if C is 1, otherwise by their dtype: integers name one label, floating-point numbers are yes or no for each
+    label. Dropout before the label matrix, and the layer before that, are by default the family's. ``label_names``, one per label, are
+    written to config.json.
     """
 
     def __init__(

@@ -51,11 +51,7 @@ Positive: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class SchemaError(InputError):
-    """A file or mapping does not match its schema.
-
-    Attributes:
-        problems: All problems, each as ``dotted.path: what is wrong`` or ``line N: what is wrong``.
-    """
+    """A file or mapping does not match its schema; each of ``problems`` is ``dotted.path: what is wrong`` or ``line N: what is wrong``."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = list(problems)

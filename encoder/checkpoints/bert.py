@@ -220,13 +220,10 @@ def _nomic_positions(keys: ConfigReader) -> int:
     # on its neighbours. Up to that length nothing is scaled.
     trained = keys.integer("max_trained_positions", 2048)
     if positions > trained:
-        logger.warning(
-            "rotary_scaling_factor is %s: RoPE is rescaled by batch beyond %d tokens, which is not supported; %d of %d positions are used",
-            keys.hf.get("rotary_scaling_factor", 1.0),
-            trained,
-            trained,
-            positions,
+        text = (
+            "rotary_scaling_factor is %s: RoPE is rescaled by batch beyond %d tokens, which is not supported; %d of %d positions are used"
         )
+        logger.warning(text, keys.hf.get("rotary_scaling_factor", 1.0), trained, trained, positions)
     return min(positions, trained)
 
 

@@ -119,7 +119,9 @@ def _write_modernbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, An
         hf |= {"cls_token_id": config.cls_token_id, "bos_token_id": config.cls_token_id}
     if config.sep_token_id is not None:
         hf |= {"sep_token_id": config.sep_token_id, "eos_token_id": config.sep_token_id}
-    every = _global_period(config.layer_types)
+    # The n of "every n-th layer is global".
+    periods = (each for each in range(1, config.num_layers + 1) if global_every(config.num_layers, each) == config.layer_types)
+    every = next(periods, None)
     scalings = {config.scaling(kind) for kind in config.layer_types}
     if style == "v5" or every is None or len(scalings) > 1:
         hf["layer_types"] = [TO_HF_LAYER_TYPE[kind] for kind in config.layer_types]
@@ -149,12 +151,6 @@ def _write_scaling(scaling: RopeScaling | None, max_positions: int) -> dict[str,
         if scaling.attention_factor is not None:
             written["attention_factor"] = scaling.attention_factor
     return written
-
-
-def _global_period(layer_types: tuple[LayerType, ...]) -> int | None:
-    """Return the n of "every n-th layer is global", None if there is none."""
-    candidates = (every for every in range(1, len(layer_types) + 1) if global_every(len(layer_types), every) == layer_types)
-    return next(candidates, None)
 
 
 MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}

@@ -5,10 +5,10 @@ are fastest. `PrepackedLinear` replaces it for inference: where compiled kernels
 layout, and CPUs that multiply few tokens faster in oneDNN's hold that as well, from the first small batch on.
 
 In int8, weights have one scale per output row, activations a shift and a scale per token: a scale per batch, as in common dynamic
-quantisation, would make the vector of a text depend on its neighbours. Features are rotated by a Hadamard matrix first: the quantisation
-step of a token follows its largest feature, and each rotated feature is a sum of many, which spreads outliers over all of them. The matrix
-is the Kronecker power of a regular one of order four (equal row sums): what all features have in common stays common, and the token's
-shift removes it. It is symmetric and not scaled: rotating twice multiplies by its order.
+quantisation, would make the vector of a text depend on its neighbours. Features are rotated by a Hadamard matrix first, which spreads
+outliers over all of them: a token's quantisation step follows its largest feature. The matrix is the Kronecker power of a regular one of
+order four (equal row sums): what all features have in common stays common, and the token's shift removes it. It is symmetric and not
+scaled: rotating twice multiplies by its order.
 
 Shapes: N packed tokens, D and O widths of input and output.
 Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights); vector-wise quantisation of LLM.int8(), arXiv:2208.07339,

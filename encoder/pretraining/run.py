@@ -107,10 +107,7 @@ def pretrain(
     """Run a recipe; under torchrun, as one of its processes. `quiver.eval.probe.pretrain` gives it the probe of the recipe.
 
     ``resume`` resumes the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none. ``device`` is ``cpu``,
-    ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
-
-    Returns:
-        Content of ``run.json``.
+    ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available. Returns the content of ``run.json``.
 
     Raises:
         InputError: torch-optimi is not installed; the corpus, the vocabulary or the initial model cannot be used; ``out`` already holds a

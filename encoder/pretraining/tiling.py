@@ -77,15 +77,9 @@ def _find_origins(old: int, new: int, tiling: Tiling) -> Tensor:
 def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0) -> Encoder:
     """A new encoder of another size that begins with what a trained one has learnt.
 
-    Args:
-        encoder: The parent; not changed.
-        config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
-        shared: Divide by the number of copies, see above; False for the published map of unchanged values.
-        tiling: Where values beyond the parent's come from.
-        seed: Random seed of the values of ``random-edges``.
-
-    Returns:
-        The larger encoder with the parent's dtype, device and mode. A norm that only the larger one has keeps its initial values.
+    It has the parent's dtype, device and mode; a norm that only the larger one has keeps its initial values. Widths, layers and heads may
+    be any, also smaller ones. ``shared`` divides by the number of copies, see above; False for the published map of unchanged values. The
+    ``seed`` is that of the values of ``random-edges``.
 
     Raises:
         InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
