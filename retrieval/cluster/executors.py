@@ -1,8 +1,7 @@
 """Executors: run the items of a task in this process, in processes of this machine, or on a Ray cluster.
 
-Local workers are not forked from this process, which may have used threads or a GPU, but from a fresh one that has only imported the
-module of the first task: what takes seconds and memory is imported once. Where the system cannot do so, each is a fresh process. A script
-that uses them therefore needs the usual ``if __name__ == "__main__":``. Workers end with the process that started them.
+Local workers are forked from a fresh process that has only imported the module of the first task (this one may have used threads or a GPU),
+or are fresh processes themselves. A script that uses them therefore needs the usual ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -161,12 +160,7 @@ class LocalProcesses:
         return max(1, here // len(self._devices))
 
     def run(
-        self,
-        task: WorkerTask[Item, Result],
-        items: Iterable[Item],
-        *,
-        threads: int = 1,
-        advance: Advance = lambda steps: None,
+        self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1, advance: Advance = lambda steps: None
     ) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         del threads  # local processes reserve nothing

@@ -1,12 +1,8 @@
 """An index that is searched over shards, with the same hits and scores as in one process, to the last bit.
 
-A shard is a list of segments, which are write-once. The largest segments are placed first, each in the shard with the least memory: no
-shard then takes more than 4/3 of the memory in an optimal plan. Each shard is a deployment of Ray Serve, and those of a generation are one
-application: Serve starts replicas, chooses one for a search, checks their health and replaces those that are lost. A new generation is an
-application of its own, so that a search never sees two generations.
-
-Source of the bound: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied Mathematics 1969.
-Source of the deployments: https://docs.ray.io/en/latest/serve/model_composition.html and serve/production-guide/fault-tolerance.html.
+The largest segments are placed first, each in the shard with the least memory: no shard then takes more than 4/3 of the memory in an
+optimal plan (Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied Mathematics 1969). Each shard is a deployment of
+Ray Serve, and those of a generation are one application, so that a search never sees two generations.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Ray: the connection to a cluster, and an executor whose items are Ray tasks.
 
-A task runs in any free process of the cluster with enough CPUs and GPUs, which keeps what the first item has loaded for the next one. The
-item of a lost process or machine is given out again. Steps are counted when items end. Every node needs Quiver, and models and indexes
-under the same paths.
-
-Source: https://docs.ray.io/en/latest/ray-core/fault_tolerance/tasks.html.
+A task runs in any free process of the cluster, which keeps what the first item has loaded for the next one. The item of a lost process or
+machine is given out again. Every node needs Quiver, and models and indexes under the same paths.
 """
 
 from __future__ import annotations
@@ -122,12 +119,7 @@ class RayCluster:
         return here
 
     def run(
-        self,
-        task: WorkerTask[Item, Result],
-        items: Iterable[Item],
-        *,
-        threads: int = 1,
-        advance: Advance = lambda steps: None,
+        self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1, advance: Advance = lambda steps: None
     ) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         with connected(self._address):

@@ -11,8 +11,7 @@ from pydantic import ConfigDict
 
 from quiver.retrieval.index.filters import FilterLike
 
-SCORE = "quiver_score"
-"""Name of a document's score in the metadata."""
+SCORE = "quiver_score"  # name of a document's score in the metadata
 
 
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed

@@ -1,8 +1,6 @@
 """LangChain and LlamaIndex retrievers over an index or any retriever. The framework is imported on first use.
 
-In both frameworks the metadata of a result are the fields of the document, unchanged, and its title, unless it has a field ``title``. The
-id and the score are where the framework has a place for them: the score of LangChain's documents, which have none, is the metadata
-``quiver_score``, unless the document has a field of that name.
+In both frameworks the metadata of a result are the fields of the document, unchanged, and its title, unless it has a field ``title``.
 """
 
 from __future__ import annotations

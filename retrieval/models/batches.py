@@ -1,9 +1,8 @@
 """From tokenized texts to vectors: batches of similar length, the loop that runs them, and pooling and projections after the encoder.
 
-The loop lets neither a GPU nor its host wait for the other. On a GPU three things happen at the same time. A thread tokenizes and packs the
-texts that follow, and starts their copy to the device from pinned memory. The calling thread queues the forward pass of a batch. The
-vectors of the batch before it are copied to pinned memory, and the calling thread waits for that copy only after the forward pass is
-queued. On a CPU one thing happens after the other, in one thread.
+On a GPU three things happen at the same time: a thread tokenizes and packs the texts that follow and starts their copy to the device, the
+calling thread queues the forward pass of a batch, and the vectors of the batch before it are copied to the host. On a CPU one thing happens
+after the other, in one thread.
 
 Shapes: B texts, N tokens of a batch, T vectors of all texts, D width of the encoder, d width of a vector.
 Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
@@ -33,8 +32,7 @@ from quiver.retrieval.records import DenseModel, Item, Result, Role, TextTokens,
 logger = logging.getLogger(__name__)
 
 
-CPU_TOKENS = 4096
-"""Tokens per batch on a CPU: larger batches leave the cache and gain nothing."""
+CPU_TOKENS = 4096  # tokens per batch on a CPU: larger batches leave the cache and gain nothing
 
 GPU_TOKENS = 65_536
 """Maximum of the tokens per batch that are chosen for a GPU: the forward pass of a base model takes many times as long as its launches."""
@@ -125,8 +123,7 @@ class ModelInputs:
 Upload: TypeAlias = tuple[PackedBatch, Tensor | None, torch.cuda.Event | None]
 """A batch and the numbers of its tokens that have a vector, on their way to the device, and the end of their copy."""
 
-Download: TypeAlias = tuple[Tensor, torch.cuda.Event | None]
-"""Vectors on their way to the host, and the end of their copy."""
+Download: TypeAlias = tuple[Tensor, torch.cuda.Event | None]  # vectors on their way to the host, and the end of their copy
 
 
 @cache
@@ -425,27 +422,17 @@ def _reduce_segments(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str)
     return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0, unsafe=True)
 
 
-def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the first token precedes any prompt
-    return hidden[batch.cu_seqlens[:-1].long()]
-
-
 def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
     lengths = batch.cu_seqlens.diff().long()
     return _reduce_segments(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
 
 
-def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the last token follows any prompt
-    return hidden[batch.cu_seqlens[1:].long() - 1]
-
-
 POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {
-    "cls": _cls,
+    "cls": lambda hidden, batch, skip: hidden[batch.cu_seqlens[:-1].long()],  # it precedes any prompt
     "mean": _mean,
     "max": partial(_reduce_segments, reduce="max"),
-    "lasttoken": _last,
+    "lasttoken": lambda hidden, batch, skip: hidden[batch.cu_seqlens[1:].long() - 1],  # it follows any prompt
 }
 """Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
 

@@ -1,11 +1,8 @@
 """BM25 as a model: the words of texts, and the parameters of the scores.
 
-Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Scores are those of bm25s, whose import
-alone takes longer than a search. Its index stores scores, which include the document frequencies of the whole corpus, so that adding one
-document would change all of them. `quiver.retrieval.index.words` counts the words of documents and scores them.
-
-Words of ASCII texts are those of bm25s, too. Its pattern cuts the words of many scripts at vowel signs and accents, so that other texts are
-brought into one form first: see `split_words`.
+Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language; `quiver.retrieval.index.words` counts the
+words of documents and scores them. Scores, and the words of ASCII texts, are those of bm25s, whose pattern cuts the words of many scripts
+at vowel signs and accents, so that other texts are brought into one form first.
 
 Shapes: B texts, n words of all texts.
 Source: Robertson and Zaragoza 2009, doi 10.1561/1500000019; bm25s, arXiv:2407.03618; k1 and b are Anserini's for BEIR,
@@ -28,26 +25,16 @@ from quiver.encoder.progress import Advance
 from quiver.retrieval.models.encoding import check_texts
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
-NAME = "bm25"
-"""Name of BM25 in tables, files and options."""
+NAME = "bm25"  # name of BM25 in tables, files and options
 
 K1 = 0.9
 B = 0.4
 STOP_WORDS = "english"
-PARAMETERS: Mapping[str, str | float | None] = {
-    "variant": "lucene",
-    "k1": K1,
-    "b": B,
-    "stopwords": STOP_WORDS,
-    "stemmer": None,
-}
+PARAMETERS: Mapping[str, str | float | None] = {"variant": "lucene", "k1": K1, "b": B, "stopwords": STOP_WORDS, "stemmer": None}
 """All parameters that affect scores, as written to results and records."""
 
-WORD_RULES = 2
-"""Version of the rules of `split_words`, stored with counted words: increase it when the words of any text change."""
-
-MOST_WORDS = 2**31 - 1
-"""Maximum length of a text in the card of BM25, which truncates nothing."""
+WORD_RULES = 2  # version of the rules of `split_words`, stored with counted words: increase it when the words of any text change
+MOST_WORDS = 2**31 - 1  # maximum length of a text in the card of BM25, which truncates nothing
 
 
 class Words(NamedTuple):

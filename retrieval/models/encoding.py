@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Texts: TypeAlias = str | Sequence[str]
-"""A text, or a list of texts."""
-
-Documents: TypeAlias = str | Document | Sequence[str | Document]
-"""A document or its text, or a list of them."""
-
-Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
-"""A device, or the device of each of several processes."""
+Texts: TypeAlias = str | Sequence[str]  # a text, or a list of texts
+Documents: TypeAlias = str | Document | Sequence[str | Document]  # a document or its text, or a list of them
+Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"  # a device, or the device of each of several processes
 
 
-AnyEncoding: TypeAlias = DenseEncoding | TokenEncoding
-"""Vectors of texts by any model."""
+AnyEncoding: TypeAlias = DenseEncoding | TokenEncoding  # vectors of texts by any model
 
 
 @dataclass(frozen=True)
@@ -138,8 +132,7 @@ def pool_tokens(vectors: TokenVectors, factor: int, *, protected: int = 1) -> To
     return pooled
 
 
-Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-"""Types of the values of a vector, by sentence-transformers' names."""
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]  # types of the values of a vector, by sentence-transformers' names
 
 
 def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[np.int8] | NDArray[np.uint8]:
@@ -221,12 +214,7 @@ def stack_vectors(encoding: AnyEncoding, card: ModelCard, texts: int) -> tuple[D
 
 
 def maxsim_packed(
-    queries: Sequence[TokenVectors],
-    tokens: TokenVectors,
-    offsets: NDArray[np.int64],
-    *,
-    query_block: int = 256,
-    document_block: int = 4096,
+    queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], *, query_block: int = 256, document_block: int = 4096
 ) -> NDArray[np.float32]:
     """Compute MaxSim of every query with every document from packed vectors.
 

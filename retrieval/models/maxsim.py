@@ -1,8 +1,7 @@
 """MaxSim: for every query token its best document token, summed over the query.
 
-`maxsim_padded` is for training: differentiable, from padded vectors. `maxsim_packed` and `maxsim_ragged` compute the same scores for many
-documents without padding: the first from NumPy arrays on the CPU, the second from tensors, on a GPU by one Triton kernel. Vectors are not
-normalized here; ColBERT's have unit length.
+`maxsim_padded` is for training: differentiable, from padded vectors. `maxsim_ragged` computes the same scores for many documents without
+padding. Vectors are not normalized here; ColBERT's have unit length.
 
 Shapes: Q queries, P documents, S padded length, T packed document tokens, T_q packed query tokens, n_i tokens of a query, d vector width.
 Source: ColBERT, arXiv:2004.12832, equation 3.
@@ -20,8 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from quiver.encoder.layers import use_triton
 
-# Similarities that are held at a time where no kernel runs: 64 MiB of float32.
-SIMILARITIES = 2**24
+SIMILARITIES = 2**24  # similarities that are held at a time where no kernel runs: 64 MiB of float32
 
 
 def maxsim_padded(

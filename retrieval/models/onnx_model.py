@@ -27,13 +27,11 @@ from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens
 from quiver.retrieval.models.options import ONNX_SETTINGS
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, ModelCard, Role
 
-SCHEMA = "quiver-onnx/1"
-"""Value of ``schema`` in ``onnx_config.json``."""
+SCHEMA = "quiver-onnx/1"  # value of ``schema`` in ``onnx_config.json``
 
 GRAPH = "model.onnx"
 
-# Tokens of a batch, padding included.
-_BATCH_TOKENS = 4096
+_BATCH_TOKENS = 4096  # tokens of a batch, padding included
 
 
 class _RoleSettings(Schema):
@@ -95,7 +93,15 @@ class OnnxModel:
         )
         self.tokenizer = Tokenizer.from_pretrained(path.parent)
         self._batch_tokens = batch_tokens or _BATCH_TOKENS
-        self._session = _open_session(path.with_name(GRAPH))
+        graph, onnxruntime = path.with_name(GRAPH), import_for("an ONNX export", "onnxruntime", "onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        # Without a number, ONNX Runtime pins threads to cores that a container may not have. FAISS follows OMP_NUM_THREADS.
+        options.intra_op_num_threads = faiss.omp_get_max_threads()
+        try:
+            self._session: Any = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library raises its own classes, here for damaged and missing files only
+            raise InputError(f"{graph}: not a graph that ONNX Runtime can open ({first_line(error)}); export the model again") from error
 
     def __repr__(self) -> str:
         return f"OnnxModel({self.card.source!r}: {self.card.dim} dimensions, {self.card.similarity})"
@@ -131,15 +137,3 @@ class OnnxModel:
             given["pooling_mask"] = (attended & (positions >= skip)).astype(np.int64)
         vectors: DenseVectors = self._session.run(None, given)[0]
         return vectors
-
-
-def _open_session(graph: Path) -> Any:
-    onnxruntime = import_for("an ONNX export", "onnxruntime", "onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Without a number, ONNX Runtime pins threads to cores that a container may not have. FAISS, which searches, follows OMP_NUM_THREADS.
-    options.intra_op_num_threads = faiss.omp_get_max_threads()
-    try:
-        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the library raises its own classes, here for damaged and missing files only
-        raise InputError(f"{graph}: not a graph that ONNX Runtime can open ({first_line(error)}); export the model again") from error

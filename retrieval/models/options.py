@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["dense", "colbert"]
 
-ONNX_SETTINGS = "onnx_config.json"
-"""Settings of a folder that ``quiver export --layout onnx`` wrote."""
-
-STANFORD_ARCHITECTURE = "HF_ColBERT"
-"""``architectures`` of a config.json that Stanford's ColBERT has written."""
+ONNX_SETTINGS = "onnx_config.json"  # settings of a folder that ``quiver export --layout onnx`` wrote
+STANFORD_ARCHITECTURE = "HF_ColBERT"  # ``architectures`` of a config.json that Stanford's ColBERT has written
 
 
 def is_onnx_export(source: str | Path) -> bool:
@@ -122,5 +119,4 @@ class ModelOptions:
         return replace(settings, colbert=changed, **prompts)
 
 
-FOLDERS_SETTINGS = ModelOptions()
-"""Keeps all settings of a folder."""
+FOLDERS_SETTINGS = ModelOptions()  # keeps all settings of a folder

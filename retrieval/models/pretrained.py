@@ -1,7 +1,7 @@
 """What all models have in common: the folder that they are loaded from, an encoder with tokenizer and settings, and encoding.
 
-Folders of sentence-transformers, PyLate, Stanford ColBERT and plain Hugging Face are read, from disk or the Hub; the result is settings,
-encoder and tokenizer. `quiver.retrieval.models.export` has one module per layout, which reads and writes it.
+Folders of sentence-transformers, PyLate, Stanford ColBERT and plain Hugging Face are read, from disk or the Hub; one module per layout in
+`quiver.retrieval.models.export` reads and writes it.
 
 A kind of model says how it tokenizes (`_inputs`), what it computes of a batch (`_forward`) and what an encoding is made of (`_encoding`);
 windows, batches, processes, progress, prompts and cards are the same for all.
@@ -170,13 +170,7 @@ def check_is_retriever(source: str | Path, folder: Path) -> None:
         raise InputError(f"{source}: {task}, {advice}; pass a bi-encoder, a ColBERT model or an encoder without a head")
 
 
-def load_parts(
-    source: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    to_train: bool = False,
-) -> ModelParts:
+def load_parts(source: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", to_train: bool = False) -> ModelParts:
     """Load settings, encoder and tokenizer of a model folder from disk or from the Hub; an InputError if it is not a supported model.
 
     Lengths that a folder sets beyond the encoder's positions become the number of positions, with a warning. With ``to_train``, the encoder
@@ -255,10 +249,7 @@ def check_is_model(source: str | Path) -> None:
 
 
 def load_for_inference(
-    source: str | Path,
-    dtype: Dtype | torch.dtype | None,
-    device: str | None,
-    options: ModelOptions = FOLDERS_SETTINGS,
+    source: str | Path, dtype: Dtype | torch.dtype | None, device: str | None, options: ModelOptions = FOLDERS_SETTINGS
 ) -> ModelParts:
     """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
     check_is_model(source)
@@ -346,16 +337,6 @@ class PretrainedModel(ABC, Generic[Encoding]):
             width = projection.linear.out_features
         self.projections: nn.Sequential = nn.Sequential(*settings.projections).to(encoder.device)
         self._prefix_ids: dict[Role, int | None] = {"query": None, "document": None}
-
-    @classmethod
-    def from_card(cls, card: ModelCard, source: str | Path, *, batch_tokens: int | None = None) -> Self:
-        """Load a model with the settings of a card.
-
-        :meta private:
-        """
-        parts = load_for_inference(source, card.dtype, None, options_of_card(card))
-        model = cls.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
-        return model.with_card(card)
 
     @abstractmethod
     def with_card(self, card: ModelCard) -> Self:
@@ -799,8 +780,11 @@ class EncodingTask:
     def open(self, advance: Advance) -> Callable[[tuple[int, list[str]]], Any]:
         """See `quiver.retrieval.records.WorkerTask`."""
         torch.set_num_threads(self.threads)
-        model = self.model.from_card(self.card, self.card.source, batch_tokens=self.batch_tokens)
-        check_fingerprint(model.card, self.card)
+        card = self.card
+        parts = load_for_inference(card.source, card.dtype, None, options_of_card(card))
+        made = self.model.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=card.source, batch_tokens=self.batch_tokens)
+        model = made.with_card(card)
+        check_fingerprint(model.card, card)
         return lambda chunk: model.encode_job(chunk[1], self.job, advance)
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 # Rows of a tile of query tokens: 128 rows are four instructions of a Hopper warp group, and leave room for two programs per multiprocessor.
 QUERY_ROWS = 128
-# Document tokens of a tile.
-TOKENS = 64
+TOKENS = 64  # document tokens of a tile
 # Half-precision vectors up to the first width are one tile; wider and float32 vectors are multiplied in parts, for which registers suffice.
 WIDEST, COLUMNS = 128, 32
 # Documents per program: loading the tile of queries is then a small part of its work. Fewer if the device would have idle multiprocessors.

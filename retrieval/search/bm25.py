@@ -1,8 +1,7 @@
 """BM25 over the documents of an index of any engine.
 
-`word_index` gives an index of the engine ``bm25`` (`quiver.retrieval.index.words`) over the documents of another index: the same
-documents, deletions and filters. The words of a segment depend only on its texts, which never change: they are counted on first use and
-cached outside the index folder, so that searching needs no lock and writes nothing into the index.
+The words of a segment depend only on its texts, which never change: they are counted on first use and cached outside the index folder, so
+that searching needs no lock and writes nothing into the index.
 
     CACHE/<key>/words.json                     seal: documents of each block, and sizes and checksums of the other files
     CACHE/<key>/<block>.*                      files of a `quiver.retrieval.index.words.WordTable`

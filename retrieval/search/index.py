@@ -46,16 +46,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Ranking: TypeAlias = str | Path | IndexReader
-"""``"bm25"``, the folder of an index, or an index."""
-
-Corpus: TypeAlias = str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]]
-"""A corpus, see `build_index`."""
+Ranking: TypeAlias = str | Path | IndexReader  # ``"bm25"``, the folder of an index, or an index
+Corpus: TypeAlias = str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]]  # a corpus, see `build_index`
 
 DEFAULTS = BuildOptions()
 
-_OPENING = Lock()
-"""Held while an index opens what it is fused with, so that several threads open it once."""
+_OPENING = Lock()  # held while an index opens what it is fused with, so that several threads open it once
 
 
 class SearchOptions(TypedDict, total=False):

@@ -1,8 +1,7 @@
 """Retrievers: whatever ranks documents for queries, with one interface.
 
-An index with its model, BM25, a run, a fusion of retrievers, and a re-ranking of a retriever's candidates. `OpenIndexes` opens them by
-folders and names, each index and each model once. The command line, evaluations, the service and integrations search through them. A
-retriever holds no state of a search, so several threads may search it; models that they share are wrapped in `SharedModel`.
+The command line, evaluations, the service and integrations search through them. A retriever holds no state of a search, so several threads
+may search it; models that they share are wrapped in `SharedModel`.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ from quiver.retrieval.search.search import Fusion, check_fusible, fuse_hits, rer
 if TYPE_CHECKING:
     import torch
 
-CANDIDATES = 100
-"""Default number of documents that each ranking contributes to a fusion or a re-ranking."""
+CANDIDATES = 100  # default number of documents that each ranking contributes to a fusion or a re-ranking
 
 _WORD_MODEL = BM25()
 
@@ -61,8 +59,7 @@ Effort: TypeAlias = str | Mapping[str, Setting] | float | None
 """Effort of the searches of indexes: a preset, search parameters, or a recall to reach with the fastest parameters that were measured to
 reach it. None for ``balanced``. BM25 is always exhaustive."""
 
-Explained: TypeAlias = Explanation | Sequence[WordScore]
-"""Explanation of a document's score in one ranking."""
+Explained: TypeAlias = Explanation | Sequence[WordScore]  # explanation of a document's score in one ranking
 
 Explanations: TypeAlias = dict[str, dict[str, Explained]]
 """Document id -> name of a ranking -> explanation; only rankings that contain the document."""

@@ -1,7 +1,5 @@
 """Fuse several rankings, re-rank candidates, and say why a search found nothing. ``retrievers`` combines searches by these.
 
-Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids.
-
 Shapes: Q queries, P candidates per query, k hits, d vector width.
 Source: reciprocal rank fusion: Cormack, Clarke and Büttcher 2009, doi 10.1145/1571941.1572114. Weighted sums of normalized scores: Fox and
 Shaw, TREC-2, 1994 (CombSUM); Bruch, Gai and Ingber, arXiv:2210.11934, on normalization. Re-ranking: ColBERT, arXiv:2004.12832, section 3.5;
@@ -38,11 +36,8 @@ _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
 
 
-Ranking: TypeAlias = Mapping[str, float]
-"""Documents of one query: id -> score, ordered by score, then id, both descending."""
-
-METHODS = ("rrf", "weighted")
-"""Names of the methods of fusion."""
+Ranking: TypeAlias = Mapping[str, float]  # documents of one query: id -> score, ordered by score, then id, both descending
+METHODS = ("rrf", "weighted")  # names of the methods of fusion
 
 
 @dataclass(frozen=True)

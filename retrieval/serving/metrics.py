@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64)
 
-CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST
-"""Media type of `Metrics.text`."""
+CONTENT_TYPE: str = prometheus_client.CONTENT_TYPE_LATEST  # media type of `Metrics.text`
 
 
 class Metrics:

@@ -16,8 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, problem_answer
 
-ANY = "*"
-"""Matches every host or origin."""
+ANY = "*"  # matches every host or origin
 
 # Host header: a name, an IPv4 address or an IPv6 address in brackets, with an optional port.
 _HEADER = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\s:/@\[\]]+))(?::[0-9]*)?")

@@ -72,8 +72,7 @@ def _given_fields(fields: Any) -> Any:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-MOST_FIELDS = 1000
-"""Largest number of fields of an object in a request, and of the metadata of a document."""
+MOST_FIELDS = 1000  # largest number of fields of an object in a request, and of the metadata of a document
 
 Text = Annotated[str, Field(strict=True), AfterValidator(encodable)]
 # Text that is not blank.

@@ -29,12 +29,8 @@ from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocumen
 logger = logging.getLogger(__name__)
 
 
-VARIABLE = "QUIVER_TOKEN"
-"""Environment variable with the token that allows changes, and reading."""
-
-READING_VARIABLE = "QUIVER_READ_TOKEN"
-"""Environment variable with the token that reading needs."""
-
+VARIABLE = "QUIVER_TOKEN"  # environment variable with the token that allows changes, and reading
+READING_VARIABLE = "QUIVER_READ_TOKEN"  # environment variable with the token that reading needs
 _SHORTEST = 16  # least length of a token, in characters
 
 
@@ -117,10 +113,8 @@ class Service:
             self.metrics.generation.labels(name).set_function(partial(lambda served: served.current.number, each.served))
             self.metrics.documents.labels(name).set_function(partial(lambda served: len(served.current.index), each.served))
             for served in each.indexes:
-                served.observers.append(partial(self._count_reload, name))
-
-    def _count_reload(self, name: str, worked: bool) -> None:
-        self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
+                reloads = partial(self.metrics.reloads.labels, name)
+                served.observers.append(partial(lambda labels, worked: labels("done" if worked else "failed").inc(), reloads))
 
     def compared_warning(self, retriever: ServedRetriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first index; None if both rank the same documents."""

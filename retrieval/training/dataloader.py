@@ -1,8 +1,7 @@
 """From rows to packed batches: the order of the rows, their tokens, and batches made ahead of the model.
 
-The order depends on the seed alone, so a resumed run and a run on several processes read the same batches. The order of an epoch is
-torch's random permutation with the seed ``training.seed`` + epoch, epochs counted from 0, as in the samplers of accelerate and
-sentence-transformers. An incomplete batch at the end of an epoch is dropped, because it would have fewer negatives.
+The order of an epoch is torch's random permutation with the seed ``training.seed`` + epoch, counted from 0, as in the samplers of
+accelerate and sentence-transformers. An incomplete batch at the end of an epoch is dropped, because it would have fewer negatives.
 
 Shapes: B rows of a batch, n documents per row, C columns of texts, N packed tokens.
 """
@@ -11,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -145,22 +145,16 @@ def without_shared_texts(rows: Iterator[KeyedRow], size: int) -> Iterator[list[i
         yield batch
 
 
-@dataclass
-class TextCounts:
-    """Totals of the texts that a collator has seen."""
-
-    texts: int = 0
-    truncated: int = 0
-    tokens: int = 0
-
-
 class Collator:
-    """Tokenizes and packs rows with the prompts, prefixes, lengths and query expansion of the model; warns once of truncated texts."""
+    """Tokenizes and packs rows with the prompts, prefixes, lengths and query expansion of the model; warns once of truncated texts.
+
+    ``counts`` are totals of what it has seen: ``texts``, ``truncated`` texts, and ``tokens``.
+    """
 
     def __init__(
         self, model: BiEncoder | ColBERT, *, max_length: int | None = None, merge_documents: bool = False, minmax: bool = False
     ) -> None:
-        self.counts = TextCounts()
+        self.counts = Counter[str]()
         self._model = model
         self._max_length = max_length
         self._merge_documents = merge_documents
@@ -195,19 +189,17 @@ class Collator:
             batch[PRESENT] = torch.tensor(there)
         if SCORES in rows[0]:
             batch[LABEL] = teacher_scores([row[SCORES] for row in rows], minmax=self._minmax)
-        counts = self.counts
-        if self._warns and counts.texts >= _FIRST_TEXTS and counts.truncated > _MANY_TRUNCATED * counts.texts:
+        seen, truncated = self.counts["texts"], self.counts["truncated"]
+        if self._warns and seen >= _FIRST_TEXTS and truncated > _MANY_TRUNCATED * seen:
             self._warns = False
             text = "%.0f%% of the texts so far are truncated; their remaining tokens are not trained on. The limit is the model's, or %s"
-            logger.warning(text, 100 * counts.truncated / counts.texts, "training.max_length")
+            logger.warning(text, 100 * truncated / seen, "training.max_length")
         return batch
 
     def _tokens(self, texts: Sequence[str | None], role: Role) -> list[list[int]]:
         found = self._model.tokenize([text or "" for text in texts], role, max_length=self._max_length)
         there = [ids for ids, text in zip(found.ids, texts, strict=True) if text is not None]
-        self.counts.texts += len(there)
-        self.counts.truncated += sum(found.truncated)
-        self.counts.tokens += sum(map(len, there))
+        self.counts.update(texts=len(there), truncated=sum(found.truncated), tokens=sum(map(len, there)))
         return found.ids
 
     def _check_room(self, role: Role) -> None:
@@ -260,14 +252,13 @@ class DataLoader:
             numbers = batch.rows[share * self.processes.rank :][:share]
             columns = self.rows.columns(numbers)
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-            before = replace(self.collate.counts)
-            inputs = self.collate(rows)
-            now = self.collate.counts
+            before = self.collate.counts.copy()
+            inputs, new = self.collate(rows), self.collate.counts - before
             yield TrainingBatch(
                 inputs,
                 [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],
-                tokens=now.tokens - before.tokens,
-                counts={"texts": now.texts - before.texts, "truncated": now.truncated - before.truncated},
+                tokens=new["tokens"],
+                counts={"texts": new["texts"], "truncated": new["truncated"]},
                 next_position=batch.next_position,
                 ends_epoch=batch.last,
             )

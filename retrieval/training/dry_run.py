@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,15 +37,7 @@ from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.dataloader import DataLoader
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import Recipe
-from quiver.retrieval.training.run import (
-    COUNTS,
-    RetrievalTask,
-    Run,
-    batch_order,
-    describe_batch,
-    first_or_saved_model,
-    training_parts,
-)
+from quiver.retrieval.training.run import COUNTS, RetrievalTask, Run, batch_order, describe_batch, first_or_saved_model, training_parts
 from quiver.retrieval.training.state import Schedule
 
 BATCHES = 5  # most batches that are timed
@@ -113,7 +105,7 @@ def dry_run(
         with progress_bar("counting tokens", read, enabled=progress) as advance:
             for _ in DataLoader(order, rows, collator, processes, start=(0, 0), count=read):
                 advance(1)
-        texts, truncated, tokens = (round(total * batches / read) for total in astuple(collator.counts))
+        texts, truncated, tokens = (round(collator.counts[name] * batches / read) for name in ("texts", "truncated", "tokens"))
         longer = Schedule(schedule.steps + BATCHES + 1, schedule.batches_per_epoch, 1)  # never finished, so nothing is saved
 
         def train_on(batches: Iterable[TrainingBatch], *callbacks: Callback) -> None:
@@ -153,9 +145,6 @@ def dry_run(
         )
 
 
-# Time.
-
-
 class _Timed(Callback):
     """Batches of successive steps until the time is over, with the times at which the steps ended."""
 
@@ -177,23 +166,17 @@ class _Timed(Callback):
                     return
 
     def on_step(self, step: int) -> None:
-        """Note the time, once the first batch was taken."""
         del step
-        if self._times:
+        if self._times:  # the first batch was taken
             self._times.append(time.perf_counter())
 
     @property
     def steps(self) -> int:
-        """Number of steps that were timed."""
         return len(self._times) - 1
 
     @property
     def tokens_per_second(self) -> float:
-        """Their tokens by the time that they took."""
         return self.tokens / (self._times[-1] - self._times[0])
-
-
-# Pretraining.
 
 
 @dataclass(frozen=True)
@@ -254,8 +237,15 @@ def dry_run_pretraining(
         with progress_bar("reading the corpus", 1, enabled=progress):
             whole = all(sum(map(len, first_documents(source, READ))) < READ for source in recipe.data.sources)
             prepare(recipe, out, characters=None if whole else READ)
-        session = open_session(_trial(recipe), out, processes, device)
-
+        # Few packed rows per update, and phases that do not end, so that nothing is evaluated or saved.
+        sizes = [phase.micro_batch * max(1, _UPDATE_TOKENS // (phase.micro_batch * phase.context)) for phase in recipe.phases]
+        sizes = [min(phase.batch_size, size) for phase, size in zip(recipe.phases, sizes, strict=True)]
+        fewer = max(phase.batch_size / size for phase, size in zip(recipe.phases, sizes, strict=True))
+        endless = {"batch_warmup_tokens": 0, "batch_warmup_from": None, "tokens": 1 << 60}
+        phases = tuple(phase.replace(batch_size=size, **endless) for phase, size in zip(recipe.phases, sizes, strict=True))
+        buffer = recipe.training.packing_buffer * fewer  # it is measured in updates
+        training = recipe.training.replace(packing_buffer=buffer, evaluate_every=None, save_every=None)
+        session = open_session(recipe.replace(probe=None, phases=phases, training=training), out, processes, device)
         timed, done = _Phases(seconds, progress=progress), Progress()
         task = PretrainingTask(replace(session, chosen=timed.chosen), done)
         settings = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS, callbacks=[timed])
@@ -282,21 +272,6 @@ def dry_run_pretraining(
 _UPDATE_TOKENS = 8192  # of a measured update, if a row has fewer: the time of the optimizer's step then hardly counts
 
 
-def _trial(recipe: PretrainingRecipe) -> PretrainingRecipe:
-    """The recipe with few packed rows per update and phases that do not end, so that nothing is evaluated or saved."""
-    training = recipe.training
-    sizes = [phase.micro_batch * max(1, _UPDATE_TOKENS // (phase.micro_batch * phase.context)) for phase in recipe.phases]
-    sizes = [min(phase.batch_size, size) for phase, size in zip(recipe.phases, sizes, strict=True)]
-    fewer = max(phase.batch_size / size for phase, size in zip(recipe.phases, sizes, strict=True))
-    endless = {"batch_warmup_tokens": 0, "batch_warmup_from": None, "tokens": 1 << 60}
-    return recipe.replace(
-        probe=None,
-        phases=tuple(phase.replace(batch_size=size, **endless) for phase, size in zip(recipe.phases, sizes, strict=True)),
-        # The buffer is measured in updates.
-        training=training.replace(packing_buffer=training.packing_buffer * fewer, evaluate_every=None, save_every=None),
-    )
-
-
 class _Phases(Callback):
     """A few updates of each phase: an untimed one, which is slower than others, and some that are timed."""
 
@@ -305,13 +280,11 @@ class _Phases(Callback):
         self.phases: list[_Timed] = []
 
     def chosen(self, steps: Iterator[list[TrainingBatch]]) -> Iterator[list[TrainingBatch]]:
-        """The steps of a phase that are trained."""
         self.phases.append(timed := _Timed(islice(steps, BATCHES), self._seconds, progress=self._progress))
         yield next(steps)
         yield from timed
 
     def on_step(self, step: int) -> None:
-        """Note the time."""
         self.phases[-1].on_step(step)
 
 

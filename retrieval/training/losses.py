@@ -1,9 +1,8 @@
 """The losses of a recipe: those of sentence-transformers and PyLate, around a model of ours.
 
 A loss of these libraries calls a model once per column of a batch (queries, positives, first negatives, ...) with a dictionary of features.
-Batches stay packed: `LossModel` encodes all columns in one pass where the loss permits, and makes what a loss needs besides.
-
-Importing this module imports sentence-transformers (extra ``train``); the losses of a ColBERT import PyLate when they are made.
+Batches stay packed: `LossModel` encodes all columns in one pass where the loss permits. Importing this module imports sentence-transformers
+(extra ``train``); the losses of a ColBERT import PyLate when they are made.
 
 Shapes: B rows, C columns, N packed tokens, S padded length, D width of the encoder, d width of a vector.
 Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
@@ -59,7 +58,7 @@ PAIRWISE = {"cosine": pairwise_cos_sim, "dot": pairwise_dot_score}
 """Similarity of a checkpoint -> function that compares vectors one to one."""
 
 PACKED = "packed"  # feature of a column: its `PackedBatch`
-SHARED = "shared_pass"  # feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`
+SHARED = "shared_pass"  # feature of a column: a function that returns its states, from one pass over all columns
 THERE = "present"  # feature of a column with absent texts: whether each is there, (B, 1)
 SKIP = "skipped_tokens"  # feature of a column of a bi-encoder: leading tokens that pooling skips
 
@@ -114,8 +113,9 @@ class LossModel(nn.Module):
         if present is not None:
             columns = [{**column, THERE: present[first:last, None]} for column, (first, last) in zip(columns, bounds, strict=True)]
         if one_pass:
-            shared = _SharedPass(batch, [part.num_tokens for part in parts])
-            columns = [{**column, SHARED: partial(shared.states, position)} for position, column in enumerate(columns)]
+            # The whole batch is encoded when the states of one of its columns are first needed.
+            split = cache(lambda: torch.split(self._states(batch), [part.num_tokens for part in parts]))
+            columns = [{**column, SHARED: partial(lambda place: split()[place], position)} for position, column in enumerate(columns)]
         return columns
 
     def _width(self, parts: Sequence[PackedBatch], position: int) -> int:
@@ -140,7 +140,7 @@ class LossModel(nn.Module):
         """Encode a column."""
         batch: PackedBatch = features[PACKED]
         with autocast(self._dtype, self.encoder.device):
-            states = features[SHARED](self._states) if SHARED in features else self._states(batch)
+            states = features[SHARED]() if SHARED in features else self._states(batch)
             if isinstance(self._model, BiEncoder):
                 vectors = self._model.pool(states, batch, skip=features[SKIP]).float()
                 return {"sentence_embedding": vectors * features[THERE] if THERE in features else vectors}
@@ -151,20 +151,6 @@ class LossModel(nn.Module):
         """Hidden states (N, D) of a bi-encoder; vectors (N, d) of a ColBERT."""
         hidden: Tensor = self.encoder(batch)
         return hidden if isinstance(self._model, BiEncoder) else self.projections(hidden)
-
-
-class _SharedPass:
-    """Encodes a whole batch when the states of one of its columns are first needed."""
-
-    def __init__(self, batch: PackedBatch, tokens: list[int]) -> None:
-        self._batch = batch
-        self._tokens = tokens
-        self._states: Sequence[Tensor] = ()
-
-    def states(self, column: int, encode: Callable[[PackedBatch], Tensor]) -> Tensor:
-        if not self._states:
-            self._states = torch.split(encode(self._batch), self._tokens)
-        return self._states[column]
 
 
 def _pad(values: Tensor, batch: PackedBatch, width: int) -> Tensor:
@@ -178,15 +164,18 @@ class RetrievalLoss(nn.Module):
     def __init__(self, recipe: Recipe, model: BiEncoder | ColBERT, *, processes: int = 1) -> None:
         super().__init__()
         section, training = recipe.loss, recipe.training
-        if section.matryoshka_dims:
-            _check_matryoshka(section.matryoshka_dims, model)
+        dims = section.matryoshka_dims
+        if dims and dims[0] != model.dim:
+            raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
+        if dims and isinstance(model, BiEncoder) and not model.settings.normalize:
+            raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
         model.encoder.gradient_checkpointing = training.gradient_checkpointing
         self.model = LossModel(
             model, dtype=training.dtype, max_length=training.max_length, pad_to_limit=section.gather_across_devices and processes > 1
         )
         self.loss = LOSSES[section.name](self.model, section)
-        if section.matryoshka_dims:
-            self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(section.matryoshka_dims))
+        if dims:
+            self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(dims))
         self._one_pass = section.name not in CACHED
         self._mini_batch = None if self._one_pass else section.mini_batch_size
 
@@ -200,13 +189,6 @@ class RetrievalLoss(nn.Module):
         """Return the number of backward passes through the model that the loss of a batch runs: one per mini-batch of a cached loss."""
         size = self._mini_batch
         return 1 if size is None else sum(-(-texts // size) for texts in inputs[COLUMNS])
-
-
-def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:
-    if dims[0] != model.dim:
-        raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
-    if isinstance(model, BiEncoder) and not model.settings.normalize:
-        raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
 
 
 class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped

@@ -1,8 +1,7 @@
 """The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything that Quiver opens; of a model for another task the encoder is taken. A retriever keeps its settings, except
-those that the recipe sets (null sets nothing, and a name in ``model.only_if_bare`` sets it for a bare encoder only). What differs from the
-checkpoint is logged. This module imports nothing of the extra ``train``.
+A checkpoint may be anything that Quiver opens. A retriever keeps its settings, except those that the recipe sets (null sets nothing, and a
+name in ``model.only_if_bare`` sets it for a bare encoder only). This module imports nothing of the extra ``train``.
 
 Source: the starting points of the ModernBERT release's train_st.py and train_pylate.py (AnswerDotAI/ModernBERT at 8c57a0f).
 """
@@ -29,7 +28,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer, unsupported_by_pylate
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pretrained import ModelParts, default_device, load_parts
-from quiver.retrieval.training.recipe import RANDOM, ColBERTSection, ModelSection, RandomEncoderSection, Recipe
+from quiver.retrieval.training.recipe import RANDOM, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +117,8 @@ class _Choice:
             logger.warning("%s keeps its own settings: %s; model.%s=... changes one", self.section.init, kept, self._differing[0][0])
         if self._changed:
             changed = "; ".join(f"{name} from {_shown(known)} to {_shown(wanted)}" for name, known, wanted in self._changed)
-            logger.warning(
-                "the recipe changes settings of %s: %s; null keeps one, as in model.%s=null",
-                self.section.init,
-                changed,
-                self._changed[0][0],
-            )
+            text = "the recipe changes settings of %s: %s; null keeps one, as in model.%s=null"
+            logger.warning(text, self.section.init, changed, self._changed[0][0])
 
 
 def _shown(value: object) -> str:
@@ -218,7 +213,16 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
     shape = section.architecture
     if shape is None or section.tokenizer is None:  # for recipes made in code
         raise InputError("model.architecture and model.tokenizer are required for model.init: random")
-    tokenizer = _random_vocabulary(section, shape, prefixes, texts)
+    if section.tokenizer == "train":
+        size = shape.vocab_size - len(prefixes)
+        tokenizer = Tokenizer.train(texts, vocab_size=size, max_length=shape.max_positions, split=section.vocabulary)
+    else:
+        tokenizer = read_tokenizer(local_folder(section.tokenizer))
+        if len(tokenizer) > shape.vocab_size:
+            needed = f"must be >= {len(tokenizer)}, the size of {section.tokenizer}, got {shape.vocab_size}"
+            raise InputError(f"model.architecture.vocab_size: {needed}")
+    for prefix in prefixes:
+        tokenizer.add_token(prefix)
     config = shape.config(
         vocab_size=max(shape.vocab_size, len(tokenizer)),
         max_positions=shape.max_positions,
@@ -229,19 +233,3 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
         encoder = Encoder(config)
     init_weights(encoder, seed=seed, method=shape.init_method).eval()  # on the CPU, so that equal seeds give equal weights on every device
     return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(device), tokenizer)
-
-
-def _random_vocabulary(section: ModelSection, shape: RandomEncoderSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:
-    """A new vocabulary of ``vocab_size`` ids with the prefixes, or the named one with the prefixes added."""
-    if section.tokenizer == "train":
-        size = shape.vocab_size - len(prefixes)
-        tokenizer = Tokenizer.train(texts, vocab_size=size, max_length=shape.max_positions, split=section.vocabulary)
-    else:
-        tokenizer = read_tokenizer(local_folder(str(section.tokenizer)))
-        if len(tokenizer) > shape.vocab_size:
-            raise InputError(
-                f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the size of {section.tokenizer}, got {shape.vocab_size}"
-            )
-    for prefix in prefixes:
-        tokenizer.add_token(prefix)
-    return tokenizer

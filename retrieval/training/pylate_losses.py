@@ -1,9 +1,6 @@
 """The losses of a ColBERT: PyLate's, with the means over a batch and over processes that PyLate 1.6 lacks.
 
-Importing this module imports PyLate (extra ``train``).
-
-Shapes: B rows.
-Source: ``losses`` of PyLate 1.6.
+Importing this module imports PyLate (extra ``colbert``).
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the lib
     """PyLate's cached contrastive loss with the gradients of the value that it returns.
 
     Losses and gradients are those of `GatheredContrastive`, with less memory (GradCache). PyLate 1.6 returns the mean over a batch but
-    caches the gradients of the sum, which are B times larger; with gathered documents both are too large by the number of processes.
+    caches the gradients of the sum, which are larger by the number of rows; with gathered documents both are too large by the number of
+    processes.
     """
 
     cache: list[list[Tensor]]

@@ -313,8 +313,6 @@ def _start_settings(section: ModelSection) -> Iterator[tuple[str, object]]:
             yield f"colbert.{name}", value
 
 
-# Rules between settings.
-
 LOSSES_BY_KIND = {"dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"), "colbert": ("contrastive", "cached_contrastive", "distillation")}
 """Kind of model -> the losses that train it."""
 

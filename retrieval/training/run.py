@@ -260,12 +260,8 @@ def training_parts(run: Run, model: Model, schedule: Schedule) -> tuple[Collator
     from quiver.retrieval.training.losses import RetrievalLoss  # imports the libraries of the extra
 
     recipe, processes, training = run.recipe, run.processes, run.recipe.training
-    collator = Collator(
-        model,
-        max_length=training.max_length,
-        merge_documents=recipe.loss.name == "distillation",
-        minmax=recipe.loss.teacher_scores == "minmax",
-    )
+    merged, minmax = recipe.loss.name == "distillation", recipe.loss.teacher_scores == "minmax"
+    collator = Collator(model, max_length=training.max_length, merge_documents=merged, minmax=minmax)
     loss = RetrievalLoss(recipe, model, processes=processes.size)
     shards = shard(model, loss.model, processes) if training.sharding == "full" and processes.size > 1 else None
     optimizer, rates = make_optimizer(training, loss.model.named_parameters(), schedule.steps)
@@ -387,7 +383,10 @@ class RetrievalTask:
             self.module.eval()
             if processes.is_main_process and model is not None and self.run.scorer is not None:
                 try:
-                    scores = _name_scores(self.run.scorer(model))
+                    scored = self.run.scorer(model)
+                    parts = scored if isinstance(scored, Mapping) else {"": scored}
+                    scores[SCORE] = math.fsum(parts.values()) / len(parts)
+                    scores |= {f"{PART_SCORE}{name}": score for name, score in parts.items() if len(parts) > 1}
                 except WorkStoppedError:
                     stopped = True
         if processes.broadcast(float(stopped)):
@@ -414,17 +413,6 @@ class RetrievalTask:
 
     def _due(self, every: int | None, progress: Progress) -> bool:
         return self.schedule.due(every, progress.step, progress.epoch_ends)
-
-
-def _name_scores(scored: float | Mapping[str, float]) -> dict[str, float]:
-    """Scores by their keys in the log."""
-    if not isinstance(scored, Mapping):
-        return {SCORE: scored}
-    parts = {f"{PART_SCORE}{name}": score for name, score in scored.items()} if len(scored) > 1 else {}
-    return {SCORE: math.fsum(scored.values()) / len(scored), **parts}
-
-
-# The record of a run.
 
 
 def base_model(recipe: Recipe) -> str | None:

@@ -39,6 +39,7 @@ from quiver.encoder.training.trainer import Progress, load_train_state, save_tra
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
+from quiver.retrieval.models.loading import build_model
 from quiver.retrieval.models.pretrained import load_parts
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
@@ -47,9 +48,6 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = "trained_weights.safetensors"
 SCHEDULE_FREE = "schedule_free_adamw"
-
-
-# Optimizer and learning rate.
 
 
 def warmup_steps(training: TrainingSection, steps: int) -> int:
@@ -181,9 +179,6 @@ def without_cache(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
     return type(model).from_parts(model.encoder, model.tokenizer, model.settings, source=model.source)
 
 
-# Train state and checkpoints.
-
-
 @dataclass
 class TrainState:
     """What changes during a run."""
@@ -209,10 +204,6 @@ class TrainState:
             with self.shards.gathered() as model:
                 yield model
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer state of whole weights, complete at least in the main process; all processes must call this."""
-        return sharding.whole_optimizer_state(self.optimizer, keep=self.shards is None or self.shards.whole is not None)
-
 
 def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
     """Write the state of a run into a folder; called by all processes."""
@@ -221,7 +212,8 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
     with train_state.model_for_use() as model:
         if folder is not None and model is not None:
             model.save_pretrained(folder)
-    optimizer = train_state.optimizer_state()
+    shards = train_state.shards
+    optimizer = sharding.whole_optimizer_state(train_state.optimizer, keep=shards is None or shards.whole is not None)
     if folder is None:
         return
     if train_state.lora or has_two_weights(train_state.optimizer):
@@ -231,9 +223,7 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
 
 def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
     """Load the model of a checkpoint, or of any model folder, with weights that can be trained, on a device."""
-    parts = load_parts(folder, device=device)
-    kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
-    return kind.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
+    return build_model(load_parts(folder, device=device), folder)
 
 
 def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
@@ -252,9 +242,6 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
         return checkpoint.progress, checkpoint.random_states
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error
-
-
-# Averages of models.
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:

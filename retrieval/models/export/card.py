@@ -1,7 +1,6 @@
 """The README.md of an exported model: code for each library that opens it, settings, training and scores.
 
-The metadata at its top follow the Hugging Face Hub. Facts that the run or the results do not record are omitted, never guessed. The code
-snippets give the same vectors as Quiver.
+Facts that the run or the results do not record are omitted, never guessed. The code snippets give the same vectors as Quiver.
 
 Source: huggingface_hub's ``ModelCardData``; the cards of sentence-transformers 6.2 and PyLate 1.6 (library names, tags); ISO 639-1.
 """
@@ -24,8 +23,7 @@ from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE
 from quiver.retrieval.models.export.sentence_transformers import ignores_outer_space, reads_as_token, with_prefixes
 from quiver.retrieval.models.options import ModelFolder
 
-LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
-"""Form of a language code of the Hub: one of ISO 639, or one of two words."""
+LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # form of a language code of the Hub: one of ISO 639, or one of two words
 
 
 def check_languages(codes: Iterable[str]) -> None:
@@ -170,8 +168,7 @@ def left_out(settings: ModelFolder) -> list[str]:
     return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
 
 
-PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
-"""Kind of model -> ``pipeline_tag`` of the Hub."""
+PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}  # kind of model -> ``pipeline_tag`` of the Hub
 
 LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers", "onnx": "onnx"}
 """Layout -> ``library_name`` of the Hub; there is none for Stanford's ColBERT."""

@@ -1,8 +1,7 @@
 """Export a model in another library's layout, with a model card, or with more positions.
 
-An export is written to a temporary folder that replaces the target by one rename. In a git clone, such as one of a Hub repository, the
-files are replaced one by one, so that its history and other files stay. If a layout cannot express a model without changing its vectors,
-exporting fails; if only one of several libraries would read it differently, a warning is logged and the card omits that library.
+If a layout cannot express a model without changing its vectors, exporting fails; if only one of several libraries would read it
+differently, a warning is logged and the card omits that library.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ def _list_contents(folder: Path) -> Iterator[tuple[Path, bool]]:
             yield name, module and not is_folder and name.name in MODULE_FILES
 
 
-RUN_SCHEMA = "quiver-run/2"
-"""Supported value of ``schema`` in run.json (`quiver.retrieval.training.run`)."""
+RUN_SCHEMA = "quiver-run/2"  # supported value of ``schema`` in run.json (`quiver.retrieval.training.run`)
 
 ColBERTWriter = Callable[[Path, ModelFolder, Encoder, Tokenizer], None]
 

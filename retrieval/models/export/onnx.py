@@ -36,14 +36,9 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.onnx_model import GRAPH, SCHEMA
 from quiver.retrieval.models.options import ONNX_SETTINGS
 
-TOLERANCE = 1e-4
-"""Maximum difference of a coordinate from the model's; for vectors longer than 1 relative to the largest coordinate."""
-
-LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
-"""Libraries that export and run graphs."""
-
-# Maximum bytes of weights inside model.onnx; protocol buffers are limited to 2 GiB.
-_ONE_FILE = 1_500_000_000
+TOLERANCE = 1e-4  # maximum difference of a coordinate from the model's; for vectors longer than 1 relative to the largest coordinate
+LIBRARIES = ("onnx", "onnxscript", "onnxruntime")  # libraries that export and run graphs
+_ONE_FILE = 1_500_000_000  # maximum bytes of weights inside model.onnx; protocol buffers are limited to 2 GiB
 # Lengths at which the graph is checked, besides the model's maximum length, if that is at most _LONGEST.
 _LENGTHS = (1, 2, 3, 9, 40, 150, 512)
 _LONGEST = 2048

@@ -1,17 +1,12 @@
 """Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6 and of PyLate, and the tokenizer rules that they need.
 
-A model folder has ``modules.json``, which lists its modules in order, and a folder per module. Bi-encoders are written with old module
-paths and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written for PyLate, whose folders 6 reads too, or
-as ``MultiVectorEncoder``, which only 6 reads: there a prefix is text before a text; if the tokenizer reads it as one token, it equals the
-token that PyLate and Quiver insert.
+Bi-encoders are written with old module paths and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written
+for PyLate, whose folders 6 reads too, or as ``MultiVectorEncoder``, which only 6 reads: there a prefix is text before a text, which equals
+the token that PyLate and Quiver insert if the tokenizer reads it as one token; that is found out by trying.
 
-White space: Quiver and sentence-transformers 5 strip white space around a text, sentence-transformers 6 leaves it to the tokenizer. A
-tokenizer that keeps it (byte-level ones do) is exported with a stripping rule, which is removed on loading. The rule is not tokenizers'
-``Strip``: that would also apply to the pieces between special tokens, and would delete the added tokens of ModernBERT's vocabulary that are
-white space.
-
-Prefixes: PyLate and Stanford ColBERT insert the id of a marker; sentence-transformers 6 writes the marker before the text and tokenizes
-both. Whether both give the same ids is found out by trying.
+Quiver and sentence-transformers 5 strip white space around a text, 6 leaves it to the tokenizer: one that keeps it (byte-level ones do) is
+exported with a stripping rule, which is removed on loading. The rule is not tokenizers' ``Strip``, which would also apply to the pieces
+between special tokens, and would delete the added tokens of ModernBERT's vocabulary that are white space.
 
 Source: what sentence-transformers 5.3 and 6.2 and PyLate 1.6 write and read; tokenizers 0.22 (``AddedVocabulary``).
 """
@@ -164,8 +159,6 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
             raise InputError(f"this tokenizer splits the prefix {prefix!r} into several tokens, and cannot be changed to keep it whole")
     return result
 
-
-# Reading.
 
 Settings = TypeVar("Settings", bound=Schema)
 
@@ -441,9 +434,6 @@ def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> Mo
     )
     colbert.check_lengths(where)
     return replace(result, colbert=colbert, query_prompt=query_prompt, document_prompt=document_prompt)
-
-
-# Writing.
 
 
 def write_encoder(folder: Path, encoder: Encoder, tokenizer: Tokenizer) -> None:

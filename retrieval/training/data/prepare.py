@@ -1,14 +1,11 @@
 """Prepare training rows once per run folder: select rows of a recipe's sources, write them as Arrow files, and read them for training.
 
 ``work/<key>`` holds the table, sealed by ``rows.json`` (`quiver.encoder.work_folder`). The key is a hash of the recipe's data section and
-of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. Rows are streamed:
-memory does not grow with their number, except for 40 bytes per id and 12 bytes per row.
+of the path, size and modification time of every file that it reads. Rows are streamed: memory grows by 40 bytes per id and 12 per row.
 
     texts.arrow    text: string                                                          every text once per occurrence
     rows.arrow     query: int64, documents: list<int64>, scores: list<float64>           text numbers and teacher scores of each row
     order.arrow    row: int64                                                            the rows of the run, in their order
-
-Any Arrow reader opens these files. They are memory-mapped for training, and a text is found in constant time.
 
 Shapes: R rows, T texts, B numbers of a call, n documents per row.
 """
@@ -61,16 +58,11 @@ RECORD = "rows.json"  # the seal of a table
 SCORES = "scores"  # column of the teacher scores in a training row
 BLOCK = 4096  # rows or texts handled together
 SAMPLE_BLOCK = 1024  # rows that are read at a time
-
-# Bytes of text after which a batch is written, so that megabyte documents do not pile up in memory.
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 16 << 20  # bytes of text after which a batch is written, so that megabyte documents do not pile up in memory
 _DIGEST = 32
 _SCHEMA = "quiver-rows/6"
 TEXTS = pa.schema({"text": pa.string()})
 _ROWS = pa.schema({"query": pa.int64(), "documents": pa.list_(pa.int64()), "scores": pa.list_(pa.float64())})
-
-
-# Write and read a table.
 
 
 def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
@@ -348,9 +340,6 @@ class TrainingRows:
         return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
 
 
-# Select rows.
-
-
 class RowSample:
     """Selects the rows of a run from a stream of unknown length: the first ones, or a random sample.
 
@@ -467,9 +456,6 @@ class RowFilter:
             f"{location}: the row has {documents} documents{why}, {wanted} are needed; fix the row, lower data.documents_per_row, or skip "
             f"such rows with data.short_rows: skip (or use them: {others})"
         )
-
-
-# Number the texts of rows.
 
 
 class NumberedRow(NamedTuple):
@@ -599,9 +585,6 @@ def _take_values(values: Sequence[Value], positions: Sequence[int]) -> list[Valu
     return [values[position] for position in positions] if values else []
 
 
-# Build a table.
-
-
 def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> RowCounts:
     """Write the table of a data section."""
     with TableWriter(folder) as writer:
@@ -659,9 +642,6 @@ def _open_beir(section: DataSection, writer: TableWriter, advance: Advance) -> t
     documents = (TextEntry(folder, f"{folder}/{one.id}", one.content()) for folder, each in collections.items() for one in each.documents)
     by_id = (TextsById(texts, writer, source=", ".join(section.train), advance=advance) for texts in (queries, documents))
     return examples(), IdNumbering(next(by_id), next(by_id), writer)
-
-
-# Prepare rows once per run folder.
 
 
 def prepare_rows(

@@ -1,9 +1,7 @@
 """Read training rows from any source: files, folders and data sets of the Hugging Face Hub; turn each row into an example.
 
-A source is a table (``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` and others, see `quiver.retrieval.data.tables`); a folder with such files,
-read in the order of their names; or a split or file of a data set of the Hugging Face Hub, ``hub://``, see `quiver.retrieval.data.hub`.
-
-Rows are streamed. Every error about a row begins with its location, ``file:line``.
+A source is a table (see `quiver.retrieval.data.tables`), a folder of tables, or a split or file of a data set of the Hugging Face Hub (see
+`quiver.retrieval.data.hub`). Rows are streamed. Every error about a row begins with its location, ``file:line``.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
 from quiver.retrieval.data.tables import is_delimited, is_table, read_rows
 from quiver.retrieval.training.recipe import DataSection
 
-# Parquet rows held in memory at a time: few enough for documents of a megabyte.
-_BATCH = 256
+_BATCH = 256  # Parquet rows held in memory at a time: few enough for documents of a megabyte
 
 
 def iter_source(source: str, fields: Sequence[str] = (), *, also: Collection[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -331,24 +328,19 @@ class FieldReader:
     def _read(self, location: str, row: Mapping[str, object]) -> tuple[Example, int]:
         """The row as one example, and the number of documents in its first field."""
         query = self._item(location, self._query, _one(location, self._query, row))
-        fields = [self._items(location, name, row) for name in self._documents]
+        parse = self._item is _id
+        values = [(name, self._values(location, name, row, parse=parse)) for name in self._documents]
+        fields = [[self._item(location, name, value) for value in own] for name, own in values]
         documents = [document for field in fields for document in field]
-        scores = self._row_scores(location, row, len(documents)) if self._scores else []
+        scores = [_score(location, name, value) for name in self._scores for value in self._values(location, name, row, parse=True)]
+        if self._scores and len(scores) != len(documents):
+            raise InputError(f"{location}: {len(scores)} scores ({', '.join(self._scores)}) for {len(documents)} documents")
         return Example(location, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
 
     def _flaw(self, query: str, positives: Sequence[str]) -> str:
         if not positives or not positives[0].strip():
             return f"the field '{self._documents[0]}' has no positive"
         return "" if query.strip() else f"the field '{self._query}' is blank"
-
-    def _items(self, location: str, name: str, row: Mapping[str, object]) -> list[str]:
-        return [self._item(location, name, value) for value in self._values(location, name, row, parse=self._item is _id)]
-
-    def _row_scores(self, location: str, row: Mapping[str, object], documents: int) -> list[float]:
-        scores = [_score(location, name, value) for name in self._scores for value in self._values(location, name, row, parse=True)]
-        if len(scores) != documents:
-            raise InputError(f"{location}: {len(scores)} scores ({', '.join(self._scores)}) for {documents} documents")
-        return scores
 
     @staticmethod
     def _values(location: str, name: str, row: Mapping[str, object], *, parse: bool) -> Sequence[object]:

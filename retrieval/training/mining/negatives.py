@@ -1,7 +1,6 @@
 """Mine hard negatives: documents that a system ranks high for a query and that are not its positives.
 
-Queries are searched in parts, each saved when it is finished: a killed run resumes and writes the same files. In memory are the numbers of
-queries and documents, the candidates of one part, and the index.
+Queries are searched in parts, each saved when it is finished: a killed run resumes and writes the same files.
 
     train.jsonl.gz                          query, positive, negatives; document_ids and scores of the positive and the negatives
     suspects.jsonl.gz                       the best candidates that a margin excluded, which may be unlabelled positives
@@ -307,8 +306,7 @@ QUERIES_PER_PART = (256, 4096)
 """Minimum and maximum queries per part. Each part scans the whole corpus, so larger corpora have larger parts."""
 
 _DOCUMENTS_PER_QUERY = 64
-# Maximum candidates of a part, 12 bytes each and an id.
-_CANDIDATES = 2_000_000
+_CANDIDATES = 2_000_000  # maximum candidates of a part, 12 bytes each and an id
 # Maximum copies of positives that the first search allows for, and the factor by which the depth grows for queries with more copies.
 _COPIES = 1000
 _DEEPER = 4

@@ -22,8 +22,7 @@ from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.models.encoding import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Rows
 
-# Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
-_PAIRS = 2048
+_PAIRS = 2048  # pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64
 
 
 class PairScores:
@@ -154,12 +153,10 @@ class BM25Searcher:
         for query, documents in zip(queries.tolist(), also, strict=True):
             # Scores of the whole corpus: both the best documents and the requested ones are taken from them.
             scores = np.concatenate([block.totals(self._queries[query]) for block in self._blocks])
-            found.append(SearcherResult(self._best(scores[: self._searchable], k), scores[documents]))
+            rows = np.flatnonzero(scores[: self._searchable])
+            if len(rows) > k:
+                cut = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
+                rows = rows[scores[rows] >= cut]
+            best = Ranked(rows, scores[rows])
+            found.append(SearcherResult(Ranked(*in_order(*best, k, ids=self._ids)) if len(rows) else best, scores[documents]))
         return found
-
-    def _best(self, scores: NDArray[np.float32], k: int) -> Ranked:
-        rows = np.flatnonzero(scores)
-        if len(rows) > k:
-            cut = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
-            rows = rows[scores[rows] >= cut]
-        return Ranked(*in_order(rows, scores[rows], k, ids=self._ids)) if len(rows) else Ranked(rows, scores[rows])

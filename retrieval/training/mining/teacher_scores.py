@@ -3,9 +3,8 @@
     OUT/train.jsonl.gz    the rows with the field ``scores``
     OUT/scoring.json      the teacher, the settings and statistics of the scores; written last
 
-A bi-encoder or ColBERT teacher encodes each distinct text once; a cross-encoder reads every pair, and its scores are logits. Rows are
-scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the next one
-starts.
+Rows are scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the
+next one starts. The scores of a cross-encoder are logits.
 
 Shapes: R rows, n_r documents of row r, B pairs of a part, T texts (of an ensemble: teachers).
 Source of min-max normalized teacher scores: JaColBERTv2.5, arXiv:2407.20750.
@@ -44,8 +43,6 @@ from quiver.retrieval.training.data.sources import Example, encode_text, read_wh
 from quiver.retrieval.training.mining.job_folder import Job, open_job
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection
-
-# The rows and their texts.
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,6 @@ def _number_ids(section: DataSection, examples: Iterator[Example], writer: Table
             yield query, numbers
     ids.close()
 
-
-# Teachers.
 
 # Pairs per forward pass of a cross-encoder, and the length that it is counted with if it sets no maximum.
 _BATCH = {"cpu": 32, "cuda": 256}
@@ -389,8 +384,6 @@ def min_max(scores: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.flo
     low, high = exact.min(), exact.max()
     return (exact - low) / (high - low) if high > low else np.zeros_like(exact)
 
-
-# Score all rows.
 
 SCHEMA = "quiver-scoring/1"
 RECORD, ROWS = "scoring.json", "train.jsonl.gz"  # files of a finished run

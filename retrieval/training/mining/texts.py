@@ -1,10 +1,8 @@
 """Texts, queries and positives that hard negatives are mined for and from.
 
 Texts are written once to a folder as Arrow files and found by number, id or content. Two texts are equal if they differ only in case and
-white space, so that a copy of the positive does not become a negative. In memory a text takes 32 bytes, and about 60 while it is written.
-
-Sources are a BEIR folder (its judgements and its corpus) or pairs in files (the corpus is their distinct positives, preceded by another
-corpus if one is given). With an index, its documents are the corpus.
+white space, so that a copy of the positive does not become a negative. The corpus of pairs in files is their distinct positives, preceded
+by another corpus if one is given; with an index, its documents are the corpus.
 
 Shapes: Q queries, P documents, of which the first ones are searched, B texts of a call.
 """

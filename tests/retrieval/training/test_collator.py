@@ -137,11 +137,11 @@ def test_one_warning_if_many_texts_are_truncated(
     once = Collator(make_dense(parts, max_length=20))
     for _ in range(40):
         once(rows)
-    assert (once.counts.texts, once.counts.truncated, caplog.records) == (480, 40, [])
+    assert (once.counts["texts"], once.counts["truncated"], caplog.records) == (480, 40, [])
     many = Collator(make_dense(parts))
     for _ in range(40):
         many(ROWS)
-        assert len(caplog.records) == (many.counts.texts >= 256)
+        assert len(caplog.records) == (many.counts["texts"] >= 256)
     assert caplog.messages == [
         "33% of the texts so far are truncated; their remaining tokens are not trained on. The limit is the model's, or training.max_length"
     ]

@@ -20,7 +20,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.trainer import TrainingBatch
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.dataloader import Batch, BatchOrder, Collator, DataLoader, KeyedRow, TextCounts, without_shared_texts
+from quiver.retrieval.training.dataloader import Batch, BatchOrder, Collator, DataLoader, KeyedRow, without_shared_texts
 from quiver.retrieval.training.recipe import DataSection
 
 SHARED = [
@@ -203,15 +203,15 @@ class Collate(Collator):
     """Returns the length of each query; one in eight counts as truncated."""
 
     def __init__(self) -> None:
-        self.counts = TextCounts()
+        self.counts = Counter[str]()
         self.calls = 0
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         self.calls += 1
         lengths = [len(row["query"]) for row in rows]
-        self.counts.texts += len(rows)
-        self.counts.tokens += sum(lengths)
-        self.counts.truncated += sum("everything" in row["query"] for row in rows)
+        self.counts["texts"] += len(rows)
+        self.counts["tokens"] += sum(lengths)
+        self.counts["truncated"] += sum("everything" in row["query"] for row in rows)
         return {"lengths": torch.tensor(lengths)}
 
 

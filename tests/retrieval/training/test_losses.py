@@ -262,7 +262,7 @@ def test_rows_with_fewer_documents_have_fewer_negatives(kind: str) -> None:
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
     counted = Collator(model)
     counted(rows)
-    assert counted.counts.texts == 16 - len(absent)
+    assert counted.counts["texts"] == 16 - len(absent)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
