@@ -58,9 +58,49 @@ _MAX_GRADE = 10**9
 # White space between the columns of TREC files: an id may hold any other, such as the no-break spaces of file names.
 _COLUMN_ENDS = re.compile(r"[ \t]+")
 _NOT_IN_RUNS = re.compile(r"[\t\r\n]")
+_TABS = (".tsv", ".tsv.gz")
+_TABLES = ".jsonl, .json, .csv, .tsv, .parquet or .arrow files, and saved data sets"
 
 DuplicateJudgements = Literal["error", "max", "sum"]
 """What several judgements of one document for a query give: an error if their grades differ, the highest grade, or the sum of all."""
+
+QUERY_IDS = ("_id", "id", "query-id", "query_id", "qid", "question_id")
+"""Names of the id in a table of queries, in order of preference; capitals do not matter."""
+
+QUERY_TEXTS = ("text", "query", "question", "query_text")
+"""Names of the text in a table of queries."""
+
+JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
+"""Names of the query's id in a table of judgements."""
+
+JUDGED_DOCUMENTS = (
+    *("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file"),
+    *("documents", "passages", "files", "relevant", "doc_ids", "relevant_documents", "positives"),
+)
+"""Names of the document's id in a table of judgements."""
+
+# A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
+GRADES = ("score", "relevance", "rel", "grade", "label")
+"""Names of the grade in a table of judgements."""
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+"""Fields are read by their own names."""
+
+_OF_QUERIES = (QUERY_IDS, QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)
+_OF_JUDGEMENTS = (JUDGED_QUERIES, JUDGED_DOCUMENTS, GRADES)
+
+# Names of files and folders that say nothing about the collection in them.
+_GENERIC = re.compile(
+    r"(?:data|data-?sets?|collections?|corpus|corpora|documents|docs|files|queries|query|qrels|judge?ments|test|dev|valid|val|validation|train"
+    r"|training|eval|evaluation|benchmarks?|beir|work|downloads?|home|root|te?mp(?:[._-]?\w{6,})?|out|output|results|v?\d+)",
+    re.IGNORECASE,
+)
+
+SPACE = "\N{SYMBOL FOR SPACE}"
+"""What a run holds instead of a space in an id, such as the name of a file, because its columns are separated by white space."""
+
+UNFIT = f"is empty, or has {SPACE}, a tab or a line end, which a TREC run cannot hold"
+"""What is wrong with an id for which `fits_run` is false."""
 
 
 class Judgement(NamedTuple):
@@ -98,29 +138,6 @@ def to_judgement(position: EntryPosition, query: str, document: str, grade: obje
     return Judgement(position, query, document, whole)
 
 
-QUERY_IDS = ("_id", "id", "query-id", "query_id", "qid", "question_id")
-"""Names of the id in a table of queries, in order of preference; capitals do not matter."""
-
-QUERY_TEXTS = ("text", "query", "question", "query_text")
-"""Names of the text in a table of queries."""
-
-JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
-"""Names of the query's id in a table of judgements."""
-
-JUDGED_DOCUMENTS = (
-    *("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file"),
-    *("documents", "passages", "files", "relevant", "doc_ids", "relevant_documents", "positives"),
-)
-"""Names of the document's id in a table of judgements."""
-
-# A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
-GRADES = ("score", "relevance", "rel", "grade", "label")
-"""Names of the grade in a table of judgements."""
-
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
-"""Fields are read by their own names."""
-
-
 def check_names(rename: Mapping[str, str], tables: Iterable[Iterable[tuple[EntryPosition, Mapping[str, object]]]]) -> None:
     """Check that fields to rename exist in the first row of one of the tables, and get a name by which queries and judgements are read."""
     known = dict.fromkeys((*QUERY_IDS, *QUERY_TEXTS, *JUDGED_QUERIES, *JUDGED_DOCUMENTS, *GRADES))
@@ -153,10 +170,6 @@ def renamed(row: Mapping[str, object], rename: Mapping[str, str]) -> Mapping[str
 def check_names_of(rename: Mapping[str, str], files: Iterable[Path | None]) -> None:
     """Check fields of files as `check_names` does."""
     check_names(rename, [_rows(file, NO_NAMES) for file in files if file is not None and _is_table(file)])
-
-
-_OF_QUERIES = (QUERY_IDS, QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)
-_OF_JUDGEMENTS = (JUDGED_QUERIES, JUDGED_DOCUMENTS, GRADES)
 
 
 class DocumentSource(Protocol):
@@ -308,14 +321,6 @@ def has_corpus(folder: Path) -> bool:
 def stem(file: Path) -> str:
     """Name of a file without its suffix and ``.gz``, which names the collection or split that it holds."""
     return PurePath(file.name.removesuffix(".gz")).stem
-
-
-# Names of files and folders that say nothing about the collection in them.
-_GENERIC = re.compile(
-    r"(?:data|data-?sets?|collections?|corpus|corpora|documents|docs|files|queries|query|qrels|judge?ments|test|dev|valid|val|validation|train"
-    r"|training|eval|evaluation|benchmarks?|beir|work|downloads?|home|root|te?mp(?:[._-]?\w{6,})?|out|output|results|v?\d+)",
-    re.IGNORECASE,
-)
 
 
 def telling_name(path: Path, own: str = "") -> str:
@@ -554,9 +559,6 @@ def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
         yield position, to_document(position, row)._replace(metadata=to_metadata(position, row))
 
 
-_TABS = (".tsv", ".tsv.gz")
-
-
 def table_judgements(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[Judgement]:
     """The judgements of a table whose columns have names."""
     names: tuple[str, str, str | None] | None = None
@@ -622,9 +624,6 @@ def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[
             f" {', '.join(row)}"
         )
     return field
-
-
-_TABLES = ".jsonl, .json, .csv, .tsv, .parquet or .arrow files, and saved data sets"
 
 
 def _queries(path: Path, rename: Mapping[str, str] = NO_NAMES) -> Iterator[tuple[EntryPosition, Query]]:
@@ -768,13 +767,6 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
         ['b', 'c', 'a']
     """
     return [document for _, document in _in_order(scores)]
-
-
-SPACE = "\N{SYMBOL FOR SPACE}"
-"""What a run holds instead of a space in an id, such as the name of a file, because its columns are separated by white space."""
-
-UNFIT = f"is empty, or has {SPACE}, a tab or a line end, which a TREC run cannot hold"
-"""What is wrong with an id for which `fits_run` is false."""
 
 
 def write_run(run: Run, path: Path, *, tag: str) -> None:

@@ -9,7 +9,6 @@ what was chosen. Source files are parsed, never imported.
   repeated code, repeated queries, and near-duplicates.
 
 The standard library differs between Python versions, and so do the pairs: compare scores only within one version.
-
 Source: CodeSearchNet, arXiv:1909.09436, section 2; its parser, github.com/github/CodeSearchNet at e792e1c,
 function_parser/parsers/python_parser.py; the 256-token and URL rules are those of CodeXGLUE's AdvTest, arXiv:2102.04664.
 """
@@ -49,6 +48,53 @@ _APPLICATIONS = frozenset({"idlelib", "turtledemo"})
 
 _TEST = re.compile(r"(^|_)tests?(_|$)|^conftest$")
 """Module names of tests; ``unittest`` and ``doctest`` do not match."""
+
+SET_SIMILARITY = Fraction(8, 10)
+"""Minimum Jaccard similarity of two sets of identifiers. A fraction, so that 0.8 times a count rounds up exactly."""
+
+MULTISET_SIMILARITY = Fraction(7, 10)
+"""Minimum Jaccard similarity of two multisets of identifiers."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+MIN_TOKENS = 3
+"""Minimum number of blank-separated tokens of a query."""
+
+MAX_TOKENS = 256
+"""Maximum number of blank-separated tokens of a query."""
+
+MIN_BODY_LINES = 2
+"""Minimum lines of code after the signature, without docstring, blank lines and comments.
+
+The paper drops implementations of fewer than three lines; the signature counts as one of them.
+"""
+
+MAX_CODE_CHARACTERS = 4_000
+"""Maximum length of a function, about 1,000 tokens; longer ones are truncated after a whole line."""
+
+_WORD = re.compile(r"[\"'`(]*[A-Za-z][A-Za-z'-]*[\"'`)]*[.,:;!?]*")
+"""A blank-separated token that looks like an English word, with punctuation."""
+
+_END_OF_SUMMARY = re.compile(
+    r"\s*(?:>>>"  # a doctest
+    r"|:\w+[^:`]*:(?!`)|@\w+[^:]*:"  # a reStructuredText or Epydoc field; :class:`X` is prose
+    r"|(?:Args|Arguments|Parameters|Returns?|Raises|Yields?|Examples?|Notes?)\s*:?\s*$)"  # a Google or NumPy section
+)
+"""A docstring line that ends the first paragraph, like a blank line."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+HELD_OUT = 0.15
+"""Maximum share of the pairs that training never sees."""
+
+TEST = 2 / 3
+"""Maximum share of the held-out pairs that are the split ``test``; the others are ``dev``."""
+
+SPLIT_SEED = 12
+"""Seed of `split_pairs`, the same for everybody: a model trained on ``docstrings:stdlib`` has seen no query of ``dev`` and ``test``."""
+
+TRAINING_PAIRS = "train.jsonl.gz"
+"""File of a collection with its training pairs."""
 
 
 def stdlib_files() -> dict[str, Path]:
@@ -112,15 +158,6 @@ def _files_below(folder: Path, package: str) -> dict[str, Path]:
     return files
 
 
-SET_SIMILARITY = Fraction(8, 10)
-"""Minimum Jaccard similarity of two sets of identifiers. A fraction, so that 0.8 times a count rounds up exactly."""
-
-MULTISET_SIMILARITY = Fraction(7, 10)
-"""Minimum Jaccard similarity of two multisets of identifiers."""
-
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-
-
 def first_of_each(texts: Sequence[str]) -> list[int]:
     """Return the rows of texts that are not near-duplicates of an earlier returned row, ascending.
 
@@ -159,34 +196,6 @@ def _similar(first: Counter[str], second: Counter[str]) -> bool:
         return False
     overlap = sum((first & second).values())
     return overlap >= MULTISET_SIMILARITY * (first.total() + second.total() - overlap)
-
-
-MIN_TOKENS = 3
-"""Minimum number of blank-separated tokens of a query."""
-
-MAX_TOKENS = 256
-"""Maximum number of blank-separated tokens of a query."""
-
-MIN_BODY_LINES = 2
-"""Minimum lines of code after the signature, without docstring, blank lines and comments.
-
-The paper drops implementations of fewer than three lines; the signature counts as one of them.
-"""
-
-MAX_CODE_CHARACTERS = 4_000
-"""Maximum length of a function, about 1,000 tokens; longer ones are truncated after a whole line."""
-
-_WORD = re.compile(r"[\"'`(]*[A-Za-z][A-Za-z'-]*[\"'`)]*[.,:;!?]*")
-"""A blank-separated token that looks like an English word, with punctuation."""
-
-_END_OF_SUMMARY = re.compile(
-    r"\s*(?:>>>"  # a doctest
-    r"|:\w+[^:`]*:(?!`)|@\w+[^:]*:"  # a reStructuredText or Epydoc field; :class:`X` is prose
-    r"|(?:Args|Arguments|Parameters|Returns?|Raises|Yields?|Examples?|Notes?)\s*:?\s*$)"  # a Google or NumPy section
-)
-"""A docstring line that ends the first paragraph, like a blank line."""
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -339,19 +348,6 @@ def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tup
     queries, codes = {pair.query.casefold() for pair in test}, {pair.code for pair in test}
     train = [pair for pair in pairs if pair.top_level not in chosen and pair.query.casefold() not in queries and pair.code not in codes]
     return train, test
-
-
-HELD_OUT = 0.15
-"""Maximum share of the pairs that training never sees."""
-
-TEST = 2 / 3
-"""Maximum share of the held-out pairs that are the split ``test``; the others are ``dev``."""
-
-SPLIT_SEED = 12
-"""Seed of `split_pairs`, the same for everybody: a model trained on ``docstrings:stdlib`` has seen no query of ``dev`` and ``test``."""
-
-TRAINING_PAIRS = "train.jsonl.gz"
-"""File of a collection with its training pairs."""
 
 
 class Splits(NamedTuple):

@@ -3,16 +3,11 @@
     FOLDER/<fingerprint>-<role>-v3/000000-1a2b3c/texts.arrow  a shard: a few thousand texts and their vectors
     FOLDER/<fingerprint>-<role>-v3/000000-1a2b3c/seal.json    its size and checksum, and the model that the vectors come from
 
-`VERSION` of the format is part of the name: vectors of another version are ignored, and the texts are encoded again.
-
 A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each whole or not at all
 (`quiver.encoder.work_folder`): a killed process loses what it encoded since the last shard. Several processes may encode at the same time
 and wait for each other to write; a text that two of them encode is stored twice, and the older shard is used. A shard is compared with its
 checksum before the first of its vectors is used; a damaged one is removed with a warning, and its texts are encoded again. Vectors are
-stored scaled to length 1 if the model compares by cosine.
-
-A shard is an Arrow IPC file with one record batch, one row per text; any Arrow reader opens it, such as ``pyarrow.ipc.open_file`` or
-DuckDB:
+stored scaled to length 1 if the model compares by cosine. A shard is an Arrow IPC file with one record batch, one row per text:
 
     key                  fixed_size_binary[16]    first half of the sha256 of the text
     tokens               int32                    number of tokens after truncation
@@ -80,6 +75,11 @@ TEXTS = "texts.arrow"
 """Name of the file of a shard."""
 
 Keys: TypeAlias = NDArray[np.bytes_]
+
+NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
+"""Successive chunks that a worker encodes, and the number of the first."""
+
+_TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one
 
 
 @dataclass(frozen=True)
@@ -286,10 +286,6 @@ class VectorFolder:
                 self._sealed.remove(name)
 
 
-NumberedChunks: TypeAlias = tuple[int, tuple[Sequence[str], ...]]
-"""Successive chunks that a worker encodes, and the number of the first."""
-
-
 @dataclass(frozen=True)
 class _EncodeInWorker:
     """Encode successive chunks with a model that the worker loads."""
@@ -302,9 +298,6 @@ class _EncodeInWorker:
         torch.set_num_threads(self.threads)
         model = self.model.load()
         return lambda item: [encoding for _, encoding in encode_here(model, item[1], list, self.role, advance=advance)]
-
-
-_TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one
 
 
 def encode_chunks(

@@ -9,9 +9,8 @@ timestamp only if all values are in the form of ISO 8601 (``2021-06-01``, ``2021
 
 The cells of CSV and TSV are text: a column is of booleans, integers, numbers, amounts of one currency or dates if every cell that is not
 missing is one; otherwise of strings, which stay as they are. Nothing is lost: leading zeros, plus signs, hexadecimal digits, percent signs,
-infinity, and integers that 64 bits do not hold make strings. The rules are pandas' and pyarrow's where these agree. Neither reader is used:
-both take ``007`` for 7, pandas drops the sign of ``+49`` and takes the text ``NA`` for a missing value, and pyarrow decides by the first
-block of a file and reads integers of 20 digits as floats.
+infinity, and integers that 64 bits do not hold make strings. The rules are pandas' and pyarrow's where these agree. Neither reader is used,
+because both lose some of these, and pyarrow decides by the first block of a file.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ STRING: Final = "string"
 """Type of a column whose cells are not all of another type."""
 
 _BOOLEAN, _INTEGER, _NUMBER, _AMOUNT, _DATE, _TIMESTAMP = "boolean", "integer", "number", "amount", "date", "timestamp"
+_WITH_ZONE = "timestamp with zone"  # not comparable with timestamps without one
 FIELD_TYPES = (STRING, _INTEGER, _NUMBER, _BOOLEAN, _DATE, _TIMESTAMP)
 """Types of a field's values."""
 
@@ -51,6 +51,7 @@ Typed: TypeAlias = str | int | float | bool | datetime.date | datetime.datetime
 """A value as a column of its type holds it."""
 
 _INT64 = 1 << 63
+_MAX_INTEGER = 2**53  # beyond it, floats skip integers
 _ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?")
 _SIGNED = re.compile(r"[+-]?[0-9]{1,20}")
@@ -72,6 +73,8 @@ _MISSING = frozenset(
     }
 )
 _MANY = 100  # cells of one type after which a cell that makes the column one of strings is worth a message
+
+Identified = TypeVar("Identified", Document, Query)
 
 
 class ColumnTypes:
@@ -159,9 +162,6 @@ class ColumnTypes:
 def _chosen_type(possible: Iterable[str]) -> str:
     """One of the types that fit all cells of a column."""
     return next((each for each in _PREFERRED if each in possible), next(iter(possible), STRING))
-
-
-_WITH_ZONE = "timestamp with zone"  # not comparable with timestamps without one
 
 
 def _types_of_value(value: Value) -> frozenset[str]:
@@ -253,7 +253,7 @@ def _types_of(cell: str, comma: bool) -> frozenset[str]:
     # An integer is a string if a column of its type would not hold its value.
     digits = _DIGITS.fullmatch(bare)
     exact = not digits or (len(bare) <= 20 and _is_exact(int(bare)))
-    if digits and not sign and len(cell) <= 20 and -(1 << 63) <= int(cell) < 1 << 63:
+    if digits and not sign and len(cell) <= 20 and -_INT64 <= int(cell) < _INT64:
         found.add(_INTEGER)
     if _REAL.fullmatch(cell) and exact and math.isfinite(float(cell)):
         found.add(_NUMBER)
@@ -311,11 +311,6 @@ def _iso_date(cell: str, *, day_first: bool) -> str | None:
         time = f"{date['clock']}{date['hour'].zfill(2)}{date['rest']}" if date and date["hour"] else ""
         return f"{datetime.date(int(date['year']), int(date['month']), int(date['day']))}{time}" if date else None
     return None
-
-
-_MAX_INTEGER = 2**53  # beyond it, floats skip integers
-
-Identified = TypeVar("Identified", Document, Query)
 
 
 class EntryPosition(NamedTuple):

@@ -2,8 +2,7 @@
 
 A passage is a document with the id ``path#number``. Its metadata say where it is: ``file``, ``type``, ``start`` and ``end`` (characters of
 the file's text), and ``line`` and ``end_line``, or ``page`` and ``end_page`` (PDF; slides), or ``cell`` and ``end_cell`` (notebooks), all
-from 1. Lines are those of the file (of a workbook: rows of the sheet), or of the Markdown that a document of Word, a book or a message is
-converted to. `quiver.retrieval.data.formats` reads the text.
+from 1. Lines are those of the file (of a workbook: rows of the sheet), or of the Markdown that a document is converted to.
 """
 
 from __future__ import annotations

@@ -49,6 +49,34 @@ NO_TEXT: Mapping[str, str] = {
 }
 """Type -> why a file that can be read may have no text."""
 
+# Where files name their encoding: the WHATWG's prescan (longer: some pages put scripts first), XML 1.0, PEP 263, CSS, Emacs, vim, LaTeX.
+_HEAD = 1 << 14
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_META = re.compile(rb"<meta\s[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_XML_DECLARATION = re.compile(rb"\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([\w.:-]+)")
+_CODING = re.compile(rb"\A(?:.*\n)?[ \t\f]*(?:#|//|/\*|;|--|%).*?coding[:=][ \t]*([-\w.]+)")
+_EMACS = re.compile(rb"\A(?:.*\n)?.*?-\*-.*?coding:[ \t]*([-\w.]+).*?-\*-")
+_CHARSET = re.compile(rb'\A@charset "([^"]+)";')
+_VIM = re.compile(rb"\b(?:vim?|ex):.*?\b(?:fileencoding|fenc)=([-\w]+)")
+_LATEX = re.compile(rb"^[^%\n]*\\usepackage\[([\w-]+)\]\{inputenc\}", re.MULTILINE)
+
+# Fields that every passage of a file has.
+_OF_PASSAGES = ("file", "type", "line", "end_line", "start", "end")
+# YAML between two lines of three dashes at the start of a file, as Jekyll, Hugo, Obsidian, Quarto and Pandoc read it.
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*\r?$\s*", re.DOTALL | re.MULTILINE)
+
+# What readers raise on damaged files beside their own errors: values and lookups (numbers, keys, operands), None or null where a dictionary
+# is expected, arithmetic, assertions, recursion, filters that pypdf lacks (NotImplementedError is a RuntimeError), passwords of archives
+# (RuntimeError), XML (ParseError of both libraries is a SyntaxError).
+_DAMAGED = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError, SyntaxError, EOFError),
+    *(OSError, ExpatError, zipfile.BadZipFile, zlib.error),
+)
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # of files of Office 97, and of encrypted files of later versions
+_UNPACKED = 128 << 20  # bytes that any archive may unpack to
+_MESSAGES = 20  # messages within each other that are read
+_RATIO = 20  # how many times its size a larger archive may unpack to; XML reaches 10 to 15
+
 
 class FileText(NamedTuple):
     """The text of a file.
@@ -114,18 +142,6 @@ def _by_lines(text: str) -> FileText:
     return FileText(text, "line", [(start, number) for number, start in enumerate(line_starts(text), start=1)])
 
 
-# Where files name their encoding: the WHATWG's prescan (longer: some pages put scripts first), XML 1.0, PEP 263, CSS, Emacs, vim, LaTeX.
-_HEAD = 1 << 14
-_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
-_META = re.compile(rb"<meta\s[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-_XML_DECLARATION = re.compile(rb"\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([\w.:-]+)")
-_CODING = re.compile(rb"\A(?:.*\n)?[ \t\f]*(?:#|//|/\*|;|--|%).*?coding[:=][ \t]*([-\w.]+)")
-_EMACS = re.compile(rb"\A(?:.*\n)?.*?-\*-.*?coding:[ \t]*([-\w.]+).*?-\*-")
-_CHARSET = re.compile(rb'\A@charset "([^"]+)";')
-_VIM = re.compile(rb"\b(?:vim?|ex):.*?\b(?:fileencoding|fenc)=([-\w]+)")
-_LATEX = re.compile(rb"^[^%\n]*\\usepackage\[([\w-]+)\]\{inputenc\}", re.MULTILINE)
-
-
 def _declared_encoding(content: bytes, kind: str) -> str:
     """The encoding that a text names itself; empty if it names none."""
     head = content[:_HEAD]
@@ -147,12 +163,6 @@ def _read_html(path: Path, content: bytes) -> FileText:
     text, encoding = _decode(path, content, "html")
     page = convert_html(text, xml=path.suffix.lower() == ".xhtml")
     return FileText(page.text, "line", page.places, page.title, encoding)
-
-
-# Fields that every passage of a file has.
-_OF_PASSAGES = ("file", "type", "line", "end_line", "start", "end")
-# YAML between two lines of three dashes at the start of a file, as Jekyll, Hugo, Obsidian, Quarto and Pandoc read it.
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*\r?$\s*", re.DOTALL | re.MULTILINE)
 
 
 def _with_front_matter(file: FileText) -> FileText:
@@ -254,19 +264,6 @@ def _cell_source(source: object) -> str:
     if not isinstance(source, str | list):
         raise TypeError(f"the source of a cell must be text, got {type(source).__name__}")
     return _storable(source if isinstance(source, str) else "".join(source))
-
-
-# What readers raise on damaged files beside their own errors: values and lookups (numbers, keys, operands), None or null where a dictionary
-# is expected, arithmetic, assertions, recursion, filters that pypdf lacks (NotImplementedError is a RuntimeError), passwords of archives
-# (RuntimeError), XML (ParseError of both libraries is a SyntaxError).
-_DAMAGED = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError, SyntaxError, EOFError),
-    *(OSError, ExpatError, zipfile.BadZipFile, zlib.error),
-)
-_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # of files of Office 97, and of encrypted files of later versions
-_UNPACKED = 128 << 20  # bytes that any archive may unpack to
-_MESSAGES = 20  # messages within each other that are read
-_RATIO = 20  # how many times its size a larger archive may unpack to; XML reaches 10 to 15
 
 
 def _open_archive(path: Path, content: bytes) -> zipfile.ZipFile:

@@ -34,6 +34,19 @@ _BLOCK = 1 << 18  # characters that are tokenized at a time
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
+_SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
+_NO_PARAGRAPH = re.compile(r"\s*$| {4}|\t| {0,3}(?:[-*+>|]|\d+[.)]\s)")
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+
+_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*$")
+
+_CLOSING = re.compile(r"[\s)\]}]|end\b|else\b|\*/|-->|$")
+
+_BREAKS = (re.compile(r"\n[ \t\r]*\n\s*"), re.compile(r"[\n\r]\s*"), re.compile(r"[.!?;:][\"')\]]*\s+"), re.compile(r"\s+"))
+"""Where a long passage is cut, the best first: after an empty line, a line, a sentence, a word."""
+
 
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Words and punctuation marks, in place of tokens where there is no tokenizer."""
@@ -163,13 +176,6 @@ def _from_starts(text: str, starts: Sequence[tuple[int, tuple[str, ...]]]) -> li
     return [Span(start, end, path) for (start, path), end in zip(whole, ends, strict=True)]
 
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
-_SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
-_NO_PARAGRAPH = re.compile(r"\s*$| {4}|\t| {0,3}(?:[-*+>|]|\d+[.)]\s)")
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
-
-
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """The first character of each line, and the line without its end."""
     starts = line_starts(text)
@@ -206,9 +212,6 @@ def _markdown(text: str) -> list[Span]:
         else:
             before = (start, "" if _NO_PARAGRAPH.match(line) else line)
     return _from_starts(text, _paths(found))
-
-
-_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*$")
 
 
 def _rst(text: str) -> list[Span]:
@@ -281,9 +284,6 @@ def _with_comments(text: str, starts: Sequence[int], line: int) -> int:
     return starts[line]
 
 
-_CLOSING = re.compile(r"[\s)\]}]|end\b|else\b|\*/|-->|$")
-
-
 def _blocks(text: str, token_spans: TokenSpans, least: int) -> list[Span]:
     """Blocks that begin at the left margin after an empty line; neighbours that are small together are one passage."""
     begins, empty = [0], False
@@ -316,10 +316,6 @@ def _all_tokens(text: str, token_spans: TokenSpans, start: int = 0) -> list[tupl
         found += [(start + first + begin, start + first + end) for begin, end in token_spans(text[first:last])]
         first = last
     return found
-
-
-_BREAKS = (re.compile(r"\n[ \t\r]*\n\s*"), re.compile(r"[\n\r]\s*"), re.compile(r"[.!?;:][\"')\]]*\s+"), re.compile(r"\s+"))
-"""Where a long passage is cut, the best first: after an empty line, a line, a sentence, a word."""
 
 
 def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: TokenSpans, title: str) -> Iterator[Span]:

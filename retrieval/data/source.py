@@ -39,10 +39,14 @@ _BY_STRUCTURE = "headings,functions"  # how files are cut
 _TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that cannot be decoded
+_NOT_TABLES = "--id, --title, --text, --list and --columns name fields of tables, and these are files of text or code; remove them"
+_SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 _PROBE = "numbered"  # label of which it is seen whether rows get one
 
 DEFAULTS = SourceOptions()
 """Options that fit most sources."""
+
+ReadDocuments: TypeAlias = Callable[[], Iterator[tuple[EntryPosition, Document]]]
 
 
 @dataclass(frozen=True)
@@ -204,9 +208,6 @@ def _is_files(path: Path, options: SourceOptions) -> bool:
     return path.is_file() and not is_table(path) and (type_of(path) is not None or bool(options.include))
 
 
-ReadDocuments: TypeAlias = Callable[[], Iterator[tuple[EntryPosition, Document]]]
-
-
 def _rows_or_passages(source: str, read: ReadDocuments, options: SourceOptions, tokens: PassageTokens) -> ReadDocuments:
     """The rows of a table as documents, or their passages if the options ask for them."""
     if not options.passages:
@@ -262,10 +263,6 @@ def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
             f"{path}: unsupported type; documents are read from tables ({_SUFFIXES}), and from files of text and code such as .md or .pdf"
         )
     return [path]
-
-
-_NOT_TABLES = "--id, --title, --text, --list and --columns name fields of tables, and these are files of text or code; remove them"
-_SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 
 def _standard_input(options: SourceOptions, columns: Columns, tokens: PassageTokens) -> Corpus:

@@ -3,9 +3,8 @@
 The first row decides which fields are id, title and text, unless they are named. Without a field for the id, documents are numbered from 1.
 All other fields become metadata. Every error names file and line (Parquet, Arrow and JSON: row).
 
-CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
-later value of another type, and does not know the line of an error. `quiver.retrieval.data.entries` decides the type of a column by
-all of its cells, in a pass of its own.
+CSV is read by Python's csv module, not by pyarrow, which fixes the type of a column by the first block and does not know the line of an
+error. `quiver.retrieval.data.entries` decides the type of a column by all of its cells, in a pass of its own.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _SEPARATOR_LINE = re.compile("sep=([,;|])")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _SEPARATORS = re.compile(r"[,;|]")
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class Columns(NamedTuple):
@@ -499,14 +500,12 @@ def _suffix(path: Path) -> str:
     return "" if inner in (".parquet", ".arrow") else inner
 
 
-def _json_line_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
-    del names
+def _json_line_rows(file: Path, _names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
     return ((EntryPosition(file, number), row) for number, row in read_json_lines(file))
 
 
-def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+def _json_rows(file: Path, _names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
     """Read an array of objects, or an object with one array of objects."""
-    del names
     text = read_whole(file)
     if not text.strip():
         raise EmptyInputError(f"{file}: the file is empty")
@@ -588,8 +587,7 @@ def _checked_header(position: EntryPosition | Path, row: Sequence[str]) -> list[
     return header
 
 
-def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
-    del names
+def _parquet_rows(file: Path, _names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -601,9 +599,8 @@ def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPos
         raise InputError(f"{file}: cannot be read as Parquet ({_one_line(error)})") from error
 
 
-def _arrow_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+def _arrow_rows(file: Path, _names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
     """Read an Arrow stream, as ``save_to_disk`` of the datasets library writes it, or an Arrow file."""
-    del names
     import pyarrow
 
     try:
@@ -661,9 +658,6 @@ def _plain_fields(fields: Mapping[Any, object], above: str, left_out: set[str]) 
             raise InputError(f"two fields have the name '{above}{name}'; rename one")
         found[name] = value if type(value) in _PLAIN else _plain(value, f"{above}{name}", left_out)
     return found
-
-
-_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _plain(value: object, field: str, left_out: set[str]) -> object:

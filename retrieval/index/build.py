@@ -115,6 +115,8 @@ _SPECIAL = 3
 # Peak memory of preparing an index for searching, as a multiple of the memory that searching needs: the preparation makes sorted copies.
 _PREPARATION_COPIES = 3
 
+_CODEC, _PLAN, _THREADS = "codec", "plan", "threads"
+
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     corpus: str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]],
@@ -583,9 +585,6 @@ def plan_pieces(lengths: NDArray[np.uint32], options: BuildOptions, card: ModelC
         stop = min(stop + sizes.chunk_documents, full, count)
         pieces[-1].append(stop)
     return pieces
-
-
-_CODEC, _PLAN, _THREADS = "codec", "plan", "threads"
 
 
 @dataclass

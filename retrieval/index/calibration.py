@@ -5,10 +5,7 @@ that point. At least two points beyond the uncalibrated ``balanced`` are measure
 
 Recall is relative to the index's own ``exact`` search, which scores by the best vectors that the index keeps; the loss of compression is
 not included. Queries are timed one at a time with FAISS on one thread; the points alternate, so that other load on the machine slows all of
-them alike.
-
-Without given queries, pseudo queries are mixed from vectors of the index (`pseudo_queries`); the documents that a pseudo query is made of
-do not count as hits.
+them alike. Without given queries, pseudo queries are mixed from vectors of the index (`pseudo_queries`).
 
 Shapes: n queries, k hits.
 """
@@ -40,6 +37,31 @@ MIXED = {"dense": 3, "colbert": 4}
 
 # Tokens of a pseudo query, about as many as a short question has.
 _TOKENS = 24
+
+logger = logging.getLogger(__name__)
+
+QUERIES = 200
+"""Default number of queries; it determines a recall of 0.95 to about 0.01."""
+
+HITS = (10, 100)
+"""Default numbers of hits to measure."""
+
+LEAST_HITS = max(MIXED.values()) + 1
+"""Smallest number of hits that pseudo queries can measure: the documents that a query was mixed from are hits that do not count."""
+
+MIN_SECONDS = 5.0
+"""Time limit of calibration in seconds after a fast change; after a slow one it is longer, see `allowed_seconds`."""
+
+# Queries that are searched regardless of the time limit; they also decide which grid points the other queries run at.
+_LEAST = 10
+# The grid ends at the first point whose recall for the first queries is at least _FOUND, but at least _BEYOND points after ``balanced``.
+_FOUND = 0.99
+_BEYOND = 2
+# Time limit of calibration: this share of the time of the build, and at least MIN_SECONDS.
+_SHARE = 0.05
+# Only every fourth query is searched for more than the smallest k: such a search takes longer, and its recall varies less between queries.
+_EVERY = 4
+_PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy", "numba": "numba"}
 
 
 @dataclass(frozen=True)
@@ -79,32 +101,6 @@ def _some(tokens: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.f
     """Choose some token vectors of one document at random, in their order."""
     size = min(_TOKENS // MIXED["colbert"], len(tokens))
     return tokens[np.sort(rng.choice(len(tokens), size, replace=False))]
-
-
-logger = logging.getLogger(__name__)
-
-QUERIES = 200
-"""Default number of queries; it determines a recall of 0.95 to about 0.01."""
-
-HITS = (10, 100)
-"""Default numbers of hits to measure."""
-
-LEAST_HITS = max(MIXED.values()) + 1
-"""Smallest number of hits that pseudo queries can measure: the documents that a query was mixed from are hits that do not count."""
-
-MIN_SECONDS = 5.0
-"""Time limit of calibration in seconds after a fast change; after a slow one it is longer, see `allowed_seconds`."""
-
-# Queries that are searched regardless of the time limit; they also decide which grid points the other queries run at.
-_LEAST = 10
-# The grid ends at the first point whose recall for the first queries is at least _FOUND, but at least _BEYOND points after ``balanced``.
-_FOUND = 0.99
-_BEYOND = 2
-# Time limit of calibration: this share of the time of the build, and at least MIN_SECONDS.
-_SHARE = 0.05
-# Only every fourth query is searched for more than the smallest k: such a search takes longer, and its recall varies less between queries.
-_EVERY = 4
-_PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy", "numba": "numba"}
 
 
 def calibrate(
@@ -239,7 +235,8 @@ class _Course:
         begun = time.perf_counter()
         best = self._ids(query, self._exact)
         self._exact.times.append(1000 * (time.perf_counter() - begun))
-        wanted = {k: _without(best[:k], query.sources) for k in ks}
+        # Those that the query was mixed from are left out unless there are no others.
+        wanted = {k: set(best[:k]) - query.sources or set(best[:k]) for k in ks}
         for k in ks:
             self._counted[k].append(len(wanted[k]))
         self.queries += 1
@@ -267,11 +264,6 @@ class _Course:
 def _percentiles(times: Sequence[float]) -> tuple[float, float]:
     p50, p95 = np.percentile(times, [50, 95]).tolist()
     return p50, p95
-
-
-def _without(ids: Sequence[str], sources: frozenset[str]) -> set[str]:
-    """Ids that a query has to find: those it was mixed from are left out unless there are no others."""
-    return set(ids) - sources or set(ids)
 
 
 def _given(queries: Any, kind: str, count: int, seed: int) -> list[MeasuredQuery]:

@@ -281,13 +281,10 @@ def numbers_of(array: pa.Array) -> NDArray[Any]:
 
 def truths_of(array: pa.Array) -> NDArray[np.bool_]:
     """Truth values without nulls."""
-    return bits_of(array.buffers()[1], array)
-
-
-def bits_of(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
-    """A bitmap of an array as truth values."""
     first, inside = divmod(array.offset, 8)
-    bits = np.frombuffer(buffer, np.uint8, offset=first, count=(inside + len(array) + 7) // 8) if len(array) else np.zeros(0, np.uint8)
+    if not len(array):
+        return np.zeros(0, bool)
+    bits = np.frombuffer(array.buffers()[1], np.uint8, offset=first, count=(inside + len(array) + 7) // 8)
     return np.unpackbits(bits, bitorder="little")[inside:][: len(array)].view(bool)
 
 

@@ -1,7 +1,5 @@
 """Segments of an index: a table of documents in Arrow files and the vectors of an engine, row by row; and the hits of segments.
 
-The table holds the documents' ids, fields, token counts and, if stored, texts:
-
     ids.arrow       id, tokens (4 times the tokens, + 2 if truncated, + 1 if empty), row (the rows in ascending order of their ids), rank
     fields.arrow    one column per field of the documents' metadata that filters can test, of the type that the index gives it
     texts.arrow     title, text, and all metadata as JSON, exactly as it was given
@@ -18,7 +16,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, compress
 from pathlib import Path
@@ -52,7 +50,7 @@ from quiver.retrieval.index.columns import (
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap, Found, in_order
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, MemoryDisk, missing_file
 from quiver.retrieval.index.filters import Columns
-from quiver.retrieval.index.store.reading import Policy
+from quiver.retrieval.index.store.reading import Policy, total_counts
 from quiver.retrieval.records import Document, Hits, TextTokens, TokenCounts, Value
 
 logger = logging.getLogger(__name__)
@@ -71,6 +69,11 @@ _BATCH_ROWS, _BATCH_BYTES = 4096, 8 << 20  # of texts
 _SEARCHED = 2000  # an id is searched for among the sorted ids in the time in which so many rows are compared with a table of ids
 _FEW_IDS = 3  # ids that are found faster one by one, in tables of any size: documents of hits are read one by one
 
+TEXTS_FILE = f"{_TEXTS}.arrow"
+"""Name of the file of the texts."""
+
+_PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool}
+
 
 def keeps_field(fields: Sequence[str] | None, name: str) -> bool:
     """Whether filters can test a field, if only ``fields`` are kept for them; None for all."""
@@ -80,10 +83,6 @@ def keeps_field(fields: Sequence[str] | None, name: str) -> bool:
 def is_described(name: str) -> bool:
     """Whether a file holds ids or fields, so that its size does not follow from the number of documents."""
     return name in (f"{_IDS}.arrow", f"{_FIELDS}.arrow")
-
-
-TEXTS_FILE = f"{_TEXTS}.arrow"
-"""Name of the file of the texts."""
 
 
 class IdTable:
@@ -208,9 +207,6 @@ def fit_field(value: Value | Sequence[Value], kind: str) -> Any:
     if not isinstance(value, str | int | float):
         raise ValueError("a list in a field of single values")
     return typed_value(value, kind)
-
-
-_PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
 def _to_array(values: list[Any], kind: str) -> pa.Array:
@@ -666,7 +662,6 @@ class SegmentFolderWriter:
         self._folder, self._codec, self._disk = folder, codec, disk
         self._counts = TokenCounts(0, 0, 0, 0)
         self.documents = 0
-        self.vectors = 0
 
     def add(
         self,
@@ -681,7 +676,6 @@ class SegmentFolderWriter:
         self._vectors.add(vectors, lengths, token_ids)
         self._counts = total_counts([self._counts, tokens.total()])
         self.documents += len(documents)
-        self.vectors += len(vectors)
 
     def close(self) -> Contents:
         """Finish the files."""
@@ -710,8 +704,3 @@ def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, 
     documents = sum(int(np.count_nonzero(keep)) for _, keep in kept)
     vectors = sum(int(part.vectors.lengths[keep].sum()) for part, keep in kept)
     return Contents(documents, vectors, total_counts([part.documents.ids.token_counts(keep) for part, keep in kept]), holds)
-
-
-def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
-    """The sum of the token counts of several sets of texts."""
-    return TokenCounts(*(sum(getattr(count, field.name) for count in counts) for field in fields(TokenCounts)))

@@ -1,10 +1,8 @@
 """Index engines: their interface, the table of engines by name, and how engine names and settings are parsed.
 
-An engine is a codec that is trained once, and segments that are written once. A *codec* holds the data that all segments share: centroids,
-codebooks, ranges. A *segment* holds the vectors of some documents, which it identifies only by their rows 0 to P - 1. An engine has no
-access to ids, stores or manifests: its caller provides folders, a `Disk` to write through, and a bitmap of the rows that may be found.
-
-To add an engine, write a module with a dictionary ``ENGINES`` that holds an `Engine`, and name the module in `ENGINE_MODULES`.
+A *codec* is trained once and holds the data that all segments share: centroids, codebooks, ranges. A *segment* is written once and holds
+the vectors of some documents, which it identifies only by their rows 0 to P - 1. An engine has no access to ids, stores or manifests. To
+add one, write a module with a dictionary ``ENGINES`` that holds an `Engine`, and name the module in `ENGINE_MODULES`.
 
 Every engine keeps these rules:
     - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
@@ -66,6 +64,49 @@ SegmentType = TypeVar("SegmentType")
 
 ParamsType = TypeVar("ParamsType", covariant=True)
 """Type of the engine's search parameters."""
+
+# Engines for one vector per document, for one vector per token, and for words.
+EXACT_DENSE: str = "exact-dense"
+PQ_DENSE: str = "pq-dense"
+IVF_DENSE: str = "ivf-dense"
+FAISS_DENSE: str = "faiss-dense"
+EXACT_TOKENS: str = "exact-tokens"
+IVF_TOKENS: str = "ivf-tokens"
+WORDS: str = "bm25"
+
+ENGINE_MODULES: dict[str, str] = {
+    EXACT_DENSE: "quiver.retrieval.index.exact",
+    EXACT_TOKENS: "quiver.retrieval.index.exact",
+    PQ_DENSE: "quiver.retrieval.index.dense.codec",
+    IVF_DENSE: "quiver.retrieval.index.dense.codec",
+    FAISS_DENSE: "quiver.retrieval.index.dense.faiss_engine",
+    IVF_TOKENS: "quiver.retrieval.index.tokens.codec",
+    WORDS: "quiver.retrieval.index.words",
+}
+"""Engine name -> module whose ``ENGINES`` holds the `Engine`. The module is imported when the engine is first used."""
+
+Settings = TypeVar("Settings", bound="EngineSettings")
+
+AUTO = "auto"
+"""Engine name that chooses an engine by the number of documents."""
+
+EXACT = "exact"
+"""Engine name that chooses the exact engine for the model's kind of vectors."""
+
+TOKEN_WIDTH_MULTIPLE = 8
+"""ivf-tokens stores vectors whose width is a multiple of this."""
+
+# Limits in documents, measured on one thread of a Zen 4 with vectors of width 128. Up to 50,000 documents, an exact search takes about a
+# millisecond; up to 500,000, a scan of all product codes takes less than that. Up to 1,000 documents (about 100,000 tokens), exact MaxSim
+# takes no longer than an IVF search.
+_MOST_EXACT, _MOST_SCANNED, _MOST_EXACT_TOKENS = 50_000, 500_000, 1_000
+
+_clustering: ContextVar[torch.device | None] = ContextVar("device of clustering", default=None)
+
+# FAISS's type stubs lack the functions that its Python layer adds.
+_faiss: Any = faiss
+
+Made = TypeVar("Made")
 
 
 class Found(NamedTuple):
@@ -303,9 +344,8 @@ def format_settings(settings: Mapping[str, Setting]) -> str:
         >>> format_settings({"nprobe": 8, "exhaustive": True})
         'nprobe=8,exhaustive=true'
     """
-    return ",".join(
-        f"{name}={str(value).lower() if isinstance(value, bool) or value is None else value}" for name, value in settings.items()
-    )
+    said = {name: str(value).lower() if isinstance(value, bool) or value is None else value for name, value in settings.items()}
+    return ",".join(f"{name}={value}" for name, value in said.items())
 
 
 def check_names(subject: str, what: str, given: Collection[str], known: Sequence[str]) -> None:
@@ -411,30 +451,6 @@ class Engine:
     check: Callable[[Mapping[str, Setting], ModelCard], None] = lambda settings, card: None
 
 
-# Engines for one vector per document, for one vector per token, and for words.
-EXACT_DENSE: str = "exact-dense"
-PQ_DENSE: str = "pq-dense"
-IVF_DENSE: str = "ivf-dense"
-FAISS_DENSE: str = "faiss-dense"
-EXACT_TOKENS: str = "exact-tokens"
-IVF_TOKENS: str = "ivf-tokens"
-WORDS: str = "bm25"
-
-ENGINE_MODULES: dict[str, str] = {
-    EXACT_DENSE: "quiver.retrieval.index.exact",
-    EXACT_TOKENS: "quiver.retrieval.index.exact",
-    PQ_DENSE: "quiver.retrieval.index.dense.codec",
-    IVF_DENSE: "quiver.retrieval.index.dense.codec",
-    FAISS_DENSE: "quiver.retrieval.index.dense.faiss_engine",
-    IVF_TOKENS: "quiver.retrieval.index.tokens.codec",
-    WORDS: "quiver.retrieval.index.words",
-}
-"""Engine name -> module whose ``ENGINES`` holds the `Engine`. The module is imported when the engine is first used."""
-
-
-Settings = TypeVar("Settings", bound="EngineSettings")
-
-
 class EngineSettings(TextSchema):
     """Base of the settings of an engine."""
 
@@ -465,21 +481,6 @@ def find_engine(name: str) -> Engine:
     """
     found: Engine = importlib.import_module(ENGINE_MODULES[name]).ENGINES[name]
     return found
-
-
-AUTO = "auto"
-"""Engine name that chooses an engine by the number of documents."""
-
-EXACT = "exact"
-"""Engine name that chooses the exact engine for the model's kind of vectors."""
-
-TOKEN_WIDTH_MULTIPLE = 8
-"""ivf-tokens stores vectors whose width is a multiple of this."""
-
-# Limits in documents, measured on one thread of a Zen 4 with vectors of width 128. Up to 50,000 documents, an exact search takes about a
-# millisecond; up to 500,000, a scan of all product codes takes less than that. Up to 1,000 documents (about 100,000 tokens), exact MaxSim
-# takes no longer than an IVF search.
-_MOST_EXACT, _MOST_SCANNED, _MOST_EXACT_TOKENS = 50_000, 500_000, 1_000
 
 
 @dataclass(frozen=True)
@@ -581,9 +582,6 @@ def train_codec(
     return engine(name, card).train(sample, card, documents=documents, vectors=vectors, settings=settings, seed=seed)
 
 
-_clustering: ContextVar[torch.device | None] = ContextVar("device of clustering", default=None)
-
-
 @contextmanager
 def clustering_on(device: torch.device) -> Iterator[None]:
     """Within the block, train centroids of indexes and assign vectors to them on a device, if it is a GPU; FAISS does it on the CPU."""
@@ -612,10 +610,6 @@ def open_codec(name: str, folder: Path) -> AnyCodec:
     return find_engine(name).open(folder)
 
 
-# FAISS's type stubs lack the functions that its Python layer adds.
-_faiss: Any = faiss
-
-
 class one_thread:  # noqa: N801, a context as those of contextlib are named
     """Limit FAISS to one thread, because more threads make a single query slower; the previous number is restored on exit.
 
@@ -632,9 +626,6 @@ class one_thread:  # noqa: N801, a context as those of contextlib are named
     def __exit__(self, *error: object) -> None:
         if self._former > 1:
             _faiss.omp_set_num_threads(self._former)
-
-
-Made = TypeVar("Made")
 
 
 class Lazy(Generic[Made]):

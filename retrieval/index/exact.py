@@ -2,9 +2,7 @@
 
 On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Documents are
 scored by inner products or MaxSim. A document without token vectors keeps its row and id and is never found.
-
-Close scores are computed again in float64 (`quiver.retrieval.index.ranking`), on a GPU after a search in half precision
-(`quiver.retrieval.index.on_device`); a ranking depends neither on the device nor on its threads.
+Close scores are computed again in float64 (`quiver.retrieval.index.ranking`), on a GPU after a search in half precision.
 
 Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, k hits, d width.
 """
@@ -72,6 +70,13 @@ ROWS = 8192
 _FEW = 0.25
 # For fewer queries, FAISS's inner products take half the time of a matrix product; for more, three times as long.
 _FEW_QUERIES = 8
+
+_CODEC = "codec.json"
+_VECTORS = "vectors.f32"
+_LENGTHS = "lengths.u32"
+_FACTS = "vectors.json"
+# Memory of a writer in bytes for the buffers of its files, in addition to the document lengths.
+_BUFFERS = 4 << 20
 
 
 def largest_norm(rows: Rows) -> float:
@@ -166,26 +171,23 @@ def _read_blocks(
         for start, vectors in row_blocks(rows, size):
             hidden = None if allowed is None else ~allowed[start : start + len(vectors)]
             nearest = partial(_faiss.knn, matrix, vectors, metric=_faiss.METRIC_INNER_PRODUCT) if few else None
-            yield Block(start, len(vectors), partial(_score_dense, matrix, vectors, hidden), nearest)
+            yield Block(start, len(vectors), partial(_score_block, matrix, vectors, None, hidden), nearest)
         return
     for begin, end in document_blocks(offsets, size):
         first, last = int(offsets[begin]), int(offsets[end])
         hidden = None if allowed is None else ~allowed[begin:end]
-        scores = partial(_score_tokens, queries, rows.span(first, last), offsets[begin : end + 1] - first, hidden)
+        scores = partial(_score_block, queries, rows.span(first, last), offsets[begin : end + 1] - first, hidden)
         yield Block(begin, end - begin, scores)
 
 
-def _score_dense(queries: DenseVectors, vectors: DenseVectors, hidden: Bitmap | None, some: Sequence[int]) -> NDArray[np.float32]:
-    scores: NDArray[np.float32] = queries[some] @ vectors.T  # (Q', n)
-    if hidden is not None:
-        scores[:, hidden] = -np.inf
-    return scores
-
-
-def _score_tokens(
-    queries: Queries, vectors: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, some: Sequence[int]
+def _score_block(
+    queries: Queries, vectors: NDArray[np.float32], offsets: NDArray[np.int64] | None, hidden: Bitmap | None, some: Sequence[int]
 ) -> NDArray[np.float32]:
-    scores = maxsim_packed([queries[query] for query in some], vectors, offsets)  # (Q', n)
+    """Scores of the documents of a block for some queries, (Q', n)."""
+    if offsets is None:
+        scores: NDArray[np.float32] = np.asarray(queries)[some] @ vectors.T
+    else:
+        scores = maxsim_packed([queries[query] for query in some], vectors, offsets)
     if hidden is not None:
         scores[:, hidden] = -np.inf
     return scores
@@ -216,14 +218,6 @@ def exact_scores(
         similarities = vectors @ rows.take(token_rows(offsets, places[first:last])).astype(np.float64).T  # (n_i, tokens)
         scores[first:last] = np.maximum.reduceat(similarities, ends[first:last] - ends[first], axis=1).sum(axis=0)
     return scores
-
-
-_CODEC = "codec.json"
-_VECTORS = "vectors.f32"
-_LENGTHS = "lengths.u32"
-_FACTS = "vectors.json"
-# Memory of a writer in bytes for the buffers of its files, in addition to the document lengths.
-_BUFFERS = 4 << 20
 
 
 class ExactSegment:

@@ -5,8 +5,7 @@
     OUT/lengths.npy        only for token vectors: number of vectors of each document, (P,) int64
     OUT/export.json        the model, the index and its generation, and a description of the files; written last
 
-With safetensors both arrays are in ``vectors.safetensors``. Vectors are the most precise that the index keeps, as float32: the model's for
-an exact index, decoded ones for a compressed index. Memory use is limited to one block of documents.
+With safetensors both arrays are in ``vectors.safetensors``. Vectors are the most precise that the index keeps, as float32.
 
 Shapes: P documents, T vectors of all documents, d width.
 Source: numpy.lib.format, version 1.0; https://github.com/huggingface/safetensors#format.
@@ -31,6 +30,7 @@ from quiver.retrieval.index.documents import OpenSegment
 from quiver.retrieval.index.engines import WORDS
 from quiver.retrieval.index.files import little_endian
 from quiver.retrieval.index.index import IndexReader
+from quiver.retrieval.index.ranking import document_blocks
 
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""
@@ -158,10 +158,5 @@ def row_blocks(segment: OpenSegment, vectors: int) -> Iterator[NDArray[np.int64]
         vectors: Maximum number of vectors of a block that has more than one document.
     """
     rows = np.flatnonzero(segment.kept)
-    ends = np.cumsum(segment.vectors.lengths[rows])
-    first = 0
-    while first < len(rows):
-        held = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, held + vectors, side="right")))
+    for first, last in document_blocks(np.append(0, np.cumsum(segment.vectors.lengths[rows])), vectors):
         yield rows[first:last]
-        first = last

@@ -40,10 +40,35 @@ from quiver.encoder.files import write_file as write_file
 from quiver.encoder.schema import Count, SchemaError, parse_record
 
 Record = TypeVar("Record")
+Content = TypeVar("Content")
 
 # Errors that mean that a file is missing or damaged. Other errors, such as missing permissions or too many open files, may be temporary.
 _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+BLOCK = 1 << 14
+"""Block size in bytes; the last block of a file may be shorter."""
+
+CHECKSUMS = "checksums"
+"""Name of the file with the digests of all other files of a folder, sorted by file name."""
+
+COPY = "copy"
+"""Name of the file of a codec that holds its other files once more, one after the other."""
+
+DIGEST = 16
+"""Bytes of a digest: a CRC-32 and 12 bytes of a SHA-256."""
+
+COPIED = 1 << 20
+"""Bytes copied at a time."""
+
+_SHIFT = BLOCK.bit_length() - 1
+_CRC = 4
+# Blocks read at a time to hash a whole file.
+_READ = 64
+
+FORMAT = "quiver-index"
+VERSION = 6
+"""Name and version of the format of index folders."""
 
 
 class DamagedIndexError(InputError):
@@ -94,28 +119,23 @@ class MemoryDisk(Disk):
     def sync_file(self, path: Path) -> None:
         """See `Disk`; nothing to do."""
 
-    def sync_folder(self, path: Path) -> None:
-        """See `Disk`; nothing to do."""
+    sync_folder = sync_file
 
     def mkdir(self, path: Path) -> None:
         """Refuse: an index in memory has no folders."""
         raise NotImplementedError(f"{path}: an index in memory has no folders")
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Refuse: an index in memory renames no files."""
-        raise NotImplementedError(f"{source}: an index in memory cannot rename files")
+    rmdir = mkdir
 
-    def link(self, source: Path, target: Path) -> None:
-        """Refuse: an index in memory links no files."""
-        raise NotImplementedError(f"{source}: an index in memory cannot link files")
+    def rename(self, source: Path, target: Path) -> None:
+        """Refuse: an index in memory neither renames nor links files."""
+        raise NotImplementedError(f"{source}: an index in memory cannot rename or link files")
+
+    link = rename
 
     def unlink(self, path: Path) -> None:
         """See `Disk`."""
         del self.contents[path]
-
-    def rmdir(self, path: Path) -> None:
-        """Refuse: an index in memory has no folders."""
-        raise NotImplementedError(f"{path}: an index in memory has no folders")
 
 
 class _MemoryFile(io.BytesIO):
@@ -141,9 +161,6 @@ def little_endian(array: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
-_FAILED = ctypes.c_void_p(-1).value
-
-
 def map_file(path: Path, size: int) -> NDArray[np.uint8]:
     """Map a file of ``size`` >= 1 bytes into memory, read-only; pages are read on access. Raises OSError."""
     if os.name == "nt":  # Windows has no mmap call and no limit on mappings
@@ -158,7 +175,7 @@ class _Mapping:
         map_pages, unmap_pages = _load_mmap_calls()
         with path.open("rb", buffering=0) as file:
             address = map_pages(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-        if address == _FAILED:
+        if address == ctypes.c_void_p(-1).value:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
@@ -178,9 +195,6 @@ def _load_mmap_calls() -> tuple[Any, Any]:
     return map_pages, unmap_pages
 
 
-Content = TypeVar("Content")
-
-
 @dataclass(frozen=True)
 class FileEntry:
     """One file of a manifest."""
@@ -188,24 +202,6 @@ class FileEntry:
     holds: str  # description of its content
     bytes: Count  # its size in bytes
     sha256: str  # SHA-256 of the digests of its blocks
-
-
-BLOCK = 1 << 14
-"""Block size in bytes; the last block of a file may be shorter."""
-
-CHECKSUMS = "checksums"
-"""Name of the file with the digests of all other files of a folder, sorted by file name."""
-
-COPY = "copy"
-"""Name of the file of a codec that holds its other files once more, one after the other."""
-
-DIGEST = 16
-"""Bytes of a digest: a CRC-32 and 12 bytes of a SHA-256."""
-
-_SHIFT = BLOCK.bit_length() - 1
-_CRC = 4
-# Blocks read at a time to hash a whole file.
-_READ = 64
 
 
 def count_blocks(size: int) -> int:
@@ -270,9 +266,7 @@ class BlockChecks:
     """Keeps track of the blocks of an open file that have been compared with their digests, (blocks, 16)."""
 
     def __init__(self, path: Path, content: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
-        self._path = path
-        self._content = content
-        self._digests = digests
+        self._path, self._content, self._digests = path, content, digests
         # The same bytes twice: one span is looked up faster in the first, many in the second.
         self._marks = bytearray(b"\1") * len(digests)
         self._unread = np.frombuffer(self._marks, bool)
@@ -541,10 +535,6 @@ def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray
     return found
 
 
-COPIED = 1 << 20
-"""Bytes copied at a time."""
-
-
 class RecordFiles:
     """Writes several files of a folder at the same time; ``holds`` describes the content of each, by name."""
 
@@ -603,11 +593,6 @@ class RecordFiles:
 def _step(records: NDArray[Any] | CheckedArray) -> int:
     """Number of records copied at a time."""
     return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))
-
-
-FORMAT = "quiver-index"
-VERSION = 6
-"""Name and version of the format of index folders."""
 
 
 def format_version(root: Path) -> int | None:

@@ -80,6 +80,14 @@ Effort: TypeAlias = str | Mapping[str, Setting] | None
 TextsOrVectors: TypeAlias = Sequence[str] | Sequence[ArrayLike] | NDArray[Any]
 """Q queries: texts, vectors, or words."""
 
+Row = TypeVar("Row")
+
+logger = logging.getLogger(__name__)
+
+_PRESETS: tuple[Preset, ...] = get_args(Preset)
+# Number of filters whose matching rows are cached, so that a stream of queries with one filter evaluates it once.
+_FILTERS = 4
+
 
 @dataclass(frozen=True)
 class SearchOptions:
@@ -165,9 +173,6 @@ class Place(NamedTuple):
     row: int
 
 
-Row = TypeVar("Row")
-
-
 class LiveRows(Sequence[Row]):
     """What ``read`` gives for the documents that are not deleted, in the order in which they were added; read on access."""
 
@@ -212,13 +217,6 @@ def _read_document(segment: OpenSegment, row: int) -> Document:
     return segment.documents.texts[row]
 
 
-logger = logging.getLogger(__name__)
-
-_PRESETS: tuple[Preset, ...] = get_args(Preset)
-# Number of filters whose matching rows are cached, so that a stream of queries with one filter evaluates it once.
-_FILTERS = 4
-
-
 class IndexReader:
     """An opened generation of an index, which answers queries that are vectors, words, or texts that its model encodes.
 
@@ -241,15 +239,7 @@ class IndexReader:
         (2, 'exact-dense', ['year'])
     """
 
-    def __init__(
-        self,
-        path: Path,
-        manifest: Manifest,
-        codec: AnyCodec,
-        segments: Sequence[OpenSegment],
-        *,
-        verified: bool = True,
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, codec: AnyCodec, segments: Sequence[OpenSegment], *, verified: bool = True) -> None:
         self.path = path
         self.verified = verified
         self.manifest = manifest
@@ -617,9 +607,8 @@ class IndexReader:
 
         Example:
             >>> from quiver import build_index
-            >>> rows = [{"id": "owl", "text": "Owls have wings.", "year": 2012}, {"id": "trout", "text": "Trout have fins.", "year": 2008}]
-            >>> index = build_index(rows, "bm25")
-            >>> index.text_of("owl")
+            >>> index = build_index(["Owls have wings.", "Trout have fins."], "bm25")
+            >>> index.text_of("1")
             'Owls have wings.'
         """
         return self.document(key).content(use_title=self.manifest.policy.use_title)

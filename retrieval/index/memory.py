@@ -101,8 +101,14 @@ def index_vectors(
     if name in (EXACT_DENSE, EXACT_TOKENS):
         segment = ExactSegment(rows, None if lengths is None else offsets, norm, all_exact=False)
     else:
+        disk = MemoryDisk()
         with clustering_on(device):
-            segment = _write_to_memory(codec, rows, offsets, dense=lengths is None)
+            writer = codec.writer(MEMORY, disk)
+            for first, last in document_blocks(offsets, LIMITS.block_rows(rows.shape[1])):
+                block_lengths = None if lengths is None else np.diff(offsets[first : last + 1])
+                writer.add(rows.span(int(offsets[first]), int(offsets[last])), block_lengths)
+            writer.close()
+            segment = codec.open(Files.written(MEMORY, disk), len(ids))
     documents = DocumentTable(IdTable.of(ids), None, None, {})
     tokens = TokenCounts(len(ids), 0, 0, 0)
     return _make_reader(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
@@ -191,19 +197,6 @@ def _take_sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: Mode
         first += len(part.lengths)
     sample = concatenate_encoded(selected)
     return Sample(sample.vectors, None if card.kind == "dense" else sample.lengths, sample.token_ids)
-
-
-def _write_to_memory(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: bool) -> AnySegment:
-    """Write a segment of a compressing engine to memory and open it."""
-    disk = MemoryDisk()
-    writer = codec.writer(MEMORY, disk)
-    size = LIMITS.block_rows(rows.shape[1])
-    for first, last in document_blocks(offsets, size):
-        vectors = rows.span(int(offsets[first]), int(offsets[last]))
-        writer.add(vectors, None if dense else np.diff(offsets[first : last + 1]))
-    writer.close()
-    segment: AnySegment = codec.open(Files.written(MEMORY, disk), len(offsets) - 1)
-    return segment
 
 
 def _make_reader(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> IndexReader:

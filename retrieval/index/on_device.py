@@ -1,14 +1,11 @@
 """Exact search on a device: products in half precision choose the candidates, and float64 orders them.
 
 The vectors stay in the device's memory if they fit; otherwise they are copied block by block from pinned memory, and the next block is
-copied while the products of the last one are computed. Each block takes one conversion to half precision, the products with all queries,
-and a selection of the best; the host waits once, for the candidates of all blocks. Inner products are matrix products, MaxSim is
-`quiver.retrieval.models.maxsim.maxsim_ragged`.
+copied while the products of the last one are computed. The host waits once, for the candidates of all blocks.
 
 The first scores have a bounded error, so that `quiver.retrieval.index.ranking.rank` finds the same ranking as on a CPU: every returned
-score is computed on the device in float64 from the float32 vectors, and rounded once. float16 is the default on a GPU: products of either
-half precision take the same time, and those of float16 are eight times as precise as those of bfloat16. Queries and documents are scaled
-by powers of two to lengths below 1, which float16 can hold. TF32 has no effect: it represents numbers of both half precisions exactly.
+score is computed in float64 from the float32 vectors, and rounded once. float16 is the default on a GPU: it takes the time of bfloat16 and
+is eight times as precise. Queries and documents are scaled by powers of two to lengths below 1, which float16 can hold.
 
 The bound: a number x is stored as x (1 + e) + f with |e| <= u and |f| <= v, where u is the unit roundoff and v half the distance of
 subnormal numbers. For vectors of width d with norms X and Y, the inner product of the stored vectors differs from x y by at most

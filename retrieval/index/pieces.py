@@ -1,14 +1,12 @@
 """The work of a build and its options: read documents, encode them, and write segments that survive a killed process.
 
 Documents are read once before anything is encoded (`survey`): this finds malformed lines and repeated ids within seconds, counts the
-documents, and computes the checksum by which a resumed build recognizes its corpus. Memory: at most one chunk of documents, 8 bytes per id
-and 4 bytes per text length.
+documents, and computes the checksum by which a resumed build recognizes its corpus.
 
 A *chunk* is a list of documents that the model encodes in one call. Vectors may depend on it in their last bits, because the batch decides
 how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of an
 executor and the most work that is lost if a process is killed. Each is a sealed folder (`quiver.encoder.work_folder`) in the work folder of
-the build, and a resumed build makes only the missing ones. A worker makes pieces (`MakePieces`); `quiver.retrieval.index.build` plans,
-distributes, merges and commits them.
+the build, and a resumed build makes only the missing ones.
 
 Shapes: P documents of an index, B documents of a chunk, n vectors of some documents, d width.
 """

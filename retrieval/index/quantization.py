@@ -1,8 +1,7 @@
 """K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
 On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.engines.clustering_on` a GPU does
-both, except where there is too little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does
-not concern, and sums are added in a fixed order, so that equal input and seed give equal centroids.
+both by FAISS's algorithm, except where there is too little to compute; float64 and a fixed order of additions make the result repeatable.
 
 Shapes: n vectors, K centroids, M product codes per vector, d width.
 """
@@ -43,6 +42,17 @@ _DAMPING = 0.75
 _LEAST_WORK = 1 << 28
 # Number of products with centroids in the memory of a device at a time: 256 MiB of float64.
 _PRODUCTS = 32 << 20
+
+# FAISS's seed for splitting clusters, and the relative distance of the halves.
+_SPLIT_SEED, _SPLIT = 1234, 1 / 1024
+
+CODEWORDS = 16
+"""Codewords per codebook of 4-bit codes."""
+
+# Memory of an empty list in bytes, measured with FAISS 1.15.
+_LIST = 300
+# Approximate number of vectors packed at once; limits the extra memory while the lists are filled.
+_PART = 1 << 16
 
 
 def _worthwhile(work: int) -> torch.device | None:
@@ -208,10 +218,6 @@ def kmeans(
     return found
 
 
-# FAISS's seed for splitting clusters, and the relative distance of the halves.
-_SPLIT_SEED, _SPLIT = 1234, 1 / 1024
-
-
 def _kmeans_on(
     vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int, device: torch.device
 ) -> NDArray[np.float32]:
@@ -301,15 +307,6 @@ def _nearest(
     if len(order):
         found[order] = kernels.nearest(np.ascontiguousarray(vectors[order]), first[order], last[order], packed, half_squares)
     return found
-
-
-CODEWORDS = 16
-"""Codewords per codebook of 4-bit codes."""
-
-# Memory of an empty list in bytes, measured with FAISS 1.15.
-_LIST = 300
-# Approximate number of vectors packed at once; limits the extra memory while the lists are filled.
-_PART = 1 << 16
 
 
 class FastScanLists:

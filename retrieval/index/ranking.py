@@ -1,13 +1,11 @@
 """Rank documents exactly, given a bound on the error of fast scores: find the candidates of every query, and order them in float64.
 
-Matrix products round the same inner product differently at different positions of the matrix: with FAISS and 300 queries of width 768,
-copies of one document got different scores for most queries. Scores that are too close to order are therefore computed again in float64
-and rounded once. Equal vectors then have equal scores, and a ranking depends neither on how many queries are searched together nor on the
-number of threads, nor on the precision of the first scores.
+Matrix products round the same inner product differently at different positions of the matrix. Scores that are too close to order are
+therefore computed again in float64 and rounded once. Equal vectors then have equal scores, and a ranking depends neither on how many
+queries are searched together nor on the number of threads, nor on the precision of the first scores.
 
 `rank` asks a `Scorer` for the nearest documents of every query, k and a margin. If the margin does not contain the end of a tie at position
-k, a second pass reads every document whose score may reach the k best. `HostScorer` reads the documents block by block, one block in memory
-at a time; `quiver.retrieval.index.on_device` scores on a device. Peak memory: one block and Q x (k + margin) candidates.
+k, a second pass reads every document whose score may reach the k best. Peak memory: one block and Q x (k + margin) candidates.
 
 Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, k hits, d width.
 Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1.

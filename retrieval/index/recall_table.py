@@ -27,6 +27,12 @@ PRESET_RECALL: Mapping[Preset, float] = {"exact": 1.0, "balanced": 0.95, "fast":
 LOW_RECALL = 0.9
 """Recall of ``balanced`` below which a warning is logged."""
 
+# How far below its target the lower end of a preset's recall interval may lie; few queries give wide intervals.
+_DOUBT = 0.05
+
+# 97.5% quantile of the normal distribution.
+_Z = 1.96
+
 
 @dataclass(frozen=True)
 class GridPoint:
@@ -47,10 +53,6 @@ class GridPoint:
     high: float
     p50_ms: float
     p95_ms: float
-
-
-# How far below its target the lower end of a preset's recall interval may lie; few queries give wide intervals.
-_DOUBT = 0.05
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class RecallTable:
             return everything
         reaching = [point for point in self.points if point.recall >= target and point.low >= target - _DOUBT]
         if len(reaching) > 1:
-            return min(reaching, key=_latency)
+            return min(reaching, key=lambda point: point.p50_ms)
         faster = [point for point in self.points if point.p50_ms < everything.p50_ms]
         return max(faster, key=lambda point: point.recall, default=everything)
 
@@ -144,7 +146,7 @@ class Calibration:
             raise InputError(
                 f"recall was measured for up to {self.tables[-1].k} hits, not for {k}; measure it with quiver index calibrate -k {k}"
             )
-        return table.k, min((point for point in table.points if point.low >= target_recall), key=_latency)
+        return table.k, min((point for point in table.points if point.low >= target_recall), key=lambda point: point.p50_ms)
 
     def table(self, k: int) -> RecallTable | None:
         """The table of the smallest measured number of hits >= k; None if there is none."""
@@ -183,18 +185,10 @@ class Calibration:
         return calibration
 
 
-def _latency(point: GridPoint) -> float:
-    return point.p50_ms
-
-
 def check_target(target_recall: float) -> None:
     """Check that a target recall is possible."""
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, got {target_recall}")
-
-
-# 97.5% quantile of the normal distribution.
-_Z = 1.96
 
 
 def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[float, float]:

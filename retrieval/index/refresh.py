@@ -218,10 +218,7 @@ class _Comparison:
         self._rows = rows_by_value([segment.documents for segment in self.index.segments], FILE)
 
     def changes(self, corpus: Corpus, known: IndexSource, *, trusted: bool) -> Iterator[Document]:
-        """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.
-
-        With ``trusted``, the files with the known checksums are in the index.
-        """
+        """The new and changed documents of a corpus, the latest first; ``trusted``: files with the known checksums are in the index."""
         files, source = known.files if trusted else {}, corpus.source
         self.counts[source] = 0
         self._shadowed = list[str]()
@@ -280,12 +277,9 @@ class _Comparison:
                 yield document
 
     def gone(self, limit: float | None, remedy: str = "") -> list[str]:
-        """Ids of the documents that came from the sources and were not seen.
-
-        Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table are
-        not told from documents that were added from Python. An `InputError` with a remedy if they are more than a share of the documents,
-        ``limit``, or with a limit any although nothing is left of a source.
-        """
+        """Ids of the documents that came from the sources and were not seen; an `InputError` if they are more than a share, ``limit``."""
+        # Those of a source with a label begin with it. Of the others passages of files have the field of their file, but rows of a table
+        # are not told from documents that were added from Python.
         begins = tuple(begin for corpus in self.corpora for begin in begins_of(corpus.options.label))
         plain = [corpus for corpus in self.corpora if not corpus.options.label]
         rows = not all(isinstance(corpus.read, FolderFiles) for corpus in plain) or not all(each.is_files for each in self.replaced)

@@ -4,9 +4,9 @@
 folder in ``quarantine``, which no command reads; its owner deletes it. The content is that of the newest generation whose manifest can be
 read, from the manifest or from its copy in HEAD.
 
-A row is healthy if all blocks of its vectors, its id, text and metadata are. Damaged segments are written again with their healthy rows, as
-compaction writes them. The documents of the other rows are read from their stored texts, or from the sources that the index remembers, and
-encoded again in the same commit; those that are neither stored nor in a source are lost and named. A damaged codec is read from its copy.
+A row is healthy if all blocks of its vectors, its id, text and metadata are. Damaged segments are written again with their healthy rows.
+The documents of the other rows are read from their stored texts, or from the sources that the index remembers, and encoded again in the
+same commit; those that are neither stored nor in a source are lost and named. A damaged codec is read from its copy.
 
 Shapes: P documents of a segment.
 """

@@ -3,11 +3,11 @@
 A segment of the engine is one word table. Its postings depend on the segment's texts only, so that they are written once; document
 frequencies and the mean length are summed over the documents of all segments that are not deleted when a search begins.
 
-    words.utf8, words.offsets     the V words in ascending order
-    words.starts                  the postings of word v are starts[v]:starts[v + 1], (V + 1,) int64
-    words.documents               row of each posting, ascending for each word, (P,) uint32
-    words.counts                  occurrences of the word in the document, (P,) uint32
-    words.lengths                 number of words of each document, (D,) uint32
+    words.arrow        the V words in ascending order, see `quiver.retrieval.index.columns`
+    words.starts       the postings of word v are starts[v]:starts[v + 1], (V + 1,) int64
+    words.documents    row of each posting, ascending for each word, (P,) uint32
+    words.counts       occurrences of the word in the document, (P,) uint32
+    words.lengths      number of words of each document, (D,) uint32
 
 Shapes: Q queries, D documents of a segment, P postings (a word in a document), V words of a vocabulary, n words of some texts.
 Source: as `quiver.retrieval.models.bm25`.
@@ -50,6 +50,15 @@ from quiver.retrieval.models.bm25 import K1, PARAMETERS, WORD_RULES, B, Words, s
 from quiver.retrieval.records import Hits, ModelCard
 
 Item = TypeVar("Item")
+
+STEM = "words"
+"""Start of the names of the files of a word table in a segment."""
+
+_CODEC = "codec.json"
+_CONTENT = json.dumps({**PARAMETERS, "words": WORD_RULES}).encode()
+# Memory in bytes: of a writer for the buffers of its files; of counting or merging for each word of the texts, which are sorted as 64-bit
+# numbers with their documents; and for each document.
+_BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
 
 
 @dataclass(frozen=True)
@@ -154,15 +163,6 @@ def score_postings(postings: Postings, statistics: Statistics) -> ScoredPostings
         rarity = np.repeat(statistics.inverse_frequencies.astype(np.float64), np.diff(postings.starts))  # (P,)
         scores = (rarity * (postings.counts / (norms + postings.counts))).astype(np.float32)
     return ScoredPostings(len(postings.lengths), postings.documents, scores, postings.starts)
-
-
-STEM = "words"
-"""Start of the names of the files of a word table in a segment."""
-
-_CODEC = "codec.json"
-# Memory in bytes: of a writer for the buffers of its files; of counting or merging for each word of the texts, which are sorted as 64-bit
-# numbers with their documents; and for each document.
-_BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
 
 
 @dataclass(frozen=True)
@@ -496,7 +496,7 @@ class _WordWriter:
 
 
 @dataclass(frozen=True)
-class WordCodec:
+class _WordCodec:
     """Codec of the engine: nothing but the parameters, which are the same for all indexes; see `quiver.retrieval.index.engines.Codec`."""
 
     name: str = WORDS
@@ -504,62 +504,54 @@ class WordCodec:
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         return PARAMETERS
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """See `quiver.retrieval.index.engines.Codec`."""
-        write_file(folder / _CODEC, _content(), disk)
+        write_file(folder / _CODEC, _CONTENT, disk)
         return {_CODEC: "the parameters of BM25"}
 
     def memory(self, rows: int, vectors: int) -> int:
-        """See `quiver.retrieval.index.engines.Codec`."""
         return _BUFFERS + _DOCUMENT_BYTES * rows + _WORD_BYTES * vectors
 
     def writer(self, folder: Path, disk: Disk) -> _WordWriter:
-        """See `quiver.retrieval.index.engines.Codec`."""
         return _WordWriter(folder, disk)
 
     def open(self, files: Files, rows: int) -> WordSegment:
-        """See `quiver.retrieval.index.engines.Codec`."""
         table = WordTable.open(files)
         if len(table) != rows:
             raise DamagedIndexError(f"{files.folder / STEM}.lengths: {len(table)} rows where {rows} were written; run quiver index repair")
         return WordSegment([table])
 
     def merge(self, parts: Sequence[tuple[WordSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         tables = [(table, keep[rows]) for segment, keep in parts for rows, table in segment.tables()]
         return WordTable.merge(tables).save(folder / STEM, disk)
 
     def preset_params(self, preset: Preset, *, k: int) -> NoParams:
-        """See `quiver.retrieval.index.engines.Codec`."""
         del preset, k
         return NoParams()
 
     def param_grid(self, k: int, *, documents: int) -> Sequence[NoParams]:
-        """See `quiver.retrieval.index.engines.Codec`."""
         del k, documents
         return [NoParams()]
 
 
-def _content() -> bytes:
-    return json.dumps({**PARAMETERS, "words": WORD_RULES}).encode()
+WORD_CODEC = _WordCodec()
+"""The codec of the engine."""
 
 
-def train_words(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> WordCodec:
-    """The codec of the engine; see `quiver.retrieval.index.engines.train_codec`."""
+def _train_words(
+    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> _WordCodec:
     del sample, card, documents, vectors, seed
     check_names(WORDS, "setting", settings, ())
-    return WordCodec()
+    return WORD_CODEC
 
 
-def open_words(folder: Path) -> WordCodec:
-    """Open a codec folder written by ``WordCodec.save``."""
-    if read_json(folder / _CODEC) != json.loads(_content()):
+def _open_words(folder: Path) -> _WordCodec:
+    if read_json(folder / _CODEC) != json.loads(_CONTENT):
         raise InputError(f"{folder.parent.parent}: another version of Quiver split the words of this BM25 index; build the index again")
-    return WordCodec()
+    return WORD_CODEC
 
 
-ENGINES = {WORDS: Engine("bm25", train_words, open_words)}
+ENGINES = {WORDS: Engine("bm25", _train_words, _open_words)}
 """The engine; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

@@ -32,7 +32,7 @@ from quiver.retrieval.index.documents import TEXTS_FILE, OpenSegment
 from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.index.index import IndexReader
 from quiver.retrieval.index.store.reading import CodecEntry
-from quiver.retrieval.index.words import BlockLimits, WordCodec, WordSegment, WordTable, in_blocks
+from quiver.retrieval.index.words import WORD_CODEC, BlockLimits, WordSegment, WordTable, in_blocks
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, WORD_RULES, query_words, split_words
 
 
@@ -103,7 +103,7 @@ def word_index(
         progress: Show a bar over the documents whose words are counted.
         limits: Size of a block.
     """
-    manifest, policy, codec = index.manifest, index.manifest.policy, WordCodec()
+    manifest, policy, codec = index.manifest, index.manifest.policy, WORD_CODEC
     if index.kind == codec.name:
         return index
     if not policy.store_text:

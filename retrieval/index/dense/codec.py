@@ -5,10 +5,7 @@
     spread.f32       of the refine store, (d,)
     centroids.f32    of the lists, (K, D)
     products.f32     codebooks of the product code, (M, 16, dsub)
-
-A segment has one file in addition to its refine store:
-
-    coarse.u8        product code and number of the list, (P, bytes)
+    coarse.u8        of a segment, beside its refine store: product code and number of the list, (P, bytes)
 
 A record of ``coarse.u8`` is the product code of the residual, 4 bits for every ``dsub`` coordinates, and the number of the list in 2 or 4
 bytes (none if there is one list). Widths that are no multiple of ``dsub`` are padded with zero coordinates. ``pq-dense`` scans all codes:
@@ -66,13 +63,21 @@ from quiver.retrieval.records import ModelCard
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
 
-
 VECTORS_A_LIST = 32
 """Maximum number of training vectors per centroid."""
 
-
 # Training vectors of the codebooks: FAISS uses 256 for each of the 16 codewords.
 _RESIDUALS = 256 * CODEWORDS
+
+COARSE = "coarse.u8"
+"""Name of the file with the records of a segment."""
+
+_JSON = "codec.json"
+_CENTROIDS, _PRODUCTS = "centroids.f32", "products.f32"
+# Copies of a block in memory while it is coded.
+_COPIES = 8
+# Size of the file buffers of a segment writer, in bytes.
+_BUFFERS = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -156,17 +161,6 @@ def _filled(vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
 def _clustering(centroids: NDArray[np.float32]) -> Clustering:
     """A clustering with a single group: each vector is assigned to the nearest of all centroids."""
     return Clustering(centroids, np.array([0, len(centroids)]))
-
-
-COARSE = "coarse.u8"
-"""Name of the file with the records of a segment."""
-
-_JSON = "codec.json"
-_CENTROIDS, _PRODUCTS = "centroids.f32", "products.f32"
-# Copies of a block in memory while it is coded.
-_COPIES = 8
-# Size of the file buffers of a segment writer, in bytes.
-_BUFFERS = 4 << 20
 
 
 class _ListFinder:

@@ -4,16 +4,11 @@
     centre.f32       of the refine store, (d,)
     spread.f32       of the refine store, (d,)
     trained.faiss    the FAISS index, trained and empty
-
-A segment has, beside its refine store, one file:
-
-    index.faiss      the FAISS index of its vectors
+    index.faiss      of a segment: the FAISS index of its vectors, beside its refine store
 
 The FAISS index is built from the refine store after that is written, not from the incoming vectors: merged segments then get the index
-that they would have got if they had been written as one. This also holds for graphs, which cannot be merged byte by byte. It is built on
-one thread because FAISS builds a different graph in every run with several.
-
-Filters are passed to FAISS where the index supports selectors; otherwise more candidates are requested until enough are allowed.
+that they would have got if they had been written as one. It is built on one thread because FAISS builds a different graph in every run
+with several. Filters are passed to FAISS where the index supports selectors; otherwise more candidates are requested.
 
 Shapes: n vectors, P documents, d width.
 Source: https://github.com/facebookresearch/faiss/wiki/The-index-factory; FAISS, arXiv:2401.08281.
@@ -29,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import faiss
 import numpy as np
@@ -53,6 +48,8 @@ from quiver.retrieval.index.engines import FAISS_DENSE, Bitmap, Engine, Lazy, Pr
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, read_description, write_file
 from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 
+logger = logging.getLogger(__name__)
+
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
 
@@ -61,6 +58,16 @@ _BUFFER = 1 << 20
 _TABLES = 256 << 20
 # The limits are FAISS's, for the whole process.
 _READING = threading.Lock()
+# Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
+_TRAINING_A_CENTROID = 64
+# Vectors that anything else learns from, such as product quantizers and rotations: 256 centroids times 256 vectors.
+_TRAINING = 65_536
+_INDEX = "index.faiss"
+_JSON, _TRAINED = "codec.json", "trained.faiss"
+_COPIES = 8
+_BUFFERS = 4 << 20
+# Vectors of the sample that an index is tried with before the documents are encoded.
+_TRIED = 64
 
 
 def write_index(index: Any, path: Path, disk: Disk) -> None:
@@ -96,25 +103,19 @@ def index_bytes(index: Any) -> int:
 
 def read_index(content: NDArray[np.uint8], path: Path) -> Any:
     """Read a FAISS index whose checksum has been verified."""
-    stream = _Stream(content)
+    place = 0
+
+    def read(size: int) -> bytes:
+        nonlocal place
+        part = content[place : place + size]
+        place += len(part)
+        return part.tobytes()
+
     try:
         with _limits(max(len(content), _TABLES)):
-            return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
+            return faiss.read_index(_faiss.PyCallbackIOReader(read, _BUFFER))
     except RuntimeError as error:
         raise DamagedIndexError(f"{path}: FAISS cannot read it; run quiver index repair") from error
-
-
-class _Stream:
-    """Bytes, from the first to the last."""
-
-    def __init__(self, content: NDArray[np.uint8]) -> None:
-        self._content = content
-        self._place = 0
-
-    def read(self, size: int) -> bytes:
-        part = self._content[self._place : self._place + size]
-        self._place += len(part)
-        return part.tobytes()
 
 
 @contextmanager
@@ -132,14 +133,6 @@ def _limits(size: int) -> Iterator[None]:
             _faiss.set_deserialization_vector_byte_limit(former)
 
 
-logger = logging.getLogger(__name__)
-
-# Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
-_TRAINING_A_CENTROID = 64
-# Vectors that anything else learns from, such as product quantizers and rotations: 256 centroids times 256 vectors.
-_TRAINING = 65_536
-
-
 def make_index(factory: str, dim: int) -> Any:
     """Create an empty index that ranks by inner product."""
     try:
@@ -151,6 +144,8 @@ def make_index(factory: str, dim: int) -> Any:
         ) from error
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r}: it does not support inner product; choose another factory string")
+    if any(isinstance(part, faiss.IndexRefine) for part in parts_of(index)):
+        raise InputError(f"index {factory!r}: {FAISS_DENSE} refines with its own codes; remove the refine part of the factory string")
     return index
 
 
@@ -209,12 +204,9 @@ def search_settings(index: Any) -> dict[str, float]:
 
 
 def search_parameters(index: Any, settings: Mapping[str, float], selector: Any = None) -> Any:
-    """Convert settings to FAISS's search parameters, nested as the indexes are; None if the index has no search parameters.
+    """Convert values of ``search_settings`` to FAISS's search parameters, nested as the indexes are; None if the index has none.
 
-    Args:
-        index: The index.
-        settings: Values of its ``search_settings``.
-        selector: FAISS selector of the rows that may be found (not every index supports selectors); None for all rows.
+    ``selector`` has the rows that may be found, which not every index supports; None for all rows.
     """
     chosen = {} if selector is None else {"sel": selector}
     parameters = _faiss.SearchParameters(**chosen) if chosen else None
@@ -235,14 +227,6 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))
 
 
-_INDEX = "index.faiss"
-_JSON, _TRAINED = "codec.json", "trained.faiss"
-_COPIES = 8
-_BUFFERS = 4 << 20
-# Vectors of the sample that an index is tried with before the documents are encoded.
-_TRIED = 64
-
-
 class _FaissFinder:
     """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`."""
 
@@ -251,7 +235,7 @@ class _FaissFinder:
         self._shape = (len(store), store.coding.dim)
         # Mapped now and read at the first search: a merge needs no index, and a file that is removed meanwhile stays with who has it open.
         self._content = files.map(_INDEX, np.uint8, (-1,))
-        self._read: Lazy[_Read] = Lazy()
+        self._read: Lazy[tuple[Any, bool]] = Lazy()  # the index in memory, and whether it can be told which rows are allowed
 
     @property
     def size(self) -> Size:
@@ -259,8 +243,8 @@ class _FaissFinder:
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: DenseParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         total, fetched = len(self), count
-        read = self._read.get(self._read_index)
-        selected = allowed if read.takes_selectors else None
+        index, takes_selectors = self._read.get(self._read_index)
+        selected = allowed if takes_selectors else None
         if allowed is not None and selected is None:
             fetched = min(total, -(-count * total // max(1, int(np.count_nonzero(allowed)))))
         nprobe = widened(params.nprobe, allowed)
@@ -273,9 +257,8 @@ class _FaissFinder:
         pending = np.arange(len(queries))
         while len(pending):
             rest = []
-            for number, rows in zip(
-                pending.tolist(), self._search(read.index, queries[pending], fetched, search_params, selected), strict=True
-            ):
+            searched = self._search(index, queries[pending], fetched, search_params, selected)
+            for number, rows in zip(pending.tolist(), searched, strict=True):
                 met = rows[rows >= 0]  # -1 fills up what was not found
                 kept = met if allowed is None else met[allowed[met]]
                 found[number] = kept[:count]
@@ -309,20 +292,13 @@ class _FaissFinder:
         found: NDArray[np.int64] = rows
         return found
 
-    def _read_index(self) -> _Read:
+    def _read_index(self) -> tuple[Any, bool]:
         index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
             raise DamagedIndexError(
                 f"{self._path}: {index.ntotal} vectors of width {index.d}, expected {self._shape}; run quiver index repair"
             )
-        return _Read(index, _takes_selectors(index, *self._shape))
-
-
-class _Read(NamedTuple):
-    """An index in memory, and whether it can be told which rows are allowed."""
-
-    index: Any
-    takes_selectors: bool
+        return index, _takes_selectors(index, *self._shape)
 
 
 def _takes_selectors(index: Any, count: int, dim: int) -> bool:
@@ -430,8 +406,8 @@ class _FaissCodec:
         """The index of the vectors of a refine store."""
         index = _faiss.clone_index(self._trained)
         with one_thread():
-            for block in _blocks(store):
-                add_vectors(index, block, self.factory)
+            for start in range(0, len(store), BLOCK):
+                add_vectors(index, store.decode(slice(start, start + BLOCK)), self.factory)
         return index
 
     @property
@@ -451,7 +427,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     del documents, vectors
     chosen = FactorySettings.parse(settings)
     factory = chosen.factory
-    index = _made(factory, card.dim)
+    index = make_index(factory, card.dim)
     scalar = ScalarCoding.learn(sample.vectors, chosen.bits)
     decoded = np.empty_like(sample.vectors)  # what the index will hold
     for start in range(0, len(decoded), BLOCK):
@@ -466,7 +442,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     """Check settings of ``faiss-dense``; see `quiver.retrieval.index.engines.Engine`."""
-    _made(FactorySettings.parse(settings).factory, card.dim)
+    make_index(FactorySettings.parse(settings).factory, card.dim)
 
 
 def open_codec(folder: Path) -> _FaissCodec:
@@ -477,18 +453,6 @@ def open_codec(folder: Path) -> _FaissCodec:
     if (trained.ntotal, trained.d) != (0, described.dim):
         raise DamagedIndexError(f"{path}: not an empty index of width {described.dim}; run quiver index repair")
     return _FaissCodec(described.factory, trained, open_scalar(folder, described.dim, described.bits))
-
-
-def _made(factory: str, dim: int) -> Any:
-    index = make_index(factory, dim)
-    if any(isinstance(part, _faiss.IndexRefine) for part in parts_of(index)):
-        raise InputError(f"index {factory!r}: {FAISS_DENSE} refines with its own codes; remove the refine part of the factory string")
-    return index
-
-
-def _blocks(store: RefineStore) -> Iterator[NDArray[np.float32]]:
-    for start in range(0, len(store), BLOCK):
-        yield store.decode(slice(start, start + BLOCK))
 
 
 ENGINES = {FAISS_DENSE: Engine("dense", train, open_codec, sample_size, setting_names(FactorySettings), check_settings)}

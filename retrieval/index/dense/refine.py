@@ -3,9 +3,8 @@
     fine.i8       codes, (P, d); fine.i16 with 16 bits
     scales.f32    scales, (P,)
 
-Every score comes from the refine store, whichever way the document was found: an exhaustive search and an approximate one give a document
-the same score, and hits of several segments can be merged. Searching the whole store is exact search over the stored codes: the ranking
-is that of the float64 scores, each rounded once.
+Every score comes from the refine store, whichever way the document was found, so that hits of several segments can be merged. Searching
+the whole store is exact search over the stored codes: the ranking is that of the float64 scores, each rounded once.
 
 Shapes: Q queries, P documents, n vectors, d width, k hits.
 """
@@ -38,6 +37,25 @@ _LEAST_SPREAD = 0.1
 # Vectors of a sample processed together.
 _BLOCK = 4096
 
+SCALES = "scales.f32"
+
+BLOCK = 4096
+"""Number of documents coded or decoded at a time."""
+
+# Number of documents searched at a time.
+_SEARCHED = 16_384
+
+# Float32 roundings of a score in addition to those of the sum: weights, scale and offset.
+_ROUNDINGS = 4
+
+# If a filter leaves this few documents, all of them are scored, which is no slower than finding candidates: up to a multiple of the
+# candidates, or up to a share of all documents within a limit. Scoring a document takes as long as scanning about twenty codes.
+_FEW = 8
+_SHARE = 24
+_MANY = 20_000
+# Maximum factor by which a filter increases search parameters.
+_WIDER = 4.0
+
 
 @dataclass(frozen=True)
 class ScalarCoding:
@@ -56,7 +74,10 @@ class ScalarCoding:
             >>> coding.centre.tolist(), [round(spread, 3) for spread in coding.spread.tolist()]
             ([2.0, 8.0], [1.002, 0.071])
         """
-        centre, variance = _moments(vectors)
+        # In float64 and block by block, because a sample may take half of the memory.
+        blocks = [vectors[start : start + _BLOCK] for start in range(0, len(vectors), _BLOCK)]
+        centre = np.sum([block.sum(axis=0, dtype=np.float64) for block in blocks], axis=0) / len(vectors)
+        variance = np.sum([((block - centre) ** 2).sum(axis=0) for block in blocks], axis=0) / len(vectors)
         spread = np.sqrt(variance + _LEAST_SPREAD**2 * variance.mean())
         spread[spread.astype(np.float32) == 0] = 1  # all vectors are equal
         return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
@@ -113,14 +134,6 @@ class ScalarCoding:
         return decoded
 
 
-def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and variance of each coordinate, (d,), in float64, block by block because a sample may take half of the memory."""
-    blocks = [vectors[start : start + _BLOCK] for start in range(0, len(vectors), _BLOCK)]
-    mean = np.sum([block.sum(axis=0, dtype=np.float64) for block in blocks], axis=0) / len(vectors)
-    squares = np.sum([((block - mean) ** 2).sum(axis=0) for block in blocks], axis=0)
-    return mean, squares / len(vectors)
-
-
 def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:
     """Write a coding into the folder of its codec; return what each file holds, by name."""
     write_array(folder / _CENTRE, coding.centre, disk)
@@ -132,18 +145,6 @@ def open_scalar(folder: Path, dim: int, bits: Bits) -> ScalarCoding:
     """Read a coding of vectors of width d that `save_scalar` wrote; the codec stores ``bits`` itself."""
     centre, spread = (np.array(map_array(folder / name, np.float32, (dim,))) for name in (_CENTRE, _SPREAD))
     return ScalarCoding(centre, spread, bits)
-
-
-SCALES = "scales.f32"
-
-BLOCK = 4096
-"""Number of documents coded or decoded at a time."""
-
-# Number of documents searched at a time.
-_SEARCHED = 16_384
-
-# Float32 roundings of a score in addition to those of the sum: weights, scale and offset.
-_ROUNDINGS = 4
 
 
 class RefineStore:
@@ -243,15 +244,6 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
     files.write(SCALES, scales)
 
 
-# If a filter leaves this few documents, all of them are scored, which is no slower than finding candidates: up to a multiple of the
-# candidates, or up to a share of all documents within a limit. Scoring a document takes as long as scanning about twenty codes.
-_FEW = 8
-_SHARE = 24
-_MANY = 20_000
-# Maximum factor by which a filter increases search parameters.
-_WIDER = 4.0
-
-
 def widened(parameter: int, allowed: Bitmap | None) -> int:
     """Increase a search parameter for a search with a filter.
 
@@ -334,8 +326,7 @@ class DenseSegment:
         found = []
         for number, rows in enumerate(self._finder.find(matrix, wanted, params=params, allowed=allowed)):
             best, scores, least = self.store.nearest_of(rows, matrix[number], k, ranks=ranks)
-            # Fewer than k rows were met, or all rows from the last hit on have equal scores: rows that were not met may belong to the k
-            # best.
+            # Fewer than k rows were met, or all from the last hit on have equal scores: rows that were not met may belong to the k best.
             if len(rows) < k or (len(rows) > k and scores[-1] == least):
                 found += self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)
             else:

@@ -28,6 +28,8 @@ _BLURRED = 2.8
 # A width from which a code may stand for four coordinates without a loss that would count.
 _WIDE = 384
 
+_COUNTS = ("nprobe", "efSearch", "quantizer_efSearch")
+
 
 class Sizes(NamedTuple):
     """Defaults for an index of a given number of documents."""
@@ -122,9 +124,6 @@ class DenseParams:
     quantizer_efSearch: Positive  # noqa: N815 - size of the candidate queue of a graph search over centroids
     k_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]  # candidates per requested hit whose final scores are computed
     exhaustive: bool = False  # compute the final scores of all documents; the other search parameters are ignored then
-
-
-_COUNTS = ("nprobe", "efSearch", "quantizer_efSearch")
 
 
 @dataclass(frozen=True)

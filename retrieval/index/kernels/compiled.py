@@ -27,6 +27,19 @@ from quiver.retrieval.index.kernels.packing import CELLS, SPAN
 # Size of a cache line in bytes.
 _CACHE_LINE = 64
 
+__all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
+
+# numba's type stubs lack its code generation helpers.
+_cgutils: Any = cgutils
+
+LANES = 16
+# Number of vectors that are multiplied with 16 lanes at a time.
+_ROWS = 6
+# Number of 16-bit lanes that `estimate` adds at a time, the number of steps of its tables, and the least bound that is scaled.
+_WIDE = 2 * LANES
+_STEPS = 32_000
+_LEAST = 1e-30
+
 
 @jit
 def quantise(
@@ -157,16 +170,7 @@ def nearest_of(
     ranks: NDArray[np.uint32],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The k best of some rows by `inner_products` rounded to float32, in the order of `best`.
-
-    Args:
-        codes: As in `inner_products`, like the next four arguments.
-        scales: (P,).
-        rows: (n,), without duplicates.
-        weights: (d,).
-        offset: Number added to every product.
-        ranks: Rank of every row, (P,).
-        k: Number of hits.
+    """The k best of some rows by `inner_products` rounded to float32, in the order of `best`; see these for the arguments.
 
     Returns:
         Rows and scores, (k,) or fewer, and the least score of all n without NaN; infinity if there is none.
@@ -296,20 +300,6 @@ def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
             if alive[i] and (i == a or nearest_to[i] == a or nearest_to[i] == b):
                 nearest_to[i] = np.argmin(distances[i])
     return labels
-
-
-__all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
-
-# numba's type stubs lack its code generation helpers.
-_cgutils: Any = cgutils
-
-LANES = 16
-# Number of vectors that are multiplied with 16 lanes at a time.
-_ROWS = 6
-# Number of 16-bit lanes that `estimate` adds at a time, the number of steps of its tables, and the least bound that is scaled.
-_WIDE = 2 * LANES
-_STEPS = 32_000
-_LEAST = 1e-30
 
 
 def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) -> Any:
@@ -507,14 +497,8 @@ def estimate(
     """Approximate MaxSim of a query with documents from their coarse codes, using 16-bit tables of similarities.
 
     A similarity is at most the greatest one with a centroid plus the greatest one with a codeword of each book; that sum is represented by
-    32,000 steps.
-
-    Args:
-        coarse: Product code and centroid number of each token, (T, d / 8 + 2 or 4).
-        begins: First token of each document, (m,).
-        ends: One past the last token of each document, (m,).
-        similarities: Similarities of the query tokens with all centroids, (L, K, 16), from `probe`.
-        table: Similarities of the query tokens with the product codewords, (L, d / 4, 16, 16): 16 codewords, 16 query tokens.
+    32,000 steps. ``table`` has the similarities of the query tokens with the product codewords, (L, d / 4, 16, 16): 16 codewords, 16 query
+    tokens; for the other arguments, see `score`.
 
     Returns:
         (m,); minus infinity for a document without tokens, NaN for a document with an invalid centroid number, and NaN for all documents

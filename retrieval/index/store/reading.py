@@ -11,10 +11,8 @@
     DIR/tmp/                                uncommitted files; only the holder of the lock touches them
     DIR/tmp/b-<fingerprint>/                pieces of a build that may be resumed; everything else is garbage once its writer has ended
 
-Generation numbers are never reused, even if files are lost.
-
 The manifest describes one generation completely, with checksums of itself and of every file. It is JSON, so that people and other programs
-can read it. Unknown fields are rejected, because they would change what the index means.
+can read it. Unknown fields are rejected, because they would change what the index means. Generation numbers are never reused.
 
 Readers take no lock. Opened files stay readable as long as they are open, because files are never changed and a mapping outlives the name
 of its file. Only a reader that is still opening the index can find files missing, if two commits have happened since it read the manifest;
@@ -61,6 +59,17 @@ _RESUMABLE = re.compile(r"b-[0-9a-f]+")
 _DOOMED = "removed-"
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 
+# Row numbers have 32 bits.
+_MOST_DOCUMENTS = 1 << 32
+
+Opened = TypeVar("Opened")
+
+NOTHING_COMMITTED = "nothing has been committed, the build was never finished; run the same one again, which resumes"
+"""Error message for an index whose first build was interrupted."""
+
+# Files that are parsed, not mapped, are always verified completely when they are opened.
+_ALWAYS_HASHED = (".faiss", ".json")
+
 
 class Layout:
     """Paths in the folder of an index."""
@@ -96,23 +105,9 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def segment_name(generation: int, number: int) -> str:
-    """Name of a segment, by its generation and its number among the segments added by it."""
-    return f"s-{generation:012d}-{number:04d}"
-
-
-def tombstones_name(segment: str, generation: int) -> str:
-    """Name of the tombstones of a segment that a generation writes."""
-    return f"t-{segment}-{generation:012d}"
-
-
 def is_resumable(name: str) -> bool:
     """Whether an entry of the temporary folder is a build that can be resumed."""
     return _RESUMABLE.fullmatch(name) is not None
-
-
-# Row numbers have 32 bits.
-_MOST_DOCUMENTS = 1 << 32
 
 
 def _check_name(valid: re.Pattern[str], what: str, name: str) -> str:
@@ -229,8 +224,7 @@ class Manifest:
     @property
     def tokens(self) -> TokenCounts:
         """Token counts of the documents, including deleted ones."""
-        counts = [segment.tokens for segment in self.segments]
-        return TokenCounts(*(sum(getattr(count, name.name) for count in counts) for name in fields(TokenCounts)))
+        return total_counts([segment.tokens for segment in self.segments])
 
     @property
     def bytes(self) -> int:
@@ -238,6 +232,11 @@ class Manifest:
         sizes = [entry.bytes for files in (self.codec.files, *(segment.files for segment in self.segments)) for entry in files.values()]
         checksums = DIGEST * sum(map(count_blocks, sizes))
         return sum(sizes) + checksums + sum(segment.deleted.bytes for segment in self.segments if segment.deleted)
+
+
+def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
+    """The sum of the token counts of several sets of texts."""
+    return TokenCounts(*(sum(getattr(count, field.name) for count in counts) for field in fields(TokenCounts)))
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -311,15 +310,6 @@ def _impossible(manifest: Manifest) -> list[str]:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-Opened = TypeVar("Opened")
-
-NOTHING_COMMITTED = "nothing has been committed, the build was never finished; run the same one again, which resumes"
-"""Error message for an index whose first build was interrupted."""
-
-# Files that are parsed, not mapped, are always verified completely when they are opened.
-_ALWAYS_HASHED = (".faiss", ".json")
 
 
 def check_format(layout: Layout) -> None:

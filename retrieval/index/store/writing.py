@@ -3,7 +3,6 @@
 A commit is: the new files, each synced, in folders that are synced; the folders renamed to where readers look; then the manifest,
 written and synced under another name, is linked to the name of its generation. Before that link the index is the old one, after it
 the new one, and there is no state between. Nothing reads the leftovers of a killed writer; the next writer removes them.
-
 Source of the order of calls: the commits of Lucene, https://blog.mikemccandless.com/2014/04/testing-lucenes-index-durability-after.html.
 """
 
@@ -58,9 +57,7 @@ from quiver.retrieval.index.store.reading import (
     manifest_bytes,
     newest_manifest,
     read_manifest,
-    segment_name,
     tombstones_bytes,
-    tombstones_name,
     verify_files,
 )
 from quiver.retrieval.records import TokenCounts
@@ -123,7 +120,8 @@ class StoreWriter:
         put_file(folder / COPY, b"".join((folder / file).read_bytes() for file in sorted(holds)), self.disk)
         files = seal(folder, {**holds, COPY: "a copy of the other files, by name, for repair"}, self.disk)
         sums = {file: entry.sha256 for file, entry in files.items()} | {"engine": engine}
-        name = f"c-{_digest(sums | ({'generation': str(self.generation)} if apart else {}))}"
+        sums |= {"generation": str(self.generation)} if apart else {}
+        name = f"c-{hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:24]}"
         if self._has_codec(self.layout.codecs / name, files):
             remove_tree(folder, self.disk)
         else:
@@ -145,7 +143,7 @@ class StoreWriter:
     def add_segment(self, folder: Path, holds: Mapping[str, str], *, documents: int, vectors: int, tokens: TokenCounts) -> SegmentEntry:
         """Move a segment from a scratch folder to the folder of segments; it becomes visible with the commit."""
         self._check_alone()
-        name = segment_name(self.generation, self._segments)
+        name = f"s-{self.generation:012d}-{self._segments:04d}"
         self._segments += 1
         files = seal(folder, holds, self.disk)
         self._adopt(folder, self.layout.segments / name)
@@ -155,7 +153,7 @@ class StoreWriter:
         """Write new tombstones for a segment and return its changed entry; ``alive`` has the rows that are not deleted, (documents,)."""
         self._check_alone()
         content = tombstones_bytes(alive)
-        name = tombstones_name(segment.name, self.generation)
+        name = f"t-{segment.name}-{self.generation:012d}"
         path = self.layout.tombstones / name
         if path.exists():  # as in _adopt
             self.disk.unlink(path)
@@ -386,7 +384,3 @@ def remove_unused(layout: Layout, *, remove_root: bool) -> None:
             (layout.root / name).unlink(missing_ok=True)
         if remove_root:
             layout.root.rmdir()
-
-
-def _digest(fields: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Count, Field, Positive, with_config
 from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bitmap, Engine, Preset, Sample, Setting, setting_names
-from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, read_description, write_array
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, read_description, write_array, write_file
 from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
@@ -45,14 +45,8 @@ WIDEST = 4096
 """Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.estimate`)."""
 
 _JSON = "codec.json"
-_CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
-    "centroids.f16",
-    "groups.i64",
-    "products.f32",
-    "pairs.f32",
-    "tokens.u32",
-    "heads.f32",
-)
+_CENTROIDS, _GROUPS, _PRODUCTS = "centroids.f16", "groups.i64", "products.f32"
+_PAIRS, _TOKENS, _HEADS = "pairs.f32", "tokens.u32", "heads.f32"
 # Training residuals of the product code; the 16 codewords per codebook need no more.
 _RESIDUALS = 65_536
 
@@ -107,15 +101,8 @@ class _TokenCodec:
         present = {name: (array, holds) for name, (array, holds) in arrays.items() if array is not None}
         for name, (array, _) in present.items():
             write_array(folder / name, array, disk)
-        described = _Description(
-            bits=self._coding.bits,
-            dim=self._coding.dim,
-            arrays=tuple(sorted(present)),
-            pool_factor=self._pool_factor,
-            vectors=self._vectors,
-        )
-        with disk.create(folder / _JSON) as file:
-            file.write((json.dumps(asdict(described), indent=2, sort_keys=True) + "\n").encode())
+        described = _Description(self._coding.bits, self._coding.dim, tuple(sorted(present)), self._pool_factor, self._vectors)
+        write_file(folder / _JSON, (json.dumps(asdict(described), indent=2, sort_keys=True) + "\n").encode(), disk)
         return {_JSON: "sizes and settings of the codec"} | {name: holds for name, (_, holds) in present.items()}
 
     def memory(self, rows: int, vectors: int) -> int:

@@ -6,9 +6,8 @@
 
 Every token is in the inverted list of its centroid. A search finds the k' nearest tokens of each query token in the lists of the ``nprobe``
 best centroids; the similarities found, and a bound for documents that were not found, are a first estimate of its score. MaxSim with the
-coarse parts refines the estimate, and the final score is MaxSim with the whole codes: an exhaustive search gives the MaxSim of the coded
-vectors, and any other search gives the same scores. The lists are built in memory from the codes at the first search: about a second for
-ten million tokens.
+coarse parts refines the estimate, and the final score is MaxSim with the whole codes, whichever way the document was found. The lists are
+built in memory from the codes at the first search: about a second for ten million tokens.
 
 Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of a query, K centroids, d width, k hits.
 Sources: FAISS, arXiv:2401.08281 (IVF-PQ with 4-bit codes and fast scan); XTR, arXiv:2304.01982 (imputation).
@@ -16,7 +15,7 @@ Sources: FAISS, arXiv:2401.08281 (IVF-PQ with 4-bit codes and fast scan); XTR, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, in_order, 
 from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.kernels.packing import lanes
 from quiver.retrieval.index.quantization import FastScanLists
+from quiver.retrieval.index.ranking import document_blocks
 from quiver.retrieval.index.tokens.settings import TokenParams
 from quiver.retrieval.index.tokens.token_quantizer import WINDOW, Coding, pool
 from quiver.retrieval.records import TokenVectors
@@ -43,7 +43,6 @@ CODED_DIMENSIONS = 4
 # half as many candidates then hold as many of the best documents (measured; from 0.1 to 0.2 it makes no difference).
 _BELOW = 0.15
 
-
 _HOLDS = {
     LENGTHS: "vectors of each document, (P,) uint32",
     COARSE: "product code and centroid of each vector, (T, bytes)",
@@ -53,6 +52,14 @@ _HOLDS = {
 _BLOCK = 16_384
 # Copies of a block that are held at once while it is coded, or of the distances of all pairs while they are merged.
 _COPIES = 8
+
+# Where a filter leaves so few documents, as a multiple of the candidates, all of them are candidates.
+_FEW = 2
+# A filter that allows one document in f makes the search look at f times as many lists, up to so many times.
+_WIDER = 8
+# Candidates that are scored before the first look at what is left, and between two looks.
+_FIRST = 48
+_NEXT = 32
 
 
 class TokenWriter:
@@ -74,7 +81,7 @@ class TokenWriter:
         if token_ids is not None and len(token_ids) != len(vectors):
             raise ValueError(f"{len(token_ids)} token ids for {len(vectors)} vectors")
         ends = np.append(0, np.cumsum(lengths))
-        for first, last in _pieces(ends):
+        for first, last in document_blocks(ends, _BLOCK):
             part = slice(ends[first], ends[last])
             self._add(vectors[part], lengths[first:last], None if token_ids is None else token_ids[part])
 
@@ -111,24 +118,6 @@ def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk)
                 files.copy_span(name, records, begin, end)
             files.write(LENGTHS, np.diff(segment.offsets[first : last + 1]).astype("<u4"))
     return files.close()
-
-
-def _pieces(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of documents with at most one block of vectors; each has at least one document."""
-    first = 0
-    while first < len(ends) - 1:
-        last = max(first + 1, int(np.searchsorted(ends, ends[first] + _BLOCK, side="right")) - 1)
-        yield first, last
-        first = last
-
-
-# Where a filter leaves so few documents, as a multiple of the candidates, all of them are candidates.
-_FEW = 2
-# A filter that allows one document in f makes the search look at f times as many lists, up to so many times.
-_WIDER = 8
-# Candidates that are scored before the first look at what is left, and between two looks.
-_FIRST = 48
-_NEXT = 32
 
 
 class TokenSegment:

@@ -22,6 +22,12 @@ _MET_MORE = 5_000_000
 _SAMPLE_A_CENTROID = 32
 _SAMPLE = 131_072
 
+# Below ``fast``: parts of its search_params, and what they do to the slack.
+_CHEAP = ((0.25, -1.0), (0.5, -0.5))
+# Above ``balanced``, each step multiplies the candidates by two, and lists and tokens by its root: of 2 million tokens that lie almost
+# anywhere it finds 0.93 of the best in the time in which twice as much of everything finds 0.89. Each step adds to the slack.
+_STEP, _SLACK = 2.0, 0.25
+
 
 class TokenSettings(EngineSettings):
     """Settings of ``ivf-tokens``.
@@ -98,13 +104,6 @@ def preset_params(name: Preset, *, k: int, vectors: int) -> TokenParams:
     if k > 10:  # a hundred hits are spread over more lists
         nprobe, tokens_k, candidates = 2 * nprobe, 2 * tokens_k, max(20 * k, candidates)
     return TokenParams(nprobe, tokens_k, candidates, slack, exhaustive=name == "exact")
-
-
-# Below ``fast``: parts of its search_params, and what they do to the slack.
-_CHEAP = ((0.25, -1.0), (0.5, -0.5))
-# Above ``balanced``, each step multiplies the candidates by two, and lists and tokens by its root: of 2 million tokens that lie almost
-# anywhere it finds 0.93 of the best in the time in which twice as much of everything finds 0.89. Each step adds to the slack.
-_STEP, _SLACK = 2.0, 0.25
 
 
 def param_grid(fast: TokenParams, balanced: TokenParams, exact: TokenParams, *, k: int, lists: int, documents: int) -> list[TokenParams]:
