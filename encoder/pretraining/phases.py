@@ -123,7 +123,9 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
     start = load_head(MaskedLM, section.init, revision=section.revision, new_head_seed=seed + 1)
     if section.tiling is not None:
         try:
-            start = enlarge_masked_lm(start, config, shared=section.tiling_shared, tiling=section.tiling, seed=seed)
+            start = enlarge_masked_lm(
+                start, config, shared=section.tiling_shared, tiling=section.tiling, seed=seed, method=section.init_method
+            )
         except InputError as error:
             raise InputError(f"model.tiling: {section.init}: {error}") from error
     model = in_form(start, config, where=recipe.model.init)

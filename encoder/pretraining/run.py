@@ -201,7 +201,8 @@ def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None)
         del saved  # the optimizer has its own copy
         bar = training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens", position=lambda step: progress.tokens)
         with bar as shown_bar:
-            settings = TrainerSettings(recipe.training.seed, counts=COUNTS, lower_is_better=True, callbacks=[shown_bar, *callbacks])
+            shown_by = [shown_bar, *callbacks]
+            settings = TrainerSettings(recipe.training.seed, counts=COUNTS, ranked_by=HELD_OUT, lower_is_better=True, callbacks=shown_by)
             Trainer(task, settings, session.out, processes, stop, progress, random_states).train()
     return progress, task
 

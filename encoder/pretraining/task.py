@@ -253,17 +253,20 @@ class PretrainingTask:
 
     def evaluation_due(self, progress: Progress) -> bool:
         """Whether to evaluate after this step: at the end of a phase and at the recipe's intervals, if there is something to evaluate."""
+        return self._is_probe_due(progress) or self._is_held_out_due(progress)
+
+    def _is_held_out_due(self, progress: Progress) -> bool:
         every = self._session.recipe.training.evaluate_every
-        return self._is_probe_due(progress) or (self._held_out is not None and (self._phase_ended or _due(every, progress.step)))
+        return self._held_out is not None and (self._phase_ended or _due(every, progress.step))
 
     def _is_probe_due(self, progress: Progress) -> bool:
         probe = self._session.recipe.probe
         return probe is not None and (self._phase_ended or _due(probe.every, progress.step))
 
     def evaluate(self) -> Mapping[str, float]:
-        """The held-out loss and accuracy, and the score of a probe that is due."""
+        """The held-out loss and accuracy, and the score of a probe, as they are due: a probe adds no candidate for averaging."""
         measures: dict[str, float] = {}
-        if self._held_out is not None:
+        if self._held_out is not None and self._is_held_out_due(self._progress):
             with autocast(self._session.recipe.training.dtype, self.device):
                 measures |= self._held_out.measure(self.model)
         if self._is_probe_due(self._progress):

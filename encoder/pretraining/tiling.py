@@ -21,11 +21,12 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from quiver.encoder.config import DROPOUTS, EncoderConfig, Tiling
+from quiver.encoder.config import DROPOUTS, EncoderConfig, InitMethod, Tiling
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM, init_head
 from quiver.encoder.model import Encoder, init_weights
 
+DRAWN: InitMethod = "full_megatron"
 # Settings that may differ between the two models: sizes, and settings on which no weight depends.
 FREE = frozenset(
     {
@@ -36,9 +37,10 @@ FREE = frozenset(
 )
 
 
-def layer_map(old: int, new: int) -> list[int]:
-    """For each layer of the larger model the one of the smaller: round(i l / L), ties to even, and at most l - 1."""
-    return [min(round(layer * old / new), old - 1) for layer in range(new)]
+def layer_map(old: int, new: int, initial: int = 0) -> list[int]:
+    """For each layer of the larger model the one of the smaller: round(i l / L), ties to even, at most l - 1; ``initial`` ones stay."""
+    old, later = old - initial, new - initial
+    return [*range(initial), *(initial + min(round(layer * old / later), old - 1) for layer in range(later))]
 
 
 def tile(tensor: Tensor, shape: tuple[int, ...], tiling: Tiling = "wraparound", edges: Tensor | None = None) -> Tensor:
@@ -74,12 +76,20 @@ def _find_origins(old: int, new: int, tiling: Tiling) -> Tensor:
     return places % old if tiling == "wraparound" else places.where((places >= 0) & (places < old), torch.tensor(-1))
 
 
-def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0) -> Encoder:
+def enlarge(
+    encoder: Encoder,
+    config: EncoderConfig,
+    *,
+    shared: bool = True,
+    tiling: Tiling = "wraparound",
+    seed: int = 0,
+    method: InitMethod = DRAWN,
+) -> Encoder:
     """A new encoder of another size that begins with what a trained one has learnt.
 
     It has the parent's dtype, device and mode; a norm that only the larger one has keeps its initial values. Widths, layers and heads may
     be any, also smaller ones. ``shared`` divides by the number of copies, see above; False for the published map of unchanged values. The
-    ``seed`` is that of the values of ``random-edges``.
+    ``seed`` and the ``method`` (`quiver.encoder.config.INIT_METHODS`) are those of the values of ``random-edges``.
 
     Raises:
         InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
@@ -96,20 +106,20 @@ def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True, til
     _check(encoder, config)
     larger = Encoder(config)
     if tiling == "random-edges":
-        init_weights(larger, seed=seed)
+        init_weights(larger, seed=seed, method=method)
     larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger, tiling, shared=shared))
     return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(encoder.training)
 
 
 def enlarge_masked_lm(
-    model: MaskedLM, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0
+    model: MaskedLM, config: EncoderConfig, *, shared: bool = True, tiling: Tiling = "wraparound", seed: int = 0, method: InitMethod = DRAWN
 ) -> MaskedLM:
     """`enlarge` for a masked language model, with its errors: the head is tiled too."""
-    encoder = enlarge(model.encoder, config, shared=shared, tiling=tiling, seed=seed)
+    encoder = enlarge(model.encoder, config, shared=shared, tiling=tiling, seed=seed, method=method)
     own = model.decoder
     larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)
     if tiling == "random-edges":
-        init_head(larger, seed=seed + 1)
+        init_head(larger, seed=seed + 1, method=method)
     state, old = larger.state_dict(), model.state_dict()
     for name, tensor in state.items():
         if not name.startswith("encoder."):
@@ -132,6 +142,8 @@ def _check(encoder: Encoder, config: EncoderConfig) -> None:
     if config.positions == "absolute":
         fixed |= {"max_positions"}
     old = encoder.config
+    if old.initial_layers == old.num_layers:
+        fixed |= {"layer_types"}  # all layers are initial ones: more of them would need others
     differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
     if differing:
         differences = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
@@ -147,7 +159,7 @@ def _count_copies(old: int, new: int, tiling: Tiling) -> Tensor:
 def _tiled(encoder: Encoder, larger: Encoder, tiling: Tiling, *, shared: bool) -> dict[str, Tensor]:
     """Tensors of the larger encoder by name, without those that the smaller one lacks."""
     old = encoder.state_dict()
-    layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
+    layers = layer_map(encoder.config.num_layers, larger.config.num_layers, larger.config.initial_layers)
     tiled = {}
     for name, tensor in larger.state_dict().items():
         source, kind = name, name

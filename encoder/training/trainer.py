@@ -196,6 +196,7 @@ class TrainerSettings:
     seed: int  # random seed of the run; rank r uses seed + r
     max_grad_norm: float = math.inf  # L2 norm to which gradients are clipped; infinity for no clipping
     counts: Sequence[str] = ()  # names of the counts of every `TrainingBatch`
+    ranked_by: str | None = None  # measure that ranks the checkpoints; None for the first one of each evaluation
     lower_is_better: bool = False  # whether a lower score is a better one
     patience: int | None = None  # evaluations in a row without a new best score after which the run ends early; None for never
     callbacks: Sequence[Callback] = ()
@@ -431,7 +432,7 @@ class Trainer:
             self._log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
 
     def _evaluate(self) -> bool:
-        """Log the measures; whether the first one is among the best that are kept. After a stop request the progress is as before."""
+        """Log the measures; whether the one that ranks is among the best that are kept. After a stop request the progress is as before."""
         progress, task = self.progress, self._task
         measures = self._logged_measures()
         logged = bool(measures)
@@ -445,7 +446,10 @@ class Trainer:
             return False
         if not logged:
             self._write(measures)
-        key, score = next(iter(measures.items()))
+        key = self._settings.ranked_by or next(iter(measures))
+        if key not in measures:
+            return False
+        score = measures[key]
         if not math.isfinite(score):
             logger.warning("step %d: %s is %s, which is not compared with other scores", progress.step, key, score)
             progress.worse += 1

@@ -101,11 +101,11 @@ def test_values_may_come_from_the_edge_or_lie_in_the_centre_of_random_ones() -> 
     parent = MaskedLM(init_weights(Encoder(small), seed=1))
     init_head(parent, seed=2)
     edge, centre, again = (
-        enlarge_masked_lm(parent, large, shared=False, tiling=tiling, seed=seed).state_dict()
+        enlarge_masked_lm(parent, large, shared=False, tiling=tiling, seed=seed, method="normal").state_dict()
         for tiling, seed in (("from-edge", 7), ("random-edges", 7), ("random-edges", 8))
     )
-    random = MaskedLM(init_weights(Encoder(large), seed=7))
-    init_head(random, seed=8)
+    random = MaskedLM(init_weights(Encoder(large), seed=7, method="normal"))
+    init_head(random, seed=8, method="normal")
     old, drawn = parent.state_dict(), random.state_dict()
     for name, axes in (
         ("encoder.embeddings.tokens.weight", None),
@@ -122,8 +122,21 @@ def test_values_may_come_from_the_edge_or_lie_in_the_centre_of_random_ones() -> 
         np.testing.assert_array_equal(edge[name].reshape(larger).numpy(), repeated, err_msg=name)
         np.testing.assert_array_equal(centre[name].reshape(larger).numpy(), reference_edges(parts, initial), err_msg=name)
         assert torch.equal(centre[name], again[name]) == (source.ndim == 1), name
-    shared = enlarge_masked_lm(parent, large, tiling="random-edges", seed=7).state_dict()
+    shared = enlarge_masked_lm(parent, large, tiling="random-edges", seed=7, method="normal").state_dict()
     assert all(torch.equal(shared[name], centre[name]) for name in shared), "nothing is there twice"
+
+
+def test_layers_that_differ_at_the_beginning_are_tiled_from_such_layers_alone() -> None:
+    small, large = (
+        replace(modernbert(layers, 16, 2, 24), family="quiver", initial_layers=1, initial_mlp="plain", initial_rotary=False)
+        for layers in (3, 6)
+    )
+    old = init_weights(Encoder(small), seed=1).layers
+    new = enlarge(init_weights(Encoder(small), seed=1), large).layers
+    origins = [next(at for at, layer in enumerate(old) if torch.equal(layer.mlp.down.weight, made.mlp.down.weight)) for made in new]
+    assert origins == [0, 1, 1, 2, 2, 2]
+    with pytest.raises(InputError, match="layer_types is"):
+        enlarge(Encoder(replace(small, initial_layers=3)), replace(large, initial_layers=3))
 
 
 def head_of(tensor: Tensor, config: EncoderConfig, part: int, head: int) -> Tensor:
