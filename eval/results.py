@@ -834,10 +834,16 @@ def read_results(folder: str | Path) -> Results:
     return results
 
 
+_REPORTED_BY = {"quiver-glue": "quiver report write --layout paper", "quiver-qa": "quiver report qa"}  # results of other commands
+
+
 def read_versioned(path: Path, schema: str, *, command: str) -> dict[str, Any]:
     """Read a JSON file whose field ``schema`` names its format and version; the field is removed."""
     content = read_json(path)
     found = content.pop("schema", None)
+    program = str(found).partition("/")[0]
+    if program in _REPORTED_BY and program != schema.partition("/")[0]:
+        raise InputError(f"{path}: of quiver {program.removeprefix('quiver-')}, whose report is made by: {_REPORTED_BY[program]}")
     if found != schema:
         raise InputError(f"{path}: the schema is {found!r}, this version reads {schema!r}; run {command} again")
     return content

@@ -237,7 +237,8 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     fixed, axes = _parse(settings, {} if plan.runs else kind.axes)
     chosen = list(_combine(plan.runs, fixed, axes))
     if len(chosen) < 2:
-        raise InputError(f"nothing to sweep: give at least one setting several values, such as {LEARNING_RATE}=3e-5,8e-5")
+        example = f"{path_of(fixed[-1])}=VALUE,VALUE" if fixed and not kind.axes else f"{LEARNING_RATE}=3e-5,8e-5"
+        raise InputError(f"nothing to sweep: give at least one setting several values, such as {example}")
     recipes, problems = [], dict[str, None]()
     for _, overrides in chosen:
         try:
@@ -533,7 +534,7 @@ def run_sweep(
         if all(result.status == "finished" for result in results):
             discard_rows(out / RUNS / DATA)
     if all(result.status == "failed" for result in results):
-        raise InputError(f"{out}: every run failed, {results[0].folder} with: {results[0].error}")
+        raise InputError(f"{out}: every run failed, {out / results[0].folder} with: {results[0].error}")
     return sweep
 
 

@@ -13,6 +13,7 @@ Several sessions may share a folder if they train different tasks.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -132,7 +133,7 @@ def task_grid(source: str | Path, task: TaskName, settings: Sequence[str] = (), 
     grid = {f"tasks.{task}.{name}": ",".join(tried) for name, tried in values.items()}
     kept = [each for each in settings if not path_of(each).startswith("tasks.") or path_of(each).startswith(f"tasks.{task}.")]
     alone = [f"tasks.{other}=" for other in TASKS if other != task]
-    start = [] if mnli is None else [f"model.mnli={mnli}"]
+    start = [] if mnli is None else [f"model.mnli={json.dumps(str(mnli))}"]
     return make_grid(source, [*kept, *alone, *start, *(f"{path}={text}" for path, text in grid.items() if path not in named)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -306,13 +306,14 @@ def sweep(
             say(f"best: {', '.join(str(out / folder / 'model') for folder in sweep.best.folders)}")
             say(f"to train it again: {train_command(sweep, out / 'best')}")
         say(f"report: {out / 'sweep.md'}")
-    _report_failures([sweep])
+    _report_failures({out: sweep})
 
 
-def _report_failures(sweeps: Iterable[Sweep]) -> None:
-    runs = [run for sweep in sweeps for run in sweep.runs]
-    if failed := [run for run in runs if run.error is not None]:
-        say_error(f"{len(failed)} of {len(runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again")
+def _report_failures(sweeps: Mapping[Path, Sweep]) -> None:
+    runs = [(folder / run.folder, run.error) for folder, sweep in sweeps.items() for run in sweep.runs]
+    if failed := [run for run in runs if run[1] is not None]:
+        folder, error = failed[0]
+        say_error(f"{len(failed)} of {len(runs)} runs failed, {folder} with: {error}; repeat the command to try again")
         raise typer.Exit(1)
 
 
@@ -329,7 +330,7 @@ def _sweep_glue(recipe: str, out: Path, settings: list[str], train: Trainer, ove
         recipe, out, settings, train=train, overwrite=overwrite, command=command_line(), report=say_next, changed=write_sweep_report
     )
     print_glue(results, out, output)
-    _report_failures(sweeps.values())
+    _report_failures({out / task: each for task, each in sweeps.items()})
     return True
 
 

@@ -153,7 +153,7 @@ def test_an_incomplete_candidate_is_not_selected(grid: Callable[..., Grid], tmp_
 def test_a_sweep_whose_runs_all_fail_says_why(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
     trainer.fails = {f"learning_rate={rate}": InputError(f"no data for {rate}") for rate in ("1e-5", "3e-5", "8e-5")}
-    with pytest.raises(InputError, match="every run failed, runs/learning_rate=1e-5 with: no data for 1e-5"):
+    with pytest.raises(InputError, match=f"every run failed, {tmp_path}/runs/learning_rate=1e-5 with: no data for 1e-5"):
         run_sweep(grid(RATES), tmp_path, train=trainer)
     assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == ["failed"] * 3
 

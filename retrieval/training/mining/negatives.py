@@ -272,9 +272,8 @@ def why_all_short(result: Mapping[str, Any], rules: Rules) -> str:
         limit = f"{margin.name}={margin.value:g}"
         return f"{found}: --margin {limit} excluded {excluded:,} of {result['candidates']:,} candidates; loosen it, or pass --margin none"
     ranks = f"--ranks {rules.ranks.first}-{rules.ranks.last}"
-    return (
-        f"{found}: {ranks} holds {result['candidates']:,} candidates for {result['queries']:,} queries; lower its first rank or --negatives"
-    )
+    loosen = "lower its first rank or --negatives" if rules.ranks.first > 1 else "lower --negatives, or search more documents (--corpus)"
+    return f"{found}: {ranks} holds {result['candidates']:,} candidates for {result['queries']:,} queries; {loosen}"
 
 
 def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:

@@ -104,32 +104,41 @@ def test_each_task_is_swept_by_itself_and_the_best_runs_have_rows_in_the_tables_
     (tmp_path / "tiny.json").write_text(json.dumps(recipe.model_dump(exclude_none=True)))
     settings = ("tasks.mnli.learning_rate=3e-3,1e-5", "tasks.rte.learning_rate=3e-3,1e-4")
     fixed = [f"tasks.{task}.{name}" for task in ("mnli", "rte") for name in ("weight_decay=1e-6", "epochs=0.3")]
-    command = ("sweep", tmp_path / "tiny.json", *settings, *fixed, "--out", tmp_path / "sweep")
+    out = tmp_path / "sweep, all"
+    command = ("sweep", tmp_path / "tiny.json", *settings, *fixed, "--out", out)
     done = quiver(*command)
     assert done.code == 0, done.err
-    sweeps = {task: read_json(tmp_path / "sweep" / task / "sweep.json") for task in ("mnli", "rte")}
+    sweeps = {task: read_json(out / task / "sweep.json") for task in ("mnli", "rte")}
     assert [len(each["runs"]) for each in sweeps.values()] == [2, 2]
-    best = {task: tmp_path / "sweep" / task / each["best"]["folders"][0] / task for task, each in sweeps.items()}
+    best = {task: out / task / each["best"]["folders"][0] / task for task, each in sweeps.items()}
     for run in sweeps["rte"]["runs"]:
-        record = read_json(tmp_path / "sweep" / "rte" / run["folder"] / "rte" / "run.json")
+        record = read_json(out / "rte" / run["folder"] / "rte" / "run.json")
         assert record["recipe"]["model"]["mnli"] == str(best["mnli"])
         assert record["start"]["sha256"] == file_sha256(best["mnli"] / "model" / "model.safetensors")
-    written = read_json(tmp_path / "sweep" / "results.json")
+    written = read_json(out / "results.json")
     for task, folder in best.items():
         assert written["runs"][task]["scores"] == read_json(folder / "run.json")["scores"]
         scores = [run["scores"]["glue"] for run in sweeps[task]["runs"]]
         assert written["runs"][task]["scores"]["score"] == max(scores)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("run.json")}
+    before = {path: path.stat().st_mtime_ns for path in (out).rglob("run.json")}
     assert quiver(*command).code == 0
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("run.json")}
-    out = tmp_path / "paper.md"
-    assert quiver("report", tmp_path / "sweep", "--layout", "paper", "--against", "ModernBERT-base", "--out", out).code == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (out).rglob("run.json")}
+    table = tmp_path / "paper.md"
+    refused = quiver("report", out, "--out", table)
+    assert (refused.code, "whose report is made by: quiver report write --layout paper" in refused.err) == (2, True)
+    assert quiver("report", out, "--layout", "paper", "--against", "ModernBERT-base", "--out", table).code == 0
     label = f"{recipe.model.init} ({recipe.name})"
-    ours = [line for line in out.read_text().splitlines() if line.startswith(f"| {label} |")]
+    ours = [line for line in table.read_text().splitlines() if line.startswith(f"| {label} |")]
     assert [line.split("|")[-2].strip() for line in ours] == ["2 of 8", "GLUE 2 of 8"]
     assert f"{100 * written['runs']['rte']['scores']['score']:.1f}" in ours[0]
     assert quiver("sweep", tmp_path / "tiny.json", "training.beta2=0.9,0.99", "--out", tmp_path / "other", *fixed).code == 0
     assert (tmp_path / "other" / "sweep.json").is_file(), "a setting of all tasks is swept over runs of all tasks"
+    lost = out / "rte" / sweeps["rte"]["runs"][1]["folder"] / "rte"
+    (lost / "run.json").unlink()
+    for file in (best["mnli"] / "model").iterdir():
+        file.unlink()
+    failed = quiver(*command)
+    assert (failed.code, f"1 of 4 runs failed, {lost.parent} with: " in failed.err) == (1, True), failed.err
 
 
 def test_the_grid_and_the_batch_are_those_of_the_authors() -> None:
