@@ -31,14 +31,12 @@ from quiver.retrieval.records import DenseModel, Item, Result, Role, TextTokens,
 
 logger = logging.getLogger(__name__)
 
-
 CPU_TOKENS = 4096  # tokens per batch on a CPU: larger batches leave the cache and gain nothing
 
 GPU_TOKENS = 65_536
 """Maximum of the tokens per batch that are chosen for a GPU: the forward pass of a base model takes many times as long as its launches."""
 
 _LEAST_GPU_TOKENS = 1024
-
 
 CPU = torch.device("cpu")
 

@@ -134,8 +134,6 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
             raise InputError(f"{self.source}: max_seq_length {length} exceeds the encoder's {self.encoder.config.max_positions} positions")
         return length
 
-    # Settings.
-
     def _length(self, role: Role) -> int:
         return self.max_length
 
@@ -298,8 +296,6 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
 
     truncate_embeddings = truncate_sentence_embeddings
 
-    # Evaluation by sentence-transformers' own evaluators.
-
     @cached_property
     def model_card_data(self) -> EvaluatorScores:
         """Scores that sentence-transformers' evaluators have stored in the model.
@@ -342,8 +338,6 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
         """
         self.encoder.eval()
         return self
-
-    # Encoding, with the names of sentence-transformers.
 
     def encode(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
@@ -535,8 +529,6 @@ class BiEncoder(PretrainedModel[DenseEncoding]):
 
     def _width(self, job: EncodingJob) -> int:
         return self.dim if job.truncate_dim is None else min(super().dim, job.truncate_dim)
-
-    # Encoding for the rest of Quiver.
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
         """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d).

@@ -51,12 +51,10 @@ _BEYOND_LATIN = re.compile("[^\0-\u00ac\u00ae-\u02ff\u2010-\u205f]")
 _INVISIBLE = re.compile("[\u00ad\u034f\u061c\u200c-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]+")
 # Letters and digits in another shape: ligatures as in PDF files, Arabic letters by their place in a word, half and full width.
 _SHAPED = re.compile("[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffee]+")
-_STOP_WORDS = frozenset(
-    (
-        *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or"),
-        *("such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with"),
-    )
-)
+_STOP_WORDS = frozenset({
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or",
+    "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
+})  # fmt: skip
 
 
 def split_words(texts: Iterable[str], advance: Advance = lambda texts: None) -> Words:

@@ -160,8 +160,6 @@ class ColBERT(PretrainedModel[TokenEncoding]):
             return self
         return ColBERT.from_parts(self.encoder, self.tokenizer, settings, source=self.source, batch_tokens=self.batch_tokens)
 
-    # Encoding, with the names of PyLate and of sentence-transformers 6.
-
     def encode(  # noqa: PLR0913 - the arguments of PyLate, in its order
         self,
         sentences: Texts,
@@ -368,8 +366,6 @@ class ColBERT(PretrainedModel[TokenEncoding]):
         texts, others = _list_matrices(queries), _list_matrices(documents)
         pairs = [self.similarity([query], [document])[0] for query, document in zip(texts, others, strict=True)]
         return torch.cat(pairs) if pairs else torch.zeros(0)
-
-    # Encoding for the rest of Quiver.
 
     def project(self, hidden: Tensor) -> Tensor:
         """Project hidden states (N, D) to unit vectors (N, d).

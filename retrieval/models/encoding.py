@@ -27,7 +27,6 @@ Texts: TypeAlias = str | Sequence[str]  # a text, or a list of texts
 Documents: TypeAlias = str | Document | Sequence[str | Document]  # a document or its text, or a list of them
 Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"  # a device, or the device of each of several processes
 
-
 AnyEncoding: TypeAlias = DenseEncoding | TokenEncoding  # vectors of texts by any model
 
 

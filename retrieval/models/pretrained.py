@@ -195,10 +195,7 @@ def load_parts(source: str | Path, *, dtype: torch.dtype = torch.float32, device
 
 
 def _within_positions(settings: ModelFolder, positions: int, source: str | Path) -> ModelFolder:
-    """Limit a folder's lengths to the encoder's positions.
-
-    RoBERTa's folders often say 514, the rows of its position table: two of them are no positions.
-    """
+    """Limit a folder's lengths to the encoder's positions; RoBERTa's say 514, the rows of its table, of which two are no positions."""
     colbert, lengths = settings.colbert, ("query_length", "document_length", "expanded_length")
     given: dict[str, int | None] = {"max_seq_length": settings.max_length}
     if settings.kind == "colbert":
@@ -475,8 +472,6 @@ class PretrainedModel(ABC, Generic[Encoding]):
             >>> model.stop_multi_process_pool(model.start_multi_process_pool(["cpu"]))
         """
         del pool
-
-    # Encoding.
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Encoding:
         """Encode texts, with token counts: to vectors (B, d) float32, or for ColBERT to B arrays of (n_i, d), in input order.

@@ -214,10 +214,7 @@ def explain_texts(model: TokenModel, query: str, documents: Mapping[str, str]) -
 def _pooled_matches(
     query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, query_tokens: Sequence[Token], tokens: Sequence[Token]
 ) -> list[QueryTokenMatch]:
-    """Match query vectors with a document that has fewer stored vectors than tokens.
-
-    A stored vector, (m, d), represents the tokens, (t, d), that are nearest to it; of these the one nearest to the query vector counts.
-    """
+    """Match with fewer stored vectors, (m, d), than tokens, (t, d): of the tokens nearest to a vector, that nearest to the query counts."""
     if not len(stored):
         return []
     similarities = query @ stored.T  # (n, m)

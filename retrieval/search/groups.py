@@ -102,10 +102,7 @@ class FieldValues:
 
 @dataclass(frozen=True)
 class _Column:
-    """A field of all documents: its ``most`` different values, and for each segment the position of each row's value in ``values``.
-
-    The position, (n,) int32, is -1 where a row has no value or several. Columns are read faster than documents.
-    """
+    """Of a field, the ``most`` different values, and per segment each row's position in ``values``, -1 for none or several, (n,) int32."""
 
     values: Sequence[str]
     codes: Sequence[NDArray[np.int32]]

@@ -35,7 +35,6 @@ _ONE_CORPUS = 0.1  # least share of ids in common of two indexes of one corpus
 _VALUES = 5  # most frequent values of a field that a message names
 _VALUE = 40  # characters of each
 
-
 Ranking: TypeAlias = Mapping[str, float]  # documents of one query: id -> score, ordered by score, then id, both descending
 METHODS = ("rrf", "weighted")  # names of the methods of fusion
 

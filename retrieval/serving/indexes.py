@@ -23,7 +23,6 @@ from quiver.retrieval.serving.schemas import MOST_FIELDS, RequestError, encodabl
 
 logger = logging.getLogger(__name__)
 
-
 _WARM_UP = "warm up"  # query that compiles kernels and builds tables before a generation is served
 
 

@@ -45,7 +45,6 @@ class Limits:
     read_seconds: float = 10.0  # time limit for a client to send the header, to send the body, and to read a part of the response
 
     def __post_init__(self) -> None:
-        """Refuse limits that are not above 0."""
         for name, value in vars(self).items():
             if value <= 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
@@ -61,13 +60,10 @@ def encodable(text: str) -> str:
 
 
 def _given_fields(fields: Any) -> Any:
-    """An object without its nulls, by which clients say that they leave the choice to the service.
-
-    Refuse very many fields, each of which can be an error of its own: they would block the event loop.
-    """
+    """An object without its nulls, by which clients say that they leave the choice to the service."""
     if not isinstance(fields, dict):
         return fields
-    if len(fields) > MOST_FIELDS:
+    if len(fields) > MOST_FIELDS:  # each can be an error of its own: very many would block the event loop
         raise ValueError(f"at most {MOST_FIELDS:,} fields, got {len(fields):,}")
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -52,7 +52,6 @@ _MALFORMED = RequestError(
     "this is not HTTP/1.1; an address holds ASCII without spaces: curl -G --data-urlencode 'q=größe' ADDRESS encodes the other characters",
 )
 
-
 _BACKLOG = 32  # connections that are accepted in one turn of the event loop
 _QUEUE = 1024  # connections that wait in the system until they are accepted
 _SPARE_FILES = 64  # for the files of a newer generation, beside as many as are open

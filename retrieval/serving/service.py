@@ -28,7 +28,6 @@ from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocumen
 
 logger = logging.getLogger(__name__)
 
-
 VARIABLE = "QUIVER_TOKEN"  # environment variable with the token that allows changes, and reading
 READING_VARIABLE = "QUIVER_READ_TOKEN"  # environment variable with the token that reading needs
 _SHORTEST = 16  # least length of a token, in characters
@@ -106,7 +105,6 @@ class Service:
     _warnings: dict[str, tuple[object, str | None]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """List the indexes, each once, and connect the metrics."""
         self.indexes = list(dict.fromkeys(served for each in self.retrievers.values() for served in each.indexes))
         for name, each in self.retrievers.items():
             self.metrics.queue.labels(name).set_function(partial(lambda retriever: retriever.waiting, each))

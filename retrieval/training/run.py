@@ -298,6 +298,7 @@ class RetrievalTask:
     loss_function: RetrievalLoss
     state: TrainState
     loader: Iterable[TrainingBatch]
+    learning_rate_setting: str = "training.learning_rate"
 
     @property
     def module(self) -> nn.Module:
@@ -313,11 +314,6 @@ class RetrievalTask:
     def device(self) -> torch.device:
         """Device of the encoder."""
         return self.state.model.encoder.device
-
-    @property
-    def learning_rate_setting(self) -> str:
-        """Name of the learning rate in the recipe."""
-        return "training.learning_rate"
 
     @property
     def keep_best(self) -> int:

@@ -132,9 +132,6 @@ class Schedule:
         return [step for step in steps if self.due(every, step, ends)]
 
 
-# Sharding: no process holds more than its share of weights, gradients and optimizer state.
-
-
 @dataclass(frozen=True)
 class Shards:
     """A model whose weights are sharded over the processes, see `quiver.encoder.training.sharding`."""

@@ -43,7 +43,6 @@ from quiver.retrieval.records import Dtype
 
 logger = logging.getLogger(__name__)
 
-
 FILES = frozenset({
     "README.md", "artifact.metadata", "config.json", "config_sentence_transformers.json", "model.onnx", "model.onnx.data",
     "model.safetensors", "modules.json", "onnx_config.json", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",

@@ -484,9 +484,6 @@ class TextNumbering:
                 documents = [add(encode(where, texts[position])) for position in positions]
                 yield NumberedRow(example, query, documents, _take_values(example.scores, positions))
 
-    def close(self) -> None:
-        """Nothing can be missing."""
-
 
 class TextsById:
     """The texts of a source by id, written into a table."""
@@ -611,7 +608,8 @@ def _write_rows(
         for row in numbering.number(rows.usable(sample.wanted(block)), rows):
             writer.add_row(row.query, row.documents, row.scores)
             sample.add(row.example)
-    numbering.close()
+    if isinstance(numbering, IdNumbering):
+        numbering.close()
     order = rows.finish(sample.order())
     if not len(order) or rows.documents is None:
         counts = [f"{rows.skipped:,} skipped"] * bool(rows.skipped) + [f"{rows.not_relevant:,} not relevant"] * bool(rows.not_relevant)

@@ -216,7 +216,6 @@ GRADES = frozenset({"score", "similarity", "similarity_score", "sim", "grade", "
 
 FIRST_ROWS = 1000  # rows among which every field must be found once, so that a misspelt field is not taken for one that rows lack
 
-
 _MISSING = object()  # value of a field that a row does not have; null fields are None
 
 
@@ -224,7 +223,6 @@ class FieldReader:
     """Turns rows into examples, by the fields that a data section names."""
 
     def __init__(self, section: DataSection) -> None:
-        """Read the fields of ``section``."""
         self._query = section.query_field
         self._documents = section.document_fields
         self._scores = section.score_fields

@@ -403,10 +403,7 @@ def mine_negatives(
 
 
 def _mine_part(data: MiningData, searcher: Searcher, rules: Rules, suspects: int, part: slice, depth: int, advance: Advance) -> bytes:
-    """A line of JSON per query of a part.
-
-    Copies of positives have no rank. If so many are found that the last rank is not reached, the search is repeated at a greater depth.
-    """
+    """A line of JSON per query of a part; where copies, which have no rank, keep the last rank from being reached, found deeper."""
     lines: dict[int, str] = {}
     waiting = list(range(part.start, part.stop))
     while waiting:

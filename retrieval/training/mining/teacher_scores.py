@@ -132,7 +132,6 @@ _PAIR_TOKENS = 512
 # Files besides the weights that transformers and sentence-transformers read of a cross-encoder: configurations and tokenizers.
 _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model", "adapter_model.*")
 
-
 Scorer: TypeAlias = Callable[[Mapping[int, slice], Advance], Iterator[tuple[int, NDArray[np.float32]]]]
 """Scores the rows that it was made for: gets parts by number, and yields each number and the scores of its B pairs, in any order."""
 
@@ -345,13 +344,9 @@ class Ensemble:
                 raise InputError(f"{described[position]['source']}: is given twice as a teacher; use weights to increase its share")
         self.members = tuple(members)
         self.weights = None if weights is None else tuple(weights)
-        fingerprint = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
-        self.description: Mapping[str, Any] = {
-            "kind": "ensemble",
-            "members": described,
-            "weights": self.weights,
-            "fingerprint": fingerprint,
-        }
+        digest = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+        about = {"kind": "ensemble", "members": described, "weights": self.weights, "fingerprint": digest}
+        self.description: Mapping[str, Any] = about
 
     def together(self, scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
         """Combine the teachers' scores of a row, T finite arrays (n,), to (n,); infinite if the weights are too large."""
@@ -388,7 +383,6 @@ def min_max(scores: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.flo
 SCHEMA = "quiver-scoring/1"
 RECORD, ROWS = "scoring.json", "train.jsonl.gz"  # files of a finished run
 PAIRS_PER_PART = 4096  # pairs per part: less than a minute of a small cross-encoder on two CPU cores
-
 
 NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "min-max": min_max}
 """Normalizations of a row's scores."""
