@@ -45,7 +45,7 @@ def _compare(results: dict[str, dict[str, Any]], measure: str, name: str) -> Tab
     rows: list[list[Cell | str]] = []
     caption = NOTES
     if next(iter(results.values()))["official"] == "korquad_v1":
-        caption += f" Published rows: {KORQUAD_SOURCE}, trained on 54,366 questions."
+        caption += f" Published rows: {KORQUAD_SOURCE}, trained on 54,366 questions and tested on the 5,774 of KorQuAD_v1.0_dev.json."
         for (model, size), scores in KORQUAD.items():
             rows.append([f"{model}-{size} (paper)", str(size), "head", f"{scores[measure]:.2f}", *[""] * len(ranges)])
     published = len(rows)
