@@ -227,7 +227,6 @@ class _Process:
         return f"a worker process ended with status {self._process.exitcode}"
 
     def stop(self, *, at_once: bool) -> None:
-        """End the worker."""
         if at_once:  # before the pipe is closed, since the worker may be about to report steps
             self._process.kill()
         self.pipe.close()

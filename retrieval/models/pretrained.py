@@ -581,7 +581,6 @@ class PretrainedModel(ABC, Generic[Encoding]):
         return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
     def _width(self, job: EncodingJob) -> int:
-        """Width of the vectors of a call."""
         del job
         return self.dim
 
@@ -676,7 +675,6 @@ class PretrainedModel(ABC, Generic[Encoding]):
         return f"{type(self).__name__}({'; '.join(f'{name}: {value}' for name, value in self._all_facts())})"
 
     def _repr_html_(self) -> str:
-        """Table for notebooks."""
         return html_table((type(self).__name__, ""), self._all_facts())
 
 

@@ -111,7 +111,6 @@ class _Choice:
         return wanted
 
     def log(self) -> None:
-        """Log which settings of the checkpoint the recipe changes, and which it would have changed."""
         if self._differing:
             kept = "; ".join(f"{name} {_shown(known)}, not the recipe's {_shown(wanted)}" for name, known, wanted in self._differing)
             logger.warning("%s keeps its own settings: %s; model.%s=... changes one", self.section.init, kept, self._differing[0][0])

@@ -269,7 +269,6 @@ class _PairScorer:
         self._size = BatchSize(device, batch_tokens or self._length * _BATCH.get(device.type, _BATCH["cpu"]))
 
     def __call__(self, pairs: _Pairs) -> NDArray[np.float32]:
-        """Score B pairs, (B,)."""
         texts = list(zip(pairs.queries, pairs.documents, strict=True))
         # Pairs of similar length share a batch, since the library pads a batch to its longest pair.
         order = np.argsort([len(query) + len(document) for query, document in texts], kind="stable")
