@@ -291,15 +291,12 @@ def _gelu_tanh(code: Code, x: Any) -> Any:
     return b.fmul(x, _logistic(code, b.fmul(inner, every(2 * math.sqrt(2 / math.pi)))))
 
 
-def _silu(code: Code, x: Any) -> Any:
-    return code.builder.fmul(x, _logistic(code, x))
-
-
-def _relu(code: Code, x: Any) -> Any:
-    return code.builder.select(code.builder.fcmp_ordered("<", x, every(0.0)), every(0.0), x)
-
-
-_FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
+_FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda code, x: code.builder.fmul(x, _logistic(code, x)),
+    "relu": lambda code, x: code.builder.select(code.builder.fcmp_ordered("<", x, every(0.0)), every(0.0), x),
+}
 ACTIVATIONS = dict(zip(_FUNCTIONS, range(len(_FUNCTIONS)), strict=True))
 """Index of each activation of `quiver.encoder.layers`."""
 

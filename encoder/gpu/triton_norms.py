@@ -219,21 +219,9 @@ def _forward(
     normed = torch.empty(tokens, width, dtype=dtype, device=device)
     means = torch.empty(tokens, dtype=torch.float32, device=device) if keep and norm.centred else None
     scales = torch.empty(tokens, dtype=torch.float32, device=device) if keep else None
+    written, kind = (total, normed, means, scales), {"centred": norm.centred, "drops": drop.dropped > 0, **_shape(width)}
     with torch.cuda.device_of(normed):
-        norm_kernel[(tokens,)](
-            *source,
-            norm.weight,
-            norm.bias,
-            total,
-            normed,
-            means,
-            scales,
-            norm.epsilon,
-            *drop.arguments,
-            centred=norm.centred,
-            drops=drop.dropped > 0,
-            **_shape(width),
-        )
+        norm_kernel[(tokens,)](*source, norm.weight, norm.bias, *written, norm.epsilon, *drop.arguments, **kind)
     return normed, means, scales
 
 
@@ -255,24 +243,10 @@ def _backward(
     grad_update = torch.empty_like(grad_normed, dtype=dtypes[1]) if dtypes[1] and (drop.dropped or dtypes[1] != dtypes[0]) else None
     weight_sums = grad_normed.new_empty(programs, width, dtype=torch.float32)
     bias_sums = None if norm.bias is None else torch.empty_like(weight_sums)
+    read, written = (*source, norm.weight, *statistics, grad_total, grad_normed), (gradient, grad_update, weight_sums, bias_sums)
+    kind = {"centred": norm.centred, "drops": drop.dropped > 0, **_shape(width)}
     with torch.cuda.device_of(gradient):
-        norm_backward_kernel[(programs,)](
-            *source,
-            norm.weight,
-            *statistics,
-            grad_total,
-            grad_normed,
-            gradient,
-            grad_update,
-            weight_sums,
-            bias_sums,
-            tokens,
-            triton.cdiv(tokens, programs),
-            *drop.arguments,
-            centred=norm.centred,
-            drops=drop.dropped > 0,
-            **_shape(width),
-        )
+        norm_backward_kernel[(programs,)](*read, *written, tokens, triton.cdiv(tokens, programs), *drop.arguments, **kind)
     grad_bias = None if bias_sums is None or norm.bias is None else bias_sums.sum(0).to(norm.bias.dtype)
     return gradient, gradient if grad_update is None else grad_update, weight_sums.sum(0).to(norm.weight.dtype), grad_bias
 

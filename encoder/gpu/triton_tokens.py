@@ -183,35 +183,18 @@ def turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no 
 
 
 def _turn(parts: Sequence[Tensor], target: Tensor, cos: Tensor, sin: Tensor, direction: float) -> None:
-    """Write queries and keys, rotated by ``direction`` times the angle, and values as they are, to ``target``, (N, 3, H, K).
-
-    The parts are (N, H, K) each. Two parts, without values, are those of the target itself.
-    """
+    """Write queries and keys, (N, H, K), rotated by ``direction`` times the angle, and values as they are, to ``target``, (N, 3, H, K)."""
     tokens, heads, width = parts[0].shape
     half = cos.shape[-1]
-    rest = 0 if len(parts) == 2 else width - 2 * half
-    block_half = triton.next_power_of_2(half)
-    block_rows = max(1, ROTARY_PAIRS // block_half)
-    last = parts[-1]
+    rest = 0 if len(parts) == 2 else width - 2 * half  # two parts, without values, are those of the target itself
+    blocks = {"block_half": triton.next_power_of_2(half), "block_rest": triton.next_power_of_2(max(rest, 1))}
+    rows = max(1, ROTARY_PAIRS // blocks["block_half"])
+    sources = parts[0], parts[1], parts[-1]
+    strides = [stride for part in sources for stride in part.stride()[:2]]
+    sizes = {"heads": heads, "half": half, "rest": rest, "width": width, "block_rows": rows, **blocks}
     with torch.cuda.device_of(target):
-        turn_kernel[(triton.cdiv(tokens * heads, block_rows), len(parts))](
-            parts[0],
-            parts[1],
-            last,
-            target,
-            cos,
-            sin,
-            tokens * heads,
-            direction,
-            *(stride for part in (*parts[:2], last) for stride in part.stride()[:2]),
-            heads=heads,
-            half=half,
-            rest=rest,
-            width=width,
-            block_rows=block_rows,
-            block_half=block_half,
-            block_rest=triton.next_power_of_2(max(rest, 1)),
-        )
+        grid = triton.cdiv(tokens * heads, rows), len(parts)
+        turn_kernel[grid](*sources, target, cos, sin, tokens * heads, direction, *strides, **sizes)
 
 
 def _turn_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
