@@ -70,6 +70,11 @@ def development_scorer(section: DevelopmentSection, *, progress: bool = False) -
         fetch = f"quiver collections fetch {' '.join(shortest(absent))} downloads what is missing, " if absent else ""
         other = f"{fetch}development.data=DIR names another collection, development=null trains without one"
         raise InputError(f"development.data: {error}; {other}") from error
+    keys = [benchmark.key for benchmark in benchmarks]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(
+            f"development.data: two collections are called {twice[0]}, and only one would count; rename a folder or leave one out"
+        )
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
     for benchmark, collection in collections:
         if not any(grade > 0 for grades in collection.qrels.values() for grade in grades.values()):

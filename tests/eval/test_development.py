@@ -96,6 +96,11 @@ def test_several_collections_are_scored_one_by_one(folder: Path, make_collection
     alone = [development_scorer(DevelopmentSection(data=str(each), split="test"))(_dense(tmp_path)) for each in (folder, other)]
     assert scores == alone[0] | alone[1]
     assert list(scores) == ["trees.test", "shrubs.test"]
+    namesake = tmp_path / "elsewhere" / "trees"
+    namesake.parent.mkdir()
+    namesake.symlink_to(other)
+    with pytest.raises(InputError, match=r"two collections are called trees\.test"):
+        development_scorer(DevelopmentSection(data=(str(folder), str(namesake)), split="test"))
 
 
 def test_missing_collections_are_one_line_with_the_command_that_downloads_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
