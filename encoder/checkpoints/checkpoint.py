@@ -128,7 +128,9 @@ def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
         return path
     if path.exists():
         raise InputError(f"{source}: is a file; a model is a folder")
-    name, _, named = pin_source(source, revision).partition("@")
+    name, at, named = pin_source(source, revision).partition("@")
+    if at and not named:
+        raise InputError(f"{source}: names no revision after the @")
     folder = _fetched(name, named or None, PATTERNS)
     pickled = _pickled_weights(folder)
     return _fetched(name, named or None, [*PATTERNS, *pickled]) if pickled else folder

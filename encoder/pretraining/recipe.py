@@ -244,6 +244,11 @@ RULES = (
         "enlarges the weights of a checkpoint, but init is {1}; name the checkpoint",
     ),
     Rule(
+        ("model.revision", "model.init"),
+        lambda revision, init: revision is not None and init == "random",
+        "is that of a checkpoint on the Hub, but init is {1}; name the checkpoint",
+    ),
+    Rule(
         ("model.decoder_bias", "model.init"), lambda bias, init: bias != "zeros" and init != "random", "the weights of {1} have their own"
     ),
     Rule(

@@ -51,6 +51,8 @@ def test_a_model_is_named_with_its_revision() -> None:
         local_folder(f"{NAME}@next", revision="main")
     with pytest.raises(InputError, match=r"owner/name@other: no such folder"):
         local_folder(f"{NAME}@other")
+    with pytest.raises(InputError, match="owner/name@: names no revision"):
+        local_folder(f"{NAME}@")
     old, new = load_model(NAME), load_model(NAME, revision="next")
     assert old.card.fingerprint != new.card.fingerprint
     assert new.card.source == BiEncoder(NAME, revision="next").card.source == f"{NAME}@next"
