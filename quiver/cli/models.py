@@ -90,7 +90,7 @@ def enlarge(
         "Where values beyond the smaller encoder's come from: around it, which is in the centre (wraparound); random values around the"
         " centre (random-edges); or copies one after the other (from-edge).",
     ),
-    seed: int = option(0, "Random seed of the values of random-edges.", min=0),
+    seed: int = options.SEED,
     overwrite: bool = options.OVERWRITE,
     json: bool = options.JSON,
 ) -> None:

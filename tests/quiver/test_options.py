@@ -15,6 +15,7 @@ REASONS = {
     "--dtype": "of training (autocast), of a model's weights, and with auto for training benchmarks",
     "--format": "what mine writes is what teacher-scores reads",
     "--fuse": "search names files and folders, the service names of its retrievers",
+    "--gpu": "GPUs whose speed of encoding is known, and the GPUs of the paper; the default",
     "--layout": "each exporter has layouts of its own",
     "--max-length": "of windows, and of texts",
     "--model": "what kinds of models a command takes, and the default",

@@ -102,7 +102,7 @@ def test_tables_and_indexes_of_other_rules_are_not_mixed(tmp_path: Path, word_su
     build_index(documents, "bm25", tmp_path / "words")
     codec = next((tmp_path / "words").glob("codec/*/codec.json"))
     assert json.loads(codec.read_bytes())["words"] == bm25.WORD_RULES
-    monkeypatch.setattr("quiver.retrieval.index.words.WORD_RULES", bm25.WORD_RULES + 1)
+    monkeypatch.setattr("quiver.retrieval.index.words._CONTENT", json.dumps({**bm25.PARAMETERS, "words": bm25.WORD_RULES + 1}).encode())
     with pytest.raises(InputError, match=r"another version of Quiver split the words of this BM25 index; build the index again"):
         open_index(tmp_path / "words")
     index = build_index(documents, word_sum, tmp_path / "dense")
