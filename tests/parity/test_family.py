@@ -304,7 +304,7 @@ ABLATIONS: dict[str, dict[str, object]] = {
     "SwiGLU": {"activation": "silu"},
     "all global": {"layer_types": ("global",) * 3},
     "post-norm": {"norm_position": "post", "first_attention_norm": True, "final_norm": False, "norm_bias": True},
-    "post-norm, rmsnorm": {"norm_position": "post", "norm": "rmsnorm"},
+    "post-norm, rmsnorm": {"norm_position": "post", "first_attention_norm": True, "norm": "rmsnorm"},
     "no embedding norm": {"embedding_norm": False, "first_attention_norm": True},
     "alibi": {"positions": "alibi"},
     "linear and ntk scaling": {"global_scaling": RopeScaling("linear", 4.0, 64), "local_scaling": RopeScaling("ntk", 2.0, 128)},
