@@ -127,7 +127,11 @@ def test_missing_training_data_are_named_before_development_data_with_the_comman
         ("sweep docstrings-dense --out sweep", "data/code/train.jsonl.gz", docstrings),
         ("train own.yaml --dry-run", "data/code/train.jsonl.gz", "make data"),
         ("pretrain pretrain-small --dry-run", "data/code/train.jsonl.gz", docstrings),
-        ("glue glue-base --out run model.init=.", "hub://nyu-mll/glue", "hf download --repo-type dataset nyu-mll/glue"),
+        (
+            "glue glue-base --out run model.init=.",
+            "hub://nyu-mll/glue",
+            "hf download --repo-type dataset nyu-mll/glue --revision bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
+        ),
     ):
         failed = quiver(*command.split())
         assert (failed.code, failed.err.count("\n")) == (2, 1), failed.err
