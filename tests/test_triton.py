@@ -98,13 +98,7 @@ def training(width: int, dtype: torch.dtype, norm: str, activation: str) -> None
     ],
 )
 def test_kernels_compile_without_spills(
-    width: int,
-    norm: str,
-    activation: str,
-    dtype: torch.dtype,
-    capability: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    width: int, norm: str, activation: str, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Down to machine code, for an A100, an H100 and a B200, exactly as they are launched; 16 bytes per load."""
     monkeypatch.setattr("quiver.encoder.gpu.triton_norms.new_seed", lambda: 5)  # a random number has no value without tensors

@@ -304,10 +304,7 @@ def test_v5s_rope_parameters_scale_each_layer_type() -> None:
         ({"model_type": None}, "got None"),
         ({"hidden_activation": "mish"}, "hidden_activation must be one of"),
         ({"num_attention_heads": 7}, "num_heads must divide hidden_size 768, got 7"),
-        (
-            {"num_attention_heads": 256},
-            "num_heads must give an even head width times rotary_fraction, got 3 times 1.0",
-        ),
+        ({"num_attention_heads": 256}, "num_heads must give an even head width times rotary_fraction, got 3 times 1.0"),
         ({"local_attention": 7}, "window must be even and >= 2, got 7"),
         ({"hidden_size": 0}, "hidden_size must be >= 1, got 0"),
         ({"num_hidden_layers": 0}, "at least one layer"),

@@ -6,15 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from quiver.eval.published import (
-    AVERAGES_OFF_BY_ROUNDING,
-    BM25_FLAT,
-    TABLE_1,
-    TABLE_7,
-    TABLE_8,
-    BeirTable,
-    PublishedRow,
-)
+from quiver.eval.published import AVERAGES_OFF_BY_ROUNDING, BM25_FLAT, TABLE_1, TABLE_7, TABLE_8, BeirTable, PublishedRow
 
 
 def row(rows: tuple[PublishedRow, ...], name: str) -> PublishedRow:

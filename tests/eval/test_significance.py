@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.eval.metrics import (
-    BATCH,
-    RESAMPLES,
-    Interval,
-    bootstrap_interval,
-    compare_pairs,
-    holm,
-    paired_tests,
-    sign_flips,
-)
+from quiver.eval.metrics import BATCH, RESAMPLES, Interval, bootstrap_interval, compare_pairs, holm, paired_tests, sign_flips
 from tests.eval.paired import compare_parts, compare_queries, sign_flip
 
 

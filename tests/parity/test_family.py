@@ -67,13 +67,7 @@ def frequencies(theta: float, width: int, scaling: tuple[str, float] | None = No
 
 
 def attention(
-    qkv: Tensor,
-    mask: Tensor,
-    heads: int,
-    *,
-    rope: Tensor | None = None,
-    slopes: list[float] | None = None,
-    window: int | None = None,
+    qkv: Tensor, mask: Tensor, heads: int, *, rope: Tensor | None = None, slopes: list[float] | None = None, window: int | None = None
 ) -> Tensor:
     """(B, S, 3 D), queries, keys and values each head by head, to (B, S, D)."""
     batch, length, _ = qkv.shape

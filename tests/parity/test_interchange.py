@@ -142,12 +142,7 @@ def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("modernbert-colbert", "pylate"),
-        ("minilm-colbert", "pylate"),
-        ("modernbert-colbert", "stanford"),
-    ],
+    ("name", "layout"), [("modernbert-colbert", "pylate"), ("minilm-colbert", "pylate"), ("modernbert-colbert", "stanford")]
 )
 def test_a_colbert_in_pylate(sources: dict[str, Path], tmp_path: Path, name: str, layout: str) -> None:
     export_model(sources[name], tmp_path / "out", layout=layout)

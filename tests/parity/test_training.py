@@ -283,10 +283,7 @@ def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
     """The library's cached loss removes the prompt from the mask before its second pass, so ours is compared with its plain loss."""
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, include_prompt=include)
     ours = our_dense(
-        tmp_path / "start",
-        {"name": name, **SETTINGS[name]},
-        query_prompt=PROMPTS["query"],
-        document_prompt=PROMPTS["document"],
+        tmp_path / "start", {"name": name, **SETTINGS[name]}, query_prompt=PROMPTS["query"], document_prompt=PROMPTS["document"]
     )
     rows = without_scores(make_batches(2))
     batches = their_dense(

@@ -174,11 +174,7 @@ def test_v4_keys_give_the_same_states(tmp_path: Path) -> None:
     compare(model, encoder, sequences((2, 140)))
 
 
-HEADS = {
-    "modernbert": transformers.ModernBertForMaskedLM,
-    "bert": transformers.BertForMaskedLM,
-    "roberta": transformers.RobertaForMaskedLM,
-}
+HEADS = {"modernbert": transformers.ModernBertForMaskedLM, "bert": transformers.BertForMaskedLM, "roberta": transformers.RobertaForMaskedLM}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import (
-    Encoder,
-    EncoderConfig,
-    MaskedLM,
-    Tokenizer,
-    init_head,
-    init_weights,
-    load_head,
-    save_head,
-)
+from quiver.encoder import Encoder, EncoderConfig, MaskedLM, Tokenizer, init_head, init_weights, load_head, save_head
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
 from quiver.encoder.pretraining.tiling import enlarge_masked_lm

@@ -75,11 +75,7 @@ def test_doctor_shows_what_the_commands_use(quiver: Callable[..., Any]) -> None:
     ],
 )
 def test_doctor_tells_what_commands_use_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    used: tuple[str, str],
-    trained: tuple[str, str],
-    without_flash: str | None,
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], used: tuple[str, str], trained: tuple[str, str], without_flash: str | None
 ) -> None:
     """What decides the dtype and the attention backend, of a GPU and of torch's build for it, is simulated; nothing runs on it."""
     with monkeypatch.context() as patched:

@@ -31,15 +31,7 @@ RECIPE: dict[str, Any] = {
     },
     "data": {"sources": [{"name": "lines", "path": "lines.txt", "lines": True}], "held_out": 0.1},
     "phases": [
-        {
-            "name": "only",
-            "tokens": 800,
-            "context": 16,
-            "global_theta": 10_000,
-            "learning_rate": 1e-2,
-            "batch_size": 8,
-            "micro_batch": 8,
-        }
+        {"name": "only", "tokens": 800, "context": 16, "global_theta": 10_000, "learning_rate": 1e-2, "batch_size": 8, "micro_batch": 8}
     ],
     "training": {"seed": 1, "log_every": 1, "evaluate_every": 3},
 }

@@ -188,12 +188,7 @@ def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(plain.split("colbert")[0]) < 700  # a part of the text, and the beginning is not it
     assert plain.strip().startswith("…")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in plain.splitlines() if line.startswith("│")]
-    assert rows == [
-        ["bird", "Bird", "0.9100"],
-        ["wings", "flies", "0.4500"],
-        ["[CLS], 2 [MASK]", "", "1.0000"],
-        ["sum", "", "2.3600"],
-    ]
+    assert rows == [["bird", "Bird", "0.9100"], ["wings", "flies", "0.4500"], ["[CLS], 2 [MASK]", "", "1.0000"], ["sum", "", "2.3600"]]
     assert "bm25: bird 1.2500 (not in the text: wings)" in plain
     assert "dense: similarity 0.5000" in plain
     coloured = drawn(explained, colour=True)

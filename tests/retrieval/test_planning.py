@@ -20,14 +20,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.options import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pretrained import load_parts
-from quiver.retrieval.planning import (
-    TEXTS,
-    IndexSize,
-    index_size,
-    measure_rate,
-    statistics_of_sample,
-    statistics_of_words,
-)
+from quiver.retrieval.planning import TEXTS, IndexSize, index_size, measure_rate, statistics_of_sample, statistics_of_words
 from quiver.retrieval.records import Document
 
 

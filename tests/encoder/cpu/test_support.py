@@ -58,11 +58,7 @@ def test_half_precision_is_native_where_it_is_faster(
 
 @pytest.mark.parametrize(
     ("vendor", "features", "plain"),
-    [
-        ("GenuineIntel", ("_is_avx512_supported",), True),
-        ("GenuineIntel", (), False),
-        ("AuthenticAMD", ("_is_avx512_supported",), False),
-    ],
+    [("GenuineIntel", ("_is_avx512_supported",), True), ("GenuineIntel", (), False), ("AuthenticAMD", ("_is_avx512_supported",), False)],
 )
 def test_weights_stay_plain_where_mkl_is_fastest(become: Callable[..., None], vendor: str, features: tuple[str, ...], plain: bool) -> None:
     become(vendor, *features)

@@ -34,9 +34,7 @@ def updates(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], number: int, 
     return list(PhaseStream(recipe, number, corpus, tokenizer, Processes(rank, size)).updates())
 
 
-def test_a_row_holds_sequences_between_cls_and_sep_with_masked_words(
-    prepared: tuple[PretrainingRecipe, Tokenizer, Corpus],
-) -> None:
+def test_a_row_holds_sequences_between_cls_and_sep_with_masked_words(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
     recipe, tokenizer, corpus = prepared
     special = special_ids(tokenizer)
     masked = 0

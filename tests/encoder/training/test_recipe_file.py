@@ -242,11 +242,7 @@ def test_a_row_of_the_table_of_encoders_completes_the_recipe() -> None:
             ["encoder=small"],
             "encoder: small is not a choice: the recipe has no table of encoders or is one of its rows",
         ),
-        (
-            {"encoders": {"small": {}, "large": {"score": 1}}},
-            ["encoder=small"],
-            "encoders.small: lacks score, which the recipe names",
-        ),
+        ({"encoders": {"small": {}, "large": {"score": 1}}}, ["encoder=small"], "encoders.small: lacks score, which the recipe names"),
         ({"encoders": {"small": {"score": 1, "training.rate": 1}}}, ["encoder=small"], "training.rate: unknown key"),
         ({"encoders": {"small": "0.5"}}, ["encoder=small"], "encoders.small: must hold settings, such as training.learning_rate: 5e-5"),
     ],

@@ -127,8 +127,7 @@ def test_an_existing_run_is_refused_or_replaced(tmp_path: Path) -> None:
     refuse_existing(tmp_path / "done", overwrite=True)
     begin(tmp_path / "begun")
     with pytest.raises(
-        InputError,
-        match=r"begun: contains an unfinished run; resume it with --resume, or start over with --overwrite .resume=True or .*$",
+        InputError, match=r"begun: contains an unfinished run; resume it with --resume, or start over with --overwrite .resume=True or .*$"
     ):
         refuse_existing(tmp_path / "begun", overwrite=False)
     refuse_existing(tmp_path / "begun", overwrite=True)

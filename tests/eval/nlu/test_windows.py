@@ -9,16 +9,7 @@ import pytest
 import tokenizers
 
 from quiver.encoder import InputError, Tokenizer
-from quiver.eval.nlu.questions import (
-    NOWHERE,
-    Answer,
-    Paragraphs,
-    Question,
-    WindowSettings,
-    check_settings,
-    labelled_windows,
-    make_windows,
-)
+from quiver.eval.nlu.questions import NOWHERE, Answer, Paragraphs, Question, WindowSettings, check_settings, labelled_windows, make_windows
 
 TEXT = "임종석은 1989년 2월 15일 여의도 농민 폭력 시위를 주도한 혐의로 지명수배되었다. The bird has wings; the sea is deep!"
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-from quiver.eval.report.charts import (
-    Bar,
-    Dot,
-    Key,
-    bar_chart,
-    latency_chart,
-    latency_limits,
-    svg,
-)
+from quiver.eval.report.charts import Bar, Dot, Key, bar_chart, latency_chart, latency_limits, svg
 
 
 def key(place: int, label: str = "") -> Key:

@@ -92,8 +92,7 @@ def test_a_bad_document_names_file_and_line(tmp_path: Path, bad: str | bytes, me
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
-    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1")],
+    ("bad", "message"), [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1")]
 )
 def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message: str) -> None:
     path = lines(tmp_path / "q.tsv", "q1\ta", bad)
@@ -179,11 +178,7 @@ def test_a_table_without_what_is_needed_names_the_fields(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [
-        ["query-id\tcorpus-id\tscore", "q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t+3"],
-        ["q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t3\r"],
-    ],
+    "rows", [["query-id\tcorpus-id\tscore", "q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t+3"], ["q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t3\r"]]
 )
 def test_qrels_are_read_with_and_without_header(tmp_path: Path, rows: list[str]) -> None:
     assert read_qrels(lines(tmp_path / "test.tsv", *rows)) == {"q 1": {"d1": 1, "d2": -1}, "q2": {"d1": 3}}

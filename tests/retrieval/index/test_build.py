@@ -14,16 +14,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import (
-    BuildOptions,
-    Filter,
-    IndexReader,
-    add_documents,
-    build_index,
-    delete_documents,
-    exact,
-    open_index,
-)
+from quiver.retrieval.index import BuildOptions, Filter, IndexReader, add_documents, build_index, delete_documents, exact, open_index
 from quiver.retrieval.index.engines import AnyCodec, Engine, Sample, Setting
 from quiver.retrieval.index.exact import ENGINES
 from quiver.retrieval.index.pieces import PieceSizes

@@ -12,10 +12,7 @@ from quiver.retrieval.records import Document
 
 DOCUMENTS = [
     Document(
-        f"d{number}",
-        f"word{number % 5} word{number % 7} other{number}",
-        "titled" * (number % 2),
-        {"part": number, "odd": number % 2 == 1},
+        f"d{number}", f"word{number % 5} word{number % 7} other{number}", "titled" * (number % 2), {"part": number, "odd": number % 2 == 1}
     )
     for number in range(23)
 ]

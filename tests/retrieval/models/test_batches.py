@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, PackedBatch, init_weights, pack_ids
-from quiver.retrieval.models.batches import (
-    BatchLoop,
-    BatchSize,
-    Copies,
-    ModelInputs,
-    Projection,
-)
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, Copies, ModelInputs, Projection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import describe_tokens

@@ -554,10 +554,7 @@ def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving:
         )
         assert re.fullmatch(r"score 0\.0\d{3}", tab.run("document.querySelector('.list .score').textContent"))
         tab.press("1")  # what was asked for comes first
-        tab.until(
-            "document.querySelector('.list .parts')?.innerText.includes('candidates') && document.querySelector('.list .met')",
-            30,
-        )
+        tab.until("document.querySelector('.list .parts')?.innerText.includes('candidates') && document.querySelector('.list .met')", 30)
         expected = ("Failed to load resource", "net::ERR")
         assert [each for each in tab.complaints() if not any(word in json.dumps(each) for word in expected)] == []
         assert all(url.startswith((child.url, "data:", "about:")) for url in tab.requests())

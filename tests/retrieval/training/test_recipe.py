@@ -14,12 +14,7 @@ import yaml
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Rule, SchemaError, SectionRule, validate
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
-from quiver.retrieval.training.recipe import (
-    LOSSES_BY_KIND,
-    RULES,
-    Recipe,
-    load_recipe,
-)
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND, RULES, Recipe, load_recipe
 
 RANDOM: dict[str, Any] = {
     "name": "sample",
@@ -168,10 +163,7 @@ RANDOM_ONLY = "only for init: random; 'a/b' brings its own: add model.{}=null, o
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.architecture.heads": 3}, "model.architecture.heads: must divide hidden_size 64, got 3"),
-    (
-        {"model.architecture.heads": 64},
-        "model.architecture.heads: must give an even head width times rotary_fraction, got 1 times 1.0",
-    ),
+    ({"model.architecture.heads": 64}, "model.architecture.heads: must give an even head width times rotary_fraction, got 1 times 1.0"),
     ({"model.architecture.window": 15}, "model.architecture.window: must be a multiple of 2, got 15"),
     ({"model.architecture.vocab_size": 256}, "model.architecture.vocab_size: must be >= 261, got 256"),
     ({"model.architecture.norm": "batchnorm"}, "model.architecture.norm: must be one of layernorm, rmsnorm; got 'batchnorm'"),

@@ -229,10 +229,7 @@ def test_writing_stays_within_the_declared_memory(dense: Any, tmp_path: Path, ki
 def test_training_takes_at_most_the_size_of_the_sample_again(dense: Any) -> None:
     """Of the memory of a build one half is the sample's, the other one is for what is learned from it."""
     vectors = dense.collection(60_000, width=32).vectors
-    for learn in (
-        lambda: ScalarCoding.learn(vectors),
-        lambda: type(dense.collection(1))(vectors).codec("faiss-codes", factory="Flat"),
-    ):
+    for learn in (lambda: ScalarCoding.learn(vectors), lambda: type(dense.collection(1))(vectors).codec("faiss-codes", factory="Flat")):
         tracemalloc.start()
         try:
             learn()

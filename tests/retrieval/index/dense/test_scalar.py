@@ -15,9 +15,7 @@ from quiver.retrieval.index import kernels
 from quiver.retrieval.index.dense.refine import ScalarCoding
 
 MATRICES = hnp.arrays(
-    np.float32,
-    st.tuples(st.integers(1, 12), st.integers(1, 9)),
-    elements=st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False),
+    np.float32, st.tuples(st.integers(1, 12), st.integers(1, 9)), elements=st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
 )
 
 

@@ -66,11 +66,7 @@ def test_the_error_names_invalid_settings_before_encoding(engine: str, settings:
     [
         ("pq", {"nprobe": 4}, "this pq-dense index has no search parameter 'nprobe'; it has k_factor, exhaustive"),
         ("ivf", {"efSearch": 4}, "this ivf-dense index has no search parameter 'efSearch'; it has nprobe, k_factor, exhaustive"),
-        (
-            "faiss-graph",
-            {"nprobe": 4},
-            "this faiss-dense (HNSW16,Flat) index has no search parameter 'nprobe'; it has efSearch, k_factor",
-        ),
+        ("faiss-graph", {"nprobe": 4}, "this faiss-dense (HNSW16,Flat) index has no search parameter 'nprobe'; it has efSearch, k_factor"),
         ("ivf", {"nprobe": 0}, "this ivf-dense index: nprobe: must be >= 1, got 0"),
         ("ivf", {"nprobe": 1.5}, "this ivf-dense index: nprobe: must be a whole number, got 1.5"),
         ("pq", {"k_factor": 0.5}, "this pq-dense index: k_factor: must be >= 1, got 0.5"),
