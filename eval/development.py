@@ -44,11 +44,11 @@ class DevelopmentScorer:
         The model is unchanged afterwards: dropout is switched off during scoring only, and no random number is drawn.
         """
         with _evaluating((model.encoder, model.projections)):
-            parts = [self._part(model, benchmark, collection) for benchmark, collection in self.collections]
+            parts = [self._score_part(model, benchmark, collection) for benchmark, collection in self.collections]
         scored = {name: [part.value for part in members if part.value is not None] for name, members in grouped(parts).items()}
         return {name: math.fsum(values) / len(values) for name, values in scored.items()}
 
-    def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
+    def _score_part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
         # Open a new store for every score: a store finds vectors by the model's fingerprint, which a model computes only once.
         with open_embedding_store(None) as store:
             ranking = rank(

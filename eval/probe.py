@@ -73,7 +73,7 @@ def _open_glue_probe(section: ProbeSection, context: int, device: str | None) ->
     """The mean score of the tasks, as a fraction."""
     recipe = load_glue_recipe(section.recipe, section.settings)
     tasks = choose_tasks(recipe, Path(), section.tasks)
-    _check_length("data.max_length", recipe.data.max_length, context)
+    _check_context("data.max_length", recipe.data.max_length, context)
     for name in tasks:
         read_split(recipe.data.source, TASKS[name], "train", limit=1)
 
@@ -96,7 +96,7 @@ def _open_retrieval_probe(section: ProbeSection, context: int, device: str | Non
     colbert = {name: getattr(recipe.model.colbert, name, None) or default for name, default in COLBERT_LENGTHS.items()}
     lengths = {f"colbert.{name}": length for name, length in colbert.items()} if recipe.kind == "colbert" else {}
     for name, length in {"max_length": recipe.model.max_length or 0, **lengths}.items():
-        _check_length(f"model.{name}", length, context)
+        _check_context(f"model.{name}", length, context)
     require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     data, scorer = recipe.data, development_scorer(recipe.development)
@@ -116,6 +116,6 @@ def _open_retrieval_probe(section: ProbeSection, context: int, device: str | Non
     return probe
 
 
-def _check_length(name: str, length: int, context: int) -> None:
+def _check_context(name: str, length: int, context: int) -> None:
     if length > context:
         raise InputError(f"{name} must be <= {context}, the shortest context of the phases, got {length}; add {name}=... to probe.settings")

@@ -234,8 +234,8 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     kind = kind_of(plan.recipe)
     if kind is SWEEP:
         raise InputError(f"{source}: recipe {plan.recipe} is a sweep too; name the recipe that it sweeps")
-    fixed, axes = _parse(settings, {} if plan.runs else kind.axes)
-    chosen = list(_combine(plan.runs, fixed, axes))
+    fixed, axes = _parse_settings(settings, {} if plan.runs else kind.axes)
+    chosen = list(_combine_overrides(plan.runs, fixed, axes))
     if len(chosen) < 2:
         example = f"{path_of(fixed[-1])}=VALUE,VALUE" if fixed and not kind.axes else f"{LEARNING_RATE}=3e-5,8e-5"
         raise InputError(f"nothing to sweep: give at least one setting several values, such as {example}")
@@ -252,7 +252,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
     labels, runs = short_names(paths), []
     for (listed, overrides), recipe in zip(chosen, recipes, strict=True):
         dumped = recipe.model_dump(mode="json")
-        values: dict[str, Any] = {path: reduce(_item_of, path.split("."), dumped) for path in paths}
+        values: dict[str, Any] = {path: reduce(_get_setting, path.split("."), dumped) for path in paths}
         name = "_".join([*([listed] if listed else []), *(f"{labels[path]}={_file_name(value)}" for path, value in values.items())])
         runs.append(GridRun(name, ({RUN: listed} if listed else {}) | values, overrides, recipe))
     if repeated := [name for name, count in Counter(run.name for run in runs).items() if count > 1]:
@@ -268,7 +268,7 @@ def path_of(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-def _item_of(holder: Any, key: str) -> Any:
+def _get_setting(holder: Any, key: str) -> Any:
     return holder[int(key) if isinstance(holder, list) else key]
 
 
@@ -276,7 +276,7 @@ def _name_of(plan: SweepRecipe, recipe: RecipeSchema) -> str:
     return recipe.name if plan.name == plan.recipe else plan.name
 
 
-def _combine(
+def _combine_overrides(
     listed: Sequence[ListedRunSection], fixed: Sequence[str], axes: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Name in the list, and overrides, of each run."""
@@ -349,7 +349,7 @@ def split_values(text: str) -> list[str]:
     return parts
 
 
-def _parse(settings: Sequence[str], default: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+def _parse_settings(settings: Sequence[str], default: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     """Overrides with one value, and axes in the order of the runs; ``default`` axes come first unless they are set."""
     fixed: list[str] = []
     axes: dict[str, list[str]] = {}
@@ -500,7 +500,7 @@ def run_sweep(
         (out / RUNS).mkdir(exist_ok=True)
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
-            parts = (part for run, folder in zip(grid.runs, folders, strict=True) for part, _ in _parts_of(run.recipe, folder))
+            parts = (part for run, folder in zip(grid.runs, folders, strict=True) for part, _ in _list_run_folders(run.recipe, folder))
             for part in filter(is_run, parts):
                 remove_run(part)
         states = [_state_of_run(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
@@ -510,7 +510,7 @@ def run_sweep(
         ]
         if taken := states.count("finished"):
             report(f"{taken} of {len(results)} runs are already finished")
-        sweep = _write(grid, results, out, command)
+        sweep = _write_sweep(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
         for position, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
@@ -529,7 +529,7 @@ def run_sweep(
                 f"{each.label} {each.show(result.scores[each.key])}" for each in grid.kind.measures if each.key in result.scores
             )
             report(found if result.error is None else f"failed: {result.error}")
-            sweep = _write(grid, results, out, command)
+            sweep = _write_sweep(grid, results, out, command)
             changed(sweep)
         if all(result.status == "finished" for result in results):
             discard_rows(out / RUNS / DATA)
@@ -538,7 +538,7 @@ def run_sweep(
     return sweep
 
 
-def _parts_of(recipe: RecipeSchema, folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+def _list_run_folders(recipe: RecipeSchema, folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     """Folders that a run consists of, each with its recipe; GLUE has one per task."""
     if isinstance(recipe, GlueRecipe):
         from quiver.eval.nlu.glue_training import run_recipe
@@ -548,7 +548,7 @@ def _parts_of(recipe: RecipeSchema, folder: Path) -> list[tuple[Path, Mapping[st
 
 
 def _state_of_run(recipe: RecipeSchema, folder: Path) -> State:
-    states = [_state_of_folder(part, expected, type(recipe)) for part, expected in _parts_of(recipe, folder)]
+    states = [_state_of_folder(part, expected, type(recipe)) for part, expected in _list_run_folders(recipe, folder)]
     return states[0] if len(set(states)) == 1 else "unfinished"
 
 
@@ -582,12 +582,12 @@ def _train_run(run: GridRun, folder: Path, train: Callable[[RecipeSchema, Path],
 
 def _read_result(run: GridRun, folder: Path) -> SweepRun:
     """Result of a finished run."""
-    records = [read_json(part / RUN_RECORD) for part, _ in _parts_of(run.recipe, folder)]
+    records = [read_json(part / RUN_RECORD) for part, _ in _list_run_folders(run.recipe, folder)]
     seconds = math.fsum(record["result"]["seconds"] for record in records)
-    return SweepRun(f"{RUNS}/{run.name}", run.settings, "finished", _read_scores(run.recipe, records, folder), seconds)
+    return SweepRun(f"{RUNS}/{run.name}", run.settings, "finished", _collect_run_scores(run.recipe, records, folder), seconds)
 
 
-def _read_scores(recipe: RecipeSchema, records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, float]:
+def _collect_run_scores(recipe: RecipeSchema, records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, float]:
     """Scores by measure, from the records of a finished run."""
     result = records[0]["result"]
     if isinstance(recipe, GlueRecipe):
@@ -603,7 +603,7 @@ def _read_scores(recipe: RecipeSchema, records: Sequence[Mapping[str, Any]], fol
     return {SCORE: scores[step]}
 
 
-def _write(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
+def _write_sweep(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
     first = grid.kind.measures[0]
     measures = tuple(each for each in grid.kind.measures if each is first or any(each.key in result.scores for result in results))
     candidates = _rank_candidates(grid, results)

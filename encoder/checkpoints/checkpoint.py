@@ -218,7 +218,7 @@ _MALFORMED = (
 
 def has_safetensors(folder: Path) -> bool:
     """Return whether there is a safetensors file or an index of such files; ``.bin`` files are ignored then."""
-    return (folder / SAFETENSORS).is_file() or _index(folder, SAFETENSORS).is_file()
+    return (folder / SAFETENSORS).is_file() or _find_weight_index(folder, SAFETENSORS).is_file()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -232,7 +232,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def files_of(folder: Path, name: str) -> list[Path]:
     """Return the file of that name if it exists, otherwise the shards that its index lists."""
-    index = _index(folder, name)
+    index = _find_weight_index(folder, name)
     if (folder / name).is_file() or not index.is_file():
         return [folder / name]
     weight_map = read_json(index).get("weight_map")
@@ -272,7 +272,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _index(folder: Path, name: str) -> Path:
+def _find_weight_index(folder: Path, name: str) -> Path:
     return folder / f"{name}.index.json"
 
 

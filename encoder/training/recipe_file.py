@@ -411,7 +411,7 @@ def naming_fetch_command(recipe: str | Path, data: Schema) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        named = (each for each in _texts_in(data.model_dump()) if "/" in each and str(error).startswith(each))
+        named = (each for each in _find_texts(data.model_dump()) if "/" in each and str(error).startswith(each))
         missing = [each for each in named if not Path(each).exists()]
         text = find_recipe(recipe).read_text(encoding="utf-8")
         found = re.search(r"^# Fetch: +(.+\n(?:# {3,}.+\n)*)", text, re.MULTILINE)
@@ -421,12 +421,12 @@ def naming_fetch_command(recipe: str | Path, data: Schema) -> Iterator[None]:
         raise InputError(f"{error}; download the data of this recipe with: {fetch}") from error
 
 
-def _texts_in(value: object) -> Iterator[str]:
+def _find_texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | tuple | list):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(inner)
+            yield from _find_texts(inner)
 
 
 def _settings(overrides: Overrides, problems: list[str]) -> Iterator[tuple[str, object, str]]:

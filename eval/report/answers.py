@@ -32,13 +32,13 @@ def write_answers_report(folders: Sequence[str | Path], out: str | Path, *, titl
         first, *others = data
         if other := next((label for label in others if data[label] != data[first]), None):
             raise InputError(f"{first} ({data[first]}) and {other} ({data[other]}): compare results on the same questions")
-        sections = [Section(name, (_compare(results, key, name),), key) for key, name in (("exact", "Exact match"), ("f1", "F1"))]
+        sections = [Section(name, (_compare_answers(results, key, name),), key) for key, name in (("exact", "Exact match"), ("f1", "F1"))]
     except (KeyError, TypeError) as error:
         raise InputError(f"a {FILE} is damaged: the field {error} is missing or has a wrong type") from error
     write(Report(title or "Span question answering by length", tuple(sections)), Path(out))
 
 
-def _compare(results: dict[str, dict[str, Any]], measure: str, name: str) -> Table:
+def _compare_answers(results: dict[str, dict[str, Any]], measure: str, name: str) -> Table:
     ranges = sorted({(each["above"], each["up_to"] or 0) for one in results.values() for each in one["by_length"]})
     headings = (f"{above + 1:,} to {up_to:,}" if up_to else f"{above + 1:,} tokens or more" for above, up_to in ranges)
     columns = [Column("Model", numeric=False, wide=True), Column("Window", "tokens"), Column("Paragraphs", numeric=False)]

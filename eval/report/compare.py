@@ -299,7 +299,7 @@ class _Side:
     scored: Mapping[str, CollectionResult | Baseline]
 
     def scores(self, key: str, measures: Sequence[str]) -> QueryScores:
-        return _read_scores(self.folder, self.path(self.scored[key].per_query, key), self.collections[key].queries, measures)
+        return _read_query_scores(self.folder, self.path(self.scored[key].per_query, key), self.collections[key].queries, measures)
 
     def texts(self, key: str) -> Mapping[str, str]:
         return read_json(self.path(self.collections[key].query_texts, key))
@@ -420,7 +420,7 @@ def _check_same(first: _Side, second: _Side, key: str) -> None:
         )
 
 
-def _read_scores(folder: Path, path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
+def _read_query_scores(folder: Path, path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
     again = evaluate_again(folder, overwrite=True)
     scores = read_json(path)
     if len(scores) != queries:

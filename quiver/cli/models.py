@@ -51,7 +51,7 @@ def export(
         out,
         layout=layout,
         run=run_folder,
-        scores=[_read_scores(folder) for folder in results],
+        scores=[_read_model_scores(folder) for folder in results],
         languages=language,
         overwrite=overwrite,
     )
@@ -62,7 +62,7 @@ def export(
     print_result({**asdict(exported), "folder": str(exported.folder)}, *lines, json=json)
 
 
-def _read_scores(folder: Path) -> ModelScores:
+def _read_model_scores(folder: Path) -> ModelScores:
     """Read a results folder as entries of the Hub's ``model-index``."""
     import yaml
 
